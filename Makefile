@@ -1,0 +1,35 @@
+# Two commands on a fresh machine with Python 3.11, git and make:
+#   make demo   sets up, runs CRAD on images that come with a dependency, shows a table, writes a report
+#   make test   sets up, lint, types, tests
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.installed
+# Tests and benchmarks read the real subsets from here when the folder is there; they skip where it is not.
+export CRAD_DATA ?= $(wildcard $(CURDIR)/../shared/data)
+
+.PHONY: demo test lint types setup clean
+
+demo: $(READY)
+	$(BIN)/crad demo
+
+test: lint types $(READY)
+	$(BIN)/pytest -n 2 --dist loadfile
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+setup: $(READY)
+
+# Installed anew only when what is to be installed has changed.
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,114 @@
+"""The one combiner behind every rule (Eq. 8), and the explanation of what it did.
+
+Shapes: K teachers, B samples, C classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from crad.aggregation.filters import Selection
+from crad.aggregation.inputs import Evidence, check_evidence
+from crad.aggregation.rules import Rule, resolve_rule
+from crad.config import Unsupported
+from crad.errors import unknown_name
+
+
+@dataclass(frozen=True)
+class Trace:
+    """How one target came about, for every teacher, sample and class."""
+
+    state: NDArray[np.str_]  # [K,B,C] of "kept", "unsupported", "outlier"
+    weight: Tensor  # [K,B,C], normalised per class over the teachers
+    consensus: Tensor  # [B,C]
+    band: Tensor  # [B,C], tau: a teacher further than this from the consensus is an outlier
+    target: Tensor  # [B,C]
+
+
+@dataclass(frozen=True)
+class Combination:
+    """What the combiner made: the target, who had which share of the say, and the selection behind it."""
+
+    target_BC: Tensor
+    share_KBC: Tensor
+    selection: Selection
+
+
+def aggregate(
+    q: Tensor,
+    counts: Tensor,
+    accuracies: Tensor,
+    rule: str | Rule = "crad",
+    *,
+    min_support: float = 2,
+    epsilon: float = 1e-8,
+    unsupported: Unsupported = "consensus",
+    cross_entropy: Tensor | None = None,
+) -> Tensor:
+    """Combine the teachers' soft predictions q [K,B,C] into one target [B,C] with rows on the simplex."""
+    evidence = check_evidence(
+        q, counts, accuracies, cross_entropy=cross_entropy, min_support=min_support, epsilon=epsilon
+    )
+    return combine(evidence, rule, unsupported=unsupported).target_BC
+
+
+def explain(
+    q: Tensor,
+    counts: Tensor,
+    accuracies: Tensor,
+    rule: str | Rule = "crad",
+    *,
+    min_support: float = 2,
+    epsilon: float = 1e-8,
+    unsupported: Unsupported = "consensus",
+    cross_entropy: Tensor | None = None,
+) -> Trace:
+    """The same combination as `aggregate`, with who was kept, dropped and trusted at every step."""
+    evidence = check_evidence(
+        q, counts, accuracies, cross_entropy=cross_entropy, min_support=min_support, epsilon=epsilon
+    )
+    made = combine(evidence, rule, unsupported=unsupported)
+    keep_KBC = made.selection.keep_KBC.cpu().numpy()
+    supported_K1C = made.selection.supported_KC.unsqueeze(1).cpu().numpy()
+    state = np.where(keep_KBC, "kept", np.where(supported_K1C, "outlier", "unsupported"))
+    return Trace(state, made.share_KBC, made.selection.consensus_BC, made.selection.band_BC, made.target_BC)
+
+
+def combine(evidence: Evidence, rule: str | Rule, *, unsupported: Unsupported) -> Combination:
+    """Keep, weigh, average per class and return to the simplex."""
+    if unsupported not in get_args(Unsupported):
+        raise unknown_name("value of 'unsupported'", unsupported, get_args(Unsupported))
+    chosen = resolve_rule(rule)
+    q_KBC = evidence.q_KBC
+    selection = chosen.keep(evidence)
+    weight_KBC = _kept_weights(chosen, evidence, selection)
+    total_BC = weight_KBC.sum(dim=0)
+
+    # Eq. 8, left: the weighted average per class
+    value_BC = (weight_KBC * q_KBC).sum(dim=0) / (total_BC + evidence.epsilon)
+    share_KBC = weight_KBC / torch.where(total_BC > 0, total_BC, 1)
+
+    mean_BC = q_KBC.mean(dim=0)
+    if unsupported == "consensus":
+        # Nobody may speak for the class: the plain mean of all peers, or its mass would be lost.
+        is_orphan_BC = ~selection.keep_KBC.any(dim=0)
+        value_BC = torch.where(is_orphan_BC, mean_BC, value_BC)
+        share_KBC = torch.where(is_orphan_BC, 1 / q_KBC.shape[0], share_KBC)
+
+    # Eq. 8, right: back to the simplex. A row without any mass has no literal answer; it gets the plain mean.
+    mass_B1 = value_BC.sum(dim=1, keepdim=True)
+    has_mass_B1 = mass_B1 > 0
+    target_BC = torch.where(has_mass_B1, value_BC / torch.where(has_mass_B1, mass_B1, 1), mean_BC)
+    return Combination(target_BC, share_KBC, selection)
+
+
+def _kept_weights(rule: Rule, evidence: Evidence, selection: Selection) -> Tensor:
+    weight_KBC = torch.where(selection.keep_KBC, rule.weigh(evidence, selection), 0)
+    # Weights that are all zero say nothing about whom to prefer: weigh the kept equally.
+    return torch.where(selection.keep_KBC & (weight_KBC.sum(dim=0) == 0), 1, weight_KBC)

@@ -1,0 +1,99 @@
+"""What a rule is given, checked once before any arithmetic.
+
+Shapes: K teachers, B samples, C classes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from crad.errors import AggregationError
+
+ROW_TOLERANCE = 1e-3  # a row of q may miss one by this much; more is no softmax output
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The teachers' soft predictions and their published statistics."""
+
+    q_KBC: Tensor
+    counts_KC: Tensor
+    accuracies_KC: Tensor
+    cross_entropy_KC: Tensor | None
+    min_support: float
+    epsilon: float
+
+
+def check_evidence(
+    q: Tensor,
+    counts: Tensor,
+    accuracies: Tensor,
+    *,
+    cross_entropy: Tensor | None,
+    min_support: float,
+    epsilon: float,
+) -> Evidence:
+    """Refuse what no rule may combine; the statistics come back as float64 on the CPU."""
+    _check_predictions(q)
+    shape_KC = (q.shape[0], q.shape[2])
+    _check_setting("min_support", min_support, is_valid=min_support >= 0, wanted="0 or more")
+    _check_setting("epsilon", epsilon, is_valid=epsilon > 0, wanted="more than 0")
+    return Evidence(
+        q_KBC=q,
+        counts_KC=_check_statistic("counts", counts, shape_KC, highest=math.inf),
+        accuracies_KC=_check_statistic("accuracies", accuracies, shape_KC, highest=1.0),
+        cross_entropy_KC=None
+        if cross_entropy is None
+        else _check_statistic("cross_entropy", cross_entropy, shape_KC, highest=math.inf),
+        min_support=min_support,
+        epsilon=epsilon,
+    )
+
+
+def _check_predictions(q: Tensor) -> None:
+    if not isinstance(q, Tensor):
+        raise AggregationError(f"q must be a torch tensor [K,B,C], got {type(q).__name__}")
+    if q.ndim != 3 or q.shape[0] < 1 or q.shape[2] < 2:
+        raise AggregationError(f"q must be [K,B,C] with at least 1 teacher and 2 classes, got shape {tuple(q.shape)}")
+    if not q.is_floating_point():
+        raise AggregationError(f"q must hold floating-point probabilities, got {q.dtype}")
+    if q.numel() == 0:
+        return
+    lowest = q.amin().item()
+    highest = q.amax().item()
+    if not (math.isfinite(lowest) and math.isfinite(highest)):
+        bad = int((~torch.isfinite(q)).nonzero()[0, 0])
+        raise AggregationError(f"q of teacher {bad} holds a non-finite value; leave that teacher out")
+    if lowest < 0:
+        raise AggregationError(f"q holds {lowest:g}: probabilities cannot be negative; apply softmax first")
+    miss = float((q.sum(dim=2) - 1).abs().amax())
+    if miss > ROW_TOLERANCE:
+        raise AggregationError(f"a row of q misses a sum of 1 by {miss:g}; apply softmax over the classes first")
+
+
+def _check_statistic(name: str, values: Tensor, shape_KC: tuple[int, int], *, highest: float) -> Tensor:
+    if not isinstance(values, Tensor):
+        raise AggregationError(f"{name} must be a torch tensor [K,C], got {type(values).__name__}")
+    if tuple(values.shape) != shape_KC:
+        raise AggregationError(
+            f"{name} has shape {tuple(values.shape)}, but q has {shape_KC[0]} teachers and {shape_KC[1]} "
+            f"classes: expected {shape_KC}"
+        )
+    checked = values.detach().to(device="cpu", dtype=torch.float64)
+    wrong = ~torch.isfinite(checked) | (checked < 0) | (checked > highest)
+    if wrong.any():
+        teacher, label = wrong.nonzero()[0].tolist()
+        wanted = "between 0 and 1" if highest == 1 else "finite and not negative"
+        raise AggregationError(
+            f"{name} of teacher {teacher}, class {label} is {checked[teacher, label].item():g}, must be {wanted}"
+        )
+    return checked
+
+
+def _check_setting(name: str, value: float, *, is_valid: bool, wanted: str) -> None:
+    if not (is_valid and math.isfinite(value)):
+        raise AggregationError(f"{name} is {value}, must be {wanted}")

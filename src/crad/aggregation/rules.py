@@ -1,0 +1,50 @@
+"""The rules: who is kept x how the kept are weighed. A new rule is one entry here.
+
+A rule of your own is a `Rule` object, an entry point in the group `crad.rules`, or an import path
+`package.module:name`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from crad.aggregation import filters, weights
+from crad.aggregation.filters import Selection
+from crad.aggregation.inputs import Evidence
+from crad.errors import ConfigError
+from crad.plugins import resolve
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One way to combine teachers: a filter and a weight over the shared combiner."""
+
+    keep: Callable[[Evidence], Selection]
+    weigh: Callable[[Evidence, Selection], Tensor]
+
+
+RULES: dict[str, Rule] = {
+    "crad": Rule(filters.supported_and_agreeing, weights.precision),
+    "uniform": Rule(filters.everybody, weights.equal),
+    "uncertainty": Rule(filters.everybody, weights.negative_entropy),
+    "stage1": Rule(filters.supported_and_agreeing, weights.equal),
+    "inverse-sigma": Rule(filters.supported_and_agreeing, weights.inverse_sigma),
+    "accuracy": Rule(filters.supported_and_agreeing, weights.accuracy),
+    "support": Rule(filters.supported_and_agreeing, weights.support),
+    "softmax-variance": Rule(filters.supported_and_agreeing, weights.softmax_variance),
+    "lcb": Rule(filters.supported_and_agreeing, weights.lower_confidence_bound),
+    "inverse-ce": Rule(filters.supported_and_agreeing, weights.inverse_cross_entropy),
+}
+
+
+def resolve_rule(rule: str | Rule) -> Rule:
+    """The rule behind a name, an entry point or an import path."""
+    if isinstance(rule, Rule):
+        return rule
+    found = resolve("rule", rule, known=RULES, group="crad.rules")
+    if not isinstance(found, Rule):
+        raise ConfigError(f"rule {rule!r} is a {type(found).__name__}, expected a crad.Rule(keep, weigh)")
+    return found

@@ -1,0 +1,165 @@
+"""`crad.run`: one experiment from settings to a run directory. The command line stands on this."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from crad.config import Experiment
+from crad.data.dataset import Dataset
+from crad.engines.serial import SerialEngine
+from crad.errors import RunError
+from crad.federation.checkpoint import latest_round, load_checkpoint, save_checkpoint
+from crad.federation.exchange import MemoryExchange
+from crad.federation.memory import reset_peak_memory
+from crad.federation.method import Method
+from crad.federation.peer import Peer
+from crad.federation.records import Record, round_record
+from crad.federation.rounds import Rounds, Step
+from crad.federation.world import World, build_world
+from crad.learning.device import repeatable
+from crad.methods import resolve_method
+from crad.models import resolve_architecture
+from crad.randomness import torch_seed
+from crad.results.report import partition_picture, run_report
+from crad.results.run_directory import RunDirectory
+from crad.results.selection import best_round
+from crad.results.summary import summarise
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to. `rounds` are the lines of `rounds.jsonl`, `summary` is `summary.json`."""
+
+    experiment: Experiment
+    summary: Record
+    rounds: list[Record]
+    directory: Path | None
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a display wants to hear: the data is divided, a client has learned, a round is complete."""
+
+    on_partition: Callable[[Record], None] = lambda partition: None
+    on_step: Callable[[Step], None] = lambda step: None
+    on_round: Callable[[Record], None] = lambda record: None
+
+
+def run(
+    experiment: Experiment, *, output: Path | str | None = None, resume: bool = False, hooks: Hooks | None = None
+) -> Result:
+    """Run an experiment. With `output` it writes a run directory and survives interruption; without, nothing.
+
+    `resume=True` continues the run in `output` from its last complete round; a complete one is just read.
+    """
+    directory = None if output is None else RunDirectory(Path(output))
+    if directory is not None and resume and directory.summary_file.is_file():
+        return Result(experiment, directory.read_json("summary.json"), directory.rounds(), directory.path)
+    if directory is not None and not resume:
+        directory.check_free(experiment)
+    method = resolve_method(experiment.method)
+    for name in experiment.models:
+        resolve_architecture(name)
+    running = _Run(method, build_world(experiment), directory, hooks or Hooks())
+    try:
+        return running.execute(is_new=not resume)
+    except OSError as error:
+        if directory is None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+            raise
+        raise RunError(
+            f"writing to {directory.path} failed ({error.strerror}); everything up to the last complete round is safe: "
+            f"free some space, then crad run --resume {directory.path}"
+        ) from error
+
+
+class _Run:
+    """One execution of one experiment."""
+
+    def __init__(self, method: Method, world: World, directory: RunDirectory | None, hooks: Hooks) -> None:
+        self._method = method
+        self._experiment = world.experiment
+        self._world = world
+        self._directory = directory
+        self._hooks = hooks
+        self._partition = partition_record(world)
+
+    def execute(self, *, is_new: bool) -> Result:
+        reset_peak_memory(self._world.device)
+        with repeatable(torch_seed(self._experiment.seed, "roster"), self._world.device):
+            peers = self._method.roster(self._world)
+        if self._directory is not None and is_new:
+            self._begin(self._directory)
+        records = [] if self._directory is None or is_new else self._restore(self._directory, peers)
+        self._hooks.on_partition(self._partition)
+        loop = Rounds(self._method, peers, exchange=MemoryExchange(), engine=SerialEngine())
+        for done in loop.run(after=len(records), on_step=self._hooks.on_step):
+            records.append(round_record(done, peers))
+            if self._directory is not None:
+                self._save(self._directory, records, peers)
+            self._hooks.on_round(records[-1])
+        summary = summarise(self._experiment, rounds=records, partition=self._partition, device=self._world.device)
+        if self._directory is not None:
+            self._directory.write_text("report.html", run_report(summary, records, self._partition))
+            self._directory.write_json("summary.json", summary)
+        return Result(self._experiment, summary, records, None if self._directory is None else self._directory.path)
+
+    def _begin(self, directory: RunDirectory) -> None:
+        directory.create(self._experiment)
+        directory.write_json("partition.json", self._partition)
+        directory.write_text("partition.svg", partition_picture(self._partition))
+
+    def _restore(self, directory: RunDirectory, peers: list[Peer]) -> list[Record]:
+        if (directory.path / "partition.json").is_file():
+            before = directory.read_json("partition.json")
+            if before != self._partition:
+                raise RunError(f"the data set {self._experiment.dataset!r} has changed since {directory.path} began")
+        else:
+            directory.write_json("partition.json", self._partition)
+        directory.write_text("partition.svg", partition_picture(self._partition))
+        reached = latest_round(directory.checkpoint_folder)
+        if reached is None:
+            return directory.cut_rounds(after=0)
+        records = directory.cut_rounds(after=reached)
+        load_checkpoint(directory.checkpoint_folder, round_index=reached, peers=peers)
+        return records
+
+    def _save(self, directory: RunDirectory, records: list[Record], peers: list[Peer]) -> None:
+        # The line first: a checkpoint without its line would lose a round, a line without its checkpoint is cut.
+        directory.append_round(records[-1])
+        best = best_round(records)
+        save_checkpoint(
+            directory.checkpoint_folder,
+            round_index=records[-1]["round"],
+            peers=peers,
+            changed=set(records[-1]["active"]),
+            keep=set() if best is None else {best["round"]},
+        )
+
+
+def partition_record(world: World) -> dict[str, Any]:
+    """Who holds what, and which data it was: `partition.json`."""
+    return {
+        "class_names": list(world.dataset.class_names),
+        "counts": world.shard_counts().tolist(),
+        "train": [len(shard.train) for shard in world.shards],
+        "validation": [len(shard.validation) for shard in world.shards],
+        "test": [len(shard.test) for shard in world.shards],
+        "proxy_size": len(world.proxy),
+        "global_test_size": len(world.dataset.test_labels),
+        "data_sha256": _fingerprint(world.dataset),
+    }
+
+
+def _fingerprint(dataset: Dataset) -> str:
+    digest = hashlib.sha256()
+    for array in (dataset.train_labels, dataset.train_images, dataset.test_labels, dataset.test_images):
+        digest.update(str(array.shape).encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

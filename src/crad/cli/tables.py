@@ -1,0 +1,87 @@
+"""Tables for the terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from crad.inspection import ImageTrace
+
+SHADES = " ░▒▓█"
+BLUES = (255, 195, 153, 117, 75, 33, 27, 19)  # of the 256-colour palette, light to dark
+
+
+def plain_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None) -> Table:
+    """First column left, the others right; nothing wraps."""
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+    for number, name in enumerate(header):
+        table.add_column(Text(name), justify="right" if number else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def partition_table(partition: Mapping[str, Any], *, width: int) -> Table:
+    """Clients x classes: numbers while they fit, one shaded cell per class (or per few classes) where they do not."""
+    counts: list[list[int]] = partition["counts"]
+    highest = max(1, max(max(row) for row in counts))
+    table = Table(box=None, title="Private samples per client and class", title_justify="left", pad_edge=False)
+    table.add_column("client", justify="right")
+    num_classes = len(counts[0])
+    cell_width = max(4, len(str(highest)) + 1)
+    if num_classes * (cell_width + 1) + 18 <= width:
+        for label in range(num_classes):
+            table.add_column(str(label), justify="right", min_width=cell_width - 1)
+        table.add_column("all", justify="right")
+        for client, row in enumerate(counts):
+            table.add_row(str(client), *(_shaded(value, highest) for value in row), str(sum(row)))
+    else:
+        per_cell = math.ceil(num_classes / max(10, width - 24))
+        table.add_column(f"classes 0 to {num_classes - 1}" + (f", {per_cell} per cell" if per_cell > 1 else ""))
+        table.add_column("all", justify="right")
+        for client, row in enumerate(counts):
+            cells = [max(row[start : start + per_cell]) for start in range(0, num_classes, per_cell)]
+            table.add_row(str(client), "".join(_shade(value, highest) for value in cells), str(sum(row)))
+    return table
+
+
+def trace_table(trace: ImageTrace) -> Table:
+    """One image and class: every teacher's part in the target."""
+    header = ["teacher", "architecture", "samples", "accuracy %", "says %", "state", "weight %"]
+    rows = [
+        [
+            str(teacher.client),
+            teacher.architecture,
+            f"{teacher.count:g}",
+            f"{100 * teacher.accuracy:.1f}",
+            f"{100 * teacher.probability:.1f}",
+            teacher.state,
+            f"{100 * teacher.weight:.1f}",
+        ]
+        for teacher in trace.teachers
+    ]
+    low, high = max(0.0, trace.consensus - trace.band), min(1.0, trace.consensus + trace.band)
+    title = (
+        f"Student {trace.student}, test image {trace.image} (a {trace.true_class}), class {trace.class_index} "
+        f"({trace.class_name}), round {trace.round_index}\n"
+        f"consensus {100 * trace.consensus:.1f} %, accepted {100 * low:.1f} to {100 * high:.1f} %; "
+        f"target {100 * trace.target:.1f} %, a uniform average would say {100 * trace.uniform:.1f} %"
+    )
+    return plain_table(header, rows, title=title)
+
+
+def _shaded(value: int, highest: int) -> Text:
+    strength = math.sqrt(value / highest)
+    colour = BLUES[min(len(BLUES) - 1, int(strength * len(BLUES)))]
+    ink = "white" if strength > 0.6 else "black"
+    return Text(f"{value} ", style=f"{ink} on color({colour})")
+
+
+def _shade(value: int, highest: int) -> str:
+    return SHADES[math.ceil(math.sqrt(value / highest) * (len(SHADES) - 1))]

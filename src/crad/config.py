@@ -1,0 +1,159 @@
+"""The settings of one experiment: from a preset, a TOML file and flags, validated once at the edge.
+
+Flags win over the file, the file wins over the preset. The keys of the TOML file are the field names below;
+the flags are the same words with hyphens.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from crad.errors import ConfigError, unknown_name
+
+Unsupported = Literal["consensus", "zero"]
+Device = Literal["auto", "cpu", "cuda", "mps"]
+PartitionKind = Literal["dirichlet", "iid", "shards"]
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+AtLeastOne = Annotated[int, Field(ge=1)]
+
+
+class Experiment(BaseModel):
+    """Everything that decides the outcome of a run. Frozen; an unknown key is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dataset: str = Field("cifar10", description="Data set: a known name, an .npz file or a folder of class folders")
+    method: str = Field("crad", description="Method: crad, uniform, uncertainty, an ablation rule, local, centralized")
+    preset: str = Field("paper", description="Where the other defaults come from: paper, mini, demo")
+    seed: Annotated[int, Field(ge=0)] = Field(1024, description="Seed of every random draw")
+    clients: AtLeastOne = Field(10, description="Number of clients N")
+    active: AtLeastOne | None = Field(None, description="Clients drawn to take part in a round [default: all]")
+    rounds: AtLeastOne = Field(300, description="Communication rounds R")
+    partition: PartitionKind = Field("dirichlet", description="How the data is divided among the clients")
+    alpha: Positive = Field(0.3, description="Dirichlet concentration: smaller is more skewed")
+    classes_per_client: AtLeastOne = Field(2, description="Classes a client holds under --partition shards")
+    held_out: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.2, description="Share of each shard held out, half for validation and half for testing"
+    )
+    train_limit: AtLeastOne | None = Field(None, description="Class-balanced subset of the training images")
+    test_limit: AtLeastOne | None = Field(None, description="Class-balanced subset of the test images")
+    proxy_size: Annotated[int, Field(ge=0)] = Field(
+        500, description="Images taken out before the partition for the methods that need a proxy set"
+    )
+    models: tuple[str, ...] = Field(
+        ("resnet18", "resnet18-half", "cnn6"),
+        min_length=1,
+        description="Architectures, given to the clients in turn, separated by commas",
+    )
+    width: Annotated[float, Field(gt=0, le=4)] = Field(1.0, description="Factor on the channel counts of our models")
+    local_epochs: AtLeastOne = Field(1, description="Epochs over the own shard per round")
+    batch_size: Annotated[int, Field(ge=2)] = Field(64, description="Batch size; a last batch of one is dropped")
+    lr: Positive = Field(0.01, description="Learning rate of SGD")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="Momentum of SGD")
+    weight_decay: NotNegative = Field(5e-4, description="Weight decay of SGD")
+    clip_norm: Positive = Field(5.0, description="Gradients are clipped to this L2 norm")
+    augment: bool = Field(True, description="Random crops and flips, as the data set allows")
+    temperature: Positive = Field(3.0, description="Distillation temperature T")
+    distill_weight: Annotated[float, Field(ge=0, le=1)] = Field(0.7, description="Distillation weight lambda")
+    min_support: NotNegative = Field(2, description="Validation samples a teacher needs to speak for a class")
+    unsupported: Unsupported = Field("consensus", description="A class nobody supports: plain mean, or literal zero")
+    epsilon: Positive = Field(1e-8, description="Guards divisions in the rule")
+    private_counts: Positive | None = Field(None, description="Publish counts with Laplace noise of this epsilon")
+    eval_every: AtLeastOne = Field(1, description="Rounds between evaluations on the test sets")
+    device: Device = Field("auto", description="Where to compute")
+    engine: Literal["serial"] = Field("serial", description="How the clients of a round are run")
+    workers: Annotated[int, Field(ge=1, le=1)] = Field(1, description="Processes; this version has the serial engine")
+
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401  # pydantic checks each
+        """Settings over those of their preset; refused with one clear line."""
+        try:
+            super().__init__(**_over_preset(settings))
+        except ValidationError as error:
+            raise ConfigError(_one_line(error)) from error
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Experiment:
+        if self.active is not None and self.active > self.clients:
+            raise ValueError(f"active is {self.active}, but there are only {self.clients} clients")
+        return self
+
+
+# Fields that change how a run is executed, never what comes out of it (on one kind of device).
+EXECUTION_FIELDS = frozenset({"device", "engine", "workers"})
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # The paper's protocol in full: needs a GPU, or days.
+    "paper": {},
+    # What a two-core machine finishes in about ten minutes a method.
+    "mini": {
+        "rounds": 30,
+        "train_limit": 4000,
+        "test_limit": 1000,
+        "proxy_size": 400,
+        "width": 0.125,
+    },
+    # Seconds, on images that come inside a dependency.
+    "demo": {
+        "dataset": "mnist5k",
+        "clients": 6,
+        "rounds": 10,
+        "train_limit": 600,
+        "test_limit": 500,
+        "proxy_size": 0,
+        "width": 0.125,
+        "batch_size": 16,
+    },
+}
+
+
+def make_experiment(settings: Mapping[str, Any] | None = None, *, path: Path | None = None) -> Experiment:
+    """An experiment from flags over a TOML file over a preset; refused with one clear line."""
+    from_file = {} if path is None else read_toml(path)
+    return Experiment(**{**from_file, **(settings or {})})
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The settings in an `experiment.toml`."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the experiment file {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+
+
+def to_toml(experiment: Experiment) -> str:
+    """Everything needed to repeat the experiment, as TOML; it does not depend on what a preset says later."""
+    settings = experiment.model_dump(mode="json")
+    return tomli_w.dumps({key: NONE if value is None else value for key, value in settings.items()})
+
+
+def _over_preset(settings: Mapping[str, Any]) -> dict[str, Any]:
+    preset = settings.get("preset", "paper")
+    if preset not in PRESETS:
+        raise unknown_name("preset", preset, PRESETS)
+    for key in settings:
+        if key not in Experiment.model_fields:
+            raise unknown_name("setting", key, Experiment.model_fields)
+    merged = {**PRESETS[preset], **settings}
+    return {key: None if value == NONE and key in _OPTIONAL else value for key, value in merged.items()}
+
+
+def _one_line(error: ValidationError) -> str:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"][:1])
+    message = first["msg"].removeprefix("Value error, ")
+    return message if not key else f"{key} = {first['input']!r}: {message[0].lower()}{message[1:]}"
+
+
+# TOML has no null and a flag no empty value: this word switches a limit off.
+NONE = "none"
+_OPTIONAL = frozenset(name for name, field in Experiment.model_fields.items() if field.default is None)

@@ -1,0 +1,235 @@
+"""The data sets known by name, where their files are looked for, and `load_dataset` for those and for a path."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from crad.data.cifar import read_cifar
+from crad.data.dataset import Dataset, Images, Labels, Splits, build_dataset
+from crad.data.embedded import read_digits, read_mnist5k
+from crad.data.image_folder import read_image_folder
+from crad.data.npz import read_npz
+from crad.data.subsets import balanced_subset
+from crad.errors import DataError, unknown_name
+from crad.randomness import stream
+
+Reader = Callable[[Path], Splits]
+
+_TORONTO = "https://www.cs.toronto.edu/~kriz"
+_ZENODO = "https://zenodo.org/records/10519652/files"
+
+_DIGITS = tuple("0123456789")
+_CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_CIFAR100_WORDS = """
+    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
+    castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin
+    elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard
+    lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear
+    pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal
+    shark shrew skunk skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank
+    telephone television tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
+"""
+_CIFAR100 = tuple(_CIFAR100_WORDS.split())
+_PATHMNIST = (
+    "adipose",
+    "background",
+    "debris",
+    "lymphocytes",
+    "mucus",
+    "smooth muscle",
+    "normal colon mucosa",
+    "cancer-associated stroma",
+    "colorectal adenocarcinoma epithelium",
+)
+
+
+@dataclass(frozen=True)
+class Archive:
+    """An official file: its name, where it is published, and how to know it."""
+
+    file_name: str
+    url: str
+    md5: str
+    size_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Place:
+    """One form a data set may have in the data directory, and what reads it."""
+
+    form: str
+    file_name: str
+    reader: Reader
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set known by name. The first archive is the one `crad data fetch` takes."""
+
+    name: str
+    about: str
+    class_names: tuple[str, ...]
+    augmentation: str
+    pad_to: int | None = None
+    archives: tuple[Archive, ...] = ()
+    places: tuple[Place, ...] = ()
+    embedded: Callable[[], Splits] | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where a data set was found: `path` is None for one that comes inside a package."""
+
+    name: str
+    form: str
+    path: Path | None
+    read: Callable[[], Splits]
+    source: Source | None  # None for a user's own file
+
+
+def _cifar_places(name: str, *, number: int, folders: tuple[str, str]) -> tuple[Place, ...]:
+    python = partial(read_cifar, name=name, version="python")
+    binary = partial(read_cifar, name=name, version="binary")
+    return (
+        Place("npz file", f"{name}.npz", read_npz),
+        Place("python folder", folders[0], python),
+        Place("python archive", f"cifar-{number}-python.tar.gz", python),
+        Place("binary folder", folders[1], binary),
+        Place("binary archive", f"cifar-{number}-binary.tar.gz", binary),
+    )
+
+
+def _toronto(file_name: str, *, md5: str, size_bytes: int) -> Archive:
+    return Archive(file_name, f"{_TORONTO}/{file_name}", md5, size_bytes)
+
+
+# The binary archives come first: no pickle, and a little smaller.
+_SOURCES = (
+    Source(
+        "cifar10",
+        "60,000 photographs, 32x32",
+        _CIFAR10,
+        "crop-flip",
+        archives=(
+            _toronto("cifar-10-binary.tar.gz", md5="c32a1d4ab5d03f1284b67883e8d87530", size_bytes=170_052_171),
+            _toronto("cifar-10-python.tar.gz", md5="c58f30108f718f92721af3b95e74349a", size_bytes=170_498_071),
+        ),
+        places=_cifar_places("cifar10", number=10, folders=("cifar-10-batches-py", "cifar-10-batches-bin")),
+    ),
+    Source(
+        "cifar100",
+        "60,000 photographs, 32x32",
+        _CIFAR100,
+        "crop-flip",
+        archives=(
+            _toronto("cifar-100-binary.tar.gz", md5="03b5dce01913d631647c71ecec9e9cb8", size_bytes=168_513_733),
+            _toronto("cifar-100-python.tar.gz", md5="eb9058c3a382ffc7106e4002c42a8d85", size_bytes=169_001_437),
+        ),
+        places=_cifar_places("cifar100", number=100, folders=("cifar-100-python", "cifar-100-binary")),
+    ),
+    Source(
+        "pathmnist",
+        "97,176 tissue patches, 28x28",
+        _PATHMNIST,
+        "flips",
+        pad_to=32,
+        archives=(
+            Archive(
+                "pathmnist.npz",
+                f"{_ZENODO}/pathmnist.npz?download=1",
+                md5="a8b06965200029087d5bd730944a56c1",
+                size_bytes=205_615_438,
+            ),
+        ),
+        places=(Place("npz file", "pathmnist.npz", read_npz),),
+    ),
+    Source("digits", "1,797 digits, 8x8 gray", _DIGITS, "none", embedded=read_digits),
+    Source("mnist5k", "5,000 digits, 28x28 gray", _DIGITS, "none", embedded=read_mnist5k),
+)
+DATASETS: dict[str, Source] = {source.name: source for source in _SOURCES}
+
+
+def load_dataset(
+    name_or_path: str,
+    *,
+    train_limit: int | None = None,
+    test_limit: int | None = None,
+    seed: int,
+    data_dir: Path | None = None,
+) -> Dataset:
+    """A known data set, a .npz file or a folder of images; the limits keep a class-balanced subset."""
+    dataset = read_found(locate(name_or_path, data_dir=data_dir))
+    train = _limit(dataset.train_images, dataset.train_labels, limit=train_limit, split="train", seed=seed)
+    test = _limit(dataset.test_images, dataset.test_labels, limit=test_limit, split="test", seed=seed)
+    return replace(dataset, train_images=train[0], train_labels=train[1], test_images=test[0], test_labels=test[1])
+
+
+def data_directory() -> Path:
+    """Where data files live: the environment's CRAD_DATA, else the user's cache directory."""
+    import platformdirs
+
+    return Path(os.environ.get("CRAD_DATA") or platformdirs.user_cache_dir("crad")).expanduser()
+
+
+def known_source(name: str) -> Source:
+    """The source of that name, or an error that lists the known ones."""
+    if name not in DATASETS:
+        raise unknown_name("data set", name, DATASETS)
+    return DATASETS[name]
+
+
+def locate(name_or_path: str, *, data_dir: Path | None = None) -> Found:
+    """Find the files without reading them; a known name wins over a path of the same name."""
+    if name_or_path not in DATASETS:
+        return _locate_path(name_or_path)
+    source = DATASETS[name_or_path]
+    if source.embedded is not None:
+        return Found(source.name, "inside a package", None, source.embedded, source)
+    folder = data_dir or data_directory()
+    for place in source.places:
+        path = folder / place.file_name
+        if path.exists():
+            return Found(source.name, place.form, path, partial(place.reader, path), source)
+    looked_for = ", ".join(place.file_name for place in source.places)
+    raise DataError(
+        f"data set {source.name!r} is not in {folder} (looked for {looked_for}): get it with"
+        f" `crad data fetch {source.name}`, or point CRAD_DATA at the folder that has it"
+    )
+
+
+def read_found(found: Found) -> Dataset:
+    """Read and check what `locate` found."""
+    splits, where = found.read(), str(found.path or found.name)
+    if found.source is None:
+        return build_dataset(splits, name=found.name, where=where)
+    return build_dataset(
+        replace(splits, class_names=found.source.class_names),
+        name=found.name,
+        where=where,
+        augmentation=found.source.augmentation,
+        pad_to=found.source.pad_to,
+    )
+
+
+def _locate_path(text: str) -> Found:
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return Found(path.resolve().name, "image folder", path, partial(read_image_folder, path), None)
+    if path.suffix.lower() == ".npz":
+        return Found(path.stem, "npz file", path, partial(read_npz, path), None)
+    if path.exists():
+        raise DataError(f"{path}: expected a .npz file or a folder of class folders with images")
+    raise unknown_name("data set", text, DATASETS)
+
+
+def _limit(images: Images, labels: Labels, *, limit: int | None, split: str, seed: int) -> tuple[Images, Labels]:
+    if limit is None:
+        return images, labels
+    if not 1 <= limit <= len(labels):
+        raise DataError(f"{split}_limit {limit} is outside 1..{len(labels)}, the {split} images there are")
+    kept = balanced_subset(labels, size=limit, rng=stream(seed, "subset", split))
+    return images[kept], labels[kept]

@@ -1,0 +1,142 @@
+"""Reads a folder of class folders of PNG or JPEG images.
+
+Either `train/<class>/*` and `test/<class>/*`, or class folders alone: then a fixed fifth of every class,
+the same in every run, is kept for the test set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from crad.data.dataset import Images, Labels, Splits
+from crad.data.subsets import stratified_split
+from crad.errors import DataError
+from crad.randomness import stream
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})
+TEST_SHARE = 0.2
+_SPLIT_SEED = 1024  # fixed: the test set is part of the data set, not of a run
+_GRAY_MODES = frozenset({"1", "L", "LA"})
+_DEEP_MODES = frozenset({"F"})  # and every mode that starts with I: more than 8 bits per pixel
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """The image files of one folder of class folders, with the class of each."""
+
+    files: tuple[Path, ...]
+    labels: Labels
+
+
+def read_image_folder(path: Path) -> Splits:
+    """Read every image; classes are the folders' names, sorted."""
+    split_folders = [path / split for split in ("train", "test") if (path / split).is_dir()]
+    if len(split_folders) == 1:
+        raise DataError(f"{path}: has {split_folders[0].name}/ alone, expected both train/ and test/, or neither")
+    train_folder = split_folders[0] if split_folders else path
+    class_names = _class_names(train_folder)
+    if len(class_names) < 2:
+        raise DataError(f"{train_folder}: {len(class_names)} class folders, expected 2 or more: one folder per class")
+    train = _list_images(train_folder, class_names)
+    if not split_folders:
+        return _split_images(train, class_names)
+    unknown = sorted(set(_class_names(split_folders[1])) - set(class_names))
+    if unknown:
+        raise DataError(f"{split_folders[1]}: class folder {unknown[0]!r} is not in {train_folder}: add it there")
+    test = _list_images(split_folders[1], class_names)
+    images = _read_images((*train.files, *test.files))
+    count = len(train.files)
+    return Splits(images[:count], train.labels, images[count:], test.labels, class_names)
+
+
+def _split_images(listing: _Listing, class_names: tuple[str, ...]) -> Splits:
+    images, labels = _read_images(listing.files), listing.labels
+    test, train = stratified_split(labels, share=TEST_SHARE, rng=stream(_SPLIT_SEED, "image-folder", "test"))
+    return Splits(images[train], labels[train], images[test], labels[test], class_names)
+
+
+def _class_names(folder: Path) -> tuple[str, ...]:
+    return tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not _is_hidden(entry)))
+
+
+def _list_images(folder: Path, class_names: tuple[str, ...]) -> _Listing:
+    files: list[Path] = []
+    labels: list[int] = []
+    for label, class_name in enumerate(class_names):
+        if not (folder / class_name).is_dir():
+            continue  # a test set may lack a class
+        found = _class_files(folder / class_name)
+        files += found
+        labels += [label] * len(found)
+    return _Listing(tuple(files), np.array(labels, dtype=np.int64))
+
+
+def _class_files(folder: Path) -> list[Path]:
+    entries = sorted(entry for entry in folder.iterdir() if not _is_hidden(entry))
+    images = [entry for entry in entries if entry.suffix.lower() in SUFFIXES]
+    if images:
+        return images
+    known = ", ".join(sorted(SUFFIXES))
+    if entries:
+        raise DataError(f"{folder}: {entries[0].name!r} is no image we can read, expected {known}: convert it")
+    raise DataError(f"{folder}: the class folder is empty, expected images ({known}): fill or remove it")
+
+
+def _read_images(files: tuple[Path, ...]) -> Images:
+    """All images [N, H, W, C], grayscale only if every one of them is."""
+    assert files
+    headers = [_read_header(file) for file in files]
+    first_shape = headers[0][0]
+    for file, (shape, _) in zip(files, headers, strict=True):
+        if shape != first_shape:
+            raise DataError(
+                f"{file}: the image is {shape[0]}x{shape[1]} but {files[0]} is"
+                f" {first_shape[0]}x{first_shape[1]} (height x width): resize them to one shape"
+            )
+    mode = "L" if all(mode in _GRAY_MODES for _, mode in headers) else "RGB"
+    images = np.empty((len(files), *first_shape, 1 if mode == "L" else 3), dtype=np.uint8)
+    for index, file in enumerate(files):
+        images[index] = _read_pixels(file, mode=mode).reshape(images.shape[1:])
+    return images
+
+
+def _read_header(file: Path) -> tuple[tuple[int, int], str]:
+    """Height, width and colour mode, without decoding the pixels."""
+    pillow = _pillow()
+    try:
+        with pillow.open(file) as image:
+            shape, mode = (image.height, image.width), image.mode
+    except Exception as error:  # Pillow's decoders fail in many ways
+        raise _unreadable(file, error) from error
+    if mode in _DEEP_MODES or mode.startswith("I"):
+        raise DataError(f"{file}: has more than 8 bits per pixel (mode {mode}): convert it to 8 bits")
+    return shape, mode
+
+
+def _read_pixels(file: Path, *, mode: str) -> Images:
+    pillow = _pillow()
+    try:
+        with pillow.open(file) as image:
+            return np.asarray(image.convert(mode), dtype=np.uint8)
+    except Exception as error:
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Path, error: Exception) -> DataError:
+    return DataError(f"{file}: not a readable image ({error}): repair or remove it")
+
+
+def _pillow() -> Any:  # noqa: ANN401 (the module, imported late)
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise DataError("reading images needs Pillow: pip install 'crad[images]'") from error
+    return Image
+
+
+def _is_hidden(entry: Path) -> bool:
+    return entry.name.startswith(".") or entry.name == "Thumbs.db"

@@ -1,0 +1,66 @@
+"""Reads a .npz file with MedMNIST's key names. Never unpickles: such a file may come from anybody."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crad.data.dataset import Splits
+from crad.errors import DataError
+
+KEYS = ("train_images", "train_labels", "test_images", "test_labels")
+_HOW = "write one with numpy.savez(path, train_images=..., train_labels=..., test_images=..., test_labels=...)"
+
+
+def read_npz(path: Path) -> Splits:
+    """The four arrays of a .npz file, and its `class_names` if it has them; `val_*` is left unread."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file, expected a .npz: {_HOW}")
+    try:
+        with path.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise DataError(f"{path}: holds a single array, expected a .npz with {', '.join(KEYS)}: {_HOW}")
+            with archive:
+                return _read_arrays(archive, path=path)
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        raise DataError(f"{path}: not a readable .npz file ({_one_line(error)}): fetch or write it again") from error
+
+
+def _read_arrays(archive: np.lib.npyio.NpzFile, *, path: Path) -> Splits:
+    missing = [key for key in KEYS if key not in archive.files]
+    if missing:
+        raise DataError(f"{path}: lacks {', '.join(missing)}, has {', '.join(archive.files) or 'nothing'}: {_HOW}")
+    arrays = {key: _read_array(archive, key, path=path) for key in KEYS}
+    names = None
+    if "class_names" in archive.files:
+        names = _class_names(_read_array(archive, "class_names", path=path), path=path)
+    return Splits(**arrays, class_names=names)
+
+
+def _read_array(archive: np.lib.npyio.NpzFile, key: str, *, path: Path) -> NDArray[Any]:
+    try:
+        array: NDArray[Any] = archive[key]
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        raise DataError(
+            f"{path}: {key} is an object array, which would have to be unpickled:"
+            " save it as uint8 (images), integers (labels) or strings (class_names)"
+        ) from error
+    return array
+
+
+def _class_names(names: NDArray[Any], *, path: Path) -> tuple[str, ...]:
+    if names.ndim != 1 or names.dtype.kind not in "US":
+        raise DataError(f"{path}: class_names is {names.dtype} of shape {names.shape}, expected a list of strings")
+    return tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names.tolist())
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

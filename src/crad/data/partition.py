@@ -1,0 +1,159 @@
+"""How the training images are divided among the clients, and each shard into training, validation and test.
+
+Every function takes labels and returns indices into them; images are never touched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crad.config import Experiment
+from crad.errors import PartitionError
+from crad.randomness import stream
+
+Indices = NDArray[np.int64]
+
+MIN_SAMPLES = 10  # per client, METHOD section 3
+MAX_DRAWS = 1000  # of a whole Dirichlet partition before giving up
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One client's private data: indices into the training images."""
+
+    train: Indices
+    validation: Indices
+    test: Indices
+
+    @property
+    def indices(self) -> Indices:
+        """All samples of the shard, in ascending order."""
+        return np.sort(np.concatenate([self.train, self.validation, self.test]))
+
+
+def make_partition(labels: Indices, *, num_classes: int, experiment: Experiment) -> tuple[Shard, ...]:
+    """Divide the labelled samples among the clients as the experiment says, then hold out a part of each shard."""
+    divide = PARTITIONS[experiment.partition]
+    rng = stream(experiment.seed, "partition")
+    _check_enough(labels, num_clients=experiment.clients)
+    parts = divide(labels, num_classes, experiment, rng)
+    return tuple(
+        split_shard(part, held_out=experiment.held_out, rng=stream(experiment.seed, "peer", i, "held-out"))
+        for i, part in enumerate(parts)
+    )
+
+
+def dirichlet_partition(
+    labels: Indices, *, num_classes: int, num_clients: int, alpha: float, rng: np.random.Generator
+) -> list[Indices]:
+    """Per class, shares over the clients from Dirichlet(alpha); redrawn until everybody has enough samples."""
+    class_sizes = np.bincount(labels, minlength=num_classes)
+    for _ in range(MAX_DRAWS):
+        shares_CN = rng.dirichlet(np.full(num_clients, alpha), size=num_classes)
+        ends_CN = np.rint(np.cumsum(shares_CN, axis=1) * class_sizes[:, None]).astype(np.int64)
+        ends_CN[:, -1] = class_sizes
+        sizes_CN = np.diff(ends_CN, axis=1, prepend=0)
+        if sizes_CN.sum(axis=0).min() >= MIN_SAMPLES:
+            return _deal(labels, sizes_CN, rng)
+    raise PartitionError(
+        f"no Dirichlet({alpha:g}) partition of {len(labels)} samples gave all {num_clients} clients at least "
+        f"{MIN_SAMPLES} in {MAX_DRAWS} draws: use fewer clients, more data or a larger alpha"
+    )
+
+
+def iid_partition(labels: Indices, *, num_clients: int, rng: np.random.Generator) -> list[Indices]:
+    """A random permutation cut into parts of equal size."""
+    return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), num_clients)]
+
+
+def shards_partition(
+    labels: Indices, *, num_classes: int, num_clients: int, classes_per_client: int, rng: np.random.Generator
+) -> list[Indices]:
+    """Every client holds exactly k classes; the samples of a class are shared equally by its holders."""
+    if classes_per_client > num_classes:
+        raise PartitionError(f"classes_per_client is {classes_per_client}, but the data has only {num_classes} classes")
+    if num_clients * classes_per_client < num_classes:
+        raise PartitionError(
+            f"{num_clients} clients with {classes_per_client} classes each cannot hold all {num_classes} classes: "
+            f"use at least {math.ceil(num_classes / classes_per_client)} clients or more classes_per_client"
+        )
+    # Dealt from an endless repetition of one shuffled deck: k consecutive cards are always different classes.
+    deck = rng.permutation(num_classes)
+    holds_CN = np.zeros((num_classes, num_clients), dtype=np.int64)
+    for card in range(num_clients * classes_per_client):
+        holds_CN[deck[card % num_classes], card // classes_per_client] = 1
+    class_sizes = np.bincount(labels, minlength=num_classes)
+    rank_CN = np.cumsum(holds_CN, axis=1) - 1
+    num_holders_C1 = holds_CN.sum(axis=1, keepdims=True)
+    extra_CN = rank_CN < (class_sizes[:, None] % num_holders_C1)
+    sizes_CN = holds_CN * (class_sizes[:, None] // num_holders_C1 + extra_CN)
+    _check_sizes(sizes_CN.sum(axis=0))
+    return _deal(labels, sizes_CN, rng)
+
+
+def split_shard(indices: Indices, *, held_out: float, rng: np.random.Generator) -> Shard:
+    """Hold out a share of a shard: the first half for validation, the second for testing; at least one each."""
+    num_held_out = max(2, round(held_out * len(indices)))
+    num_validation = (num_held_out + 1) // 2
+    if len(indices) - num_held_out < 2:
+        raise PartitionError(
+            f"a shard of {len(indices)} samples with held_out = {held_out:g} leaves under 2 to train on"
+        )
+    shuffled = rng.permutation(indices)
+    return Shard(
+        train=np.sort(shuffled[num_held_out:]),
+        validation=np.sort(shuffled[:num_validation]),
+        test=np.sort(shuffled[num_validation:num_held_out]),
+    )
+
+
+def class_counts(labels: Indices, *, num_classes: int, parts: list[Indices]) -> NDArray[np.int64]:
+    """How many samples of each class every part holds, [parts, classes]."""
+    return np.stack([np.bincount(labels[part], minlength=num_classes) for part in parts])
+
+
+Divide = Callable[[Indices, int, Experiment, np.random.Generator], list[Indices]]
+
+PARTITIONS: dict[str, Divide] = {
+    "dirichlet": lambda labels, num_classes, experiment, rng: dirichlet_partition(
+        labels, num_classes=num_classes, num_clients=experiment.clients, alpha=experiment.alpha, rng=rng
+    ),
+    "iid": lambda labels, num_classes, experiment, rng: iid_partition(labels, num_clients=experiment.clients, rng=rng),
+    "shards": lambda labels, num_classes, experiment, rng: shards_partition(
+        labels,
+        num_classes=num_classes,
+        num_clients=experiment.clients,
+        classes_per_client=experiment.classes_per_client,
+        rng=rng,
+    ),
+}
+
+
+def _check_enough(labels: Indices, *, num_clients: int) -> None:
+    if len(labels) < num_clients * MIN_SAMPLES:
+        raise PartitionError(
+            f"{num_clients} clients need at least {MIN_SAMPLES} samples each, {num_clients * MIN_SAMPLES} in all, but "
+            f"there are {len(labels)}: use at most {len(labels) // MIN_SAMPLES} clients or more data"
+        )
+
+
+def _check_sizes(sizes_N: NDArray[np.int64]) -> None:
+    if sizes_N.min() < MIN_SAMPLES:
+        raise PartitionError(
+            f"client {int(sizes_N.argmin())} would hold {int(sizes_N.min())} samples, fewer than {MIN_SAMPLES}: "
+            "use fewer clients, more data or more classes_per_client"
+        )
+
+
+def _deal(labels: Indices, sizes_CN: NDArray[np.int64], rng: np.random.Generator) -> list[Indices]:
+    parts: list[list[Indices]] = [[] for _ in range(sizes_CN.shape[1])]
+    for label, sizes_N in enumerate(sizes_CN):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        for part, piece in zip(parts, np.split(members, np.cumsum(sizes_N)[:-1]), strict=True):
+            part.append(piece)
+    return [np.sort(np.concatenate(part)).astype(np.int64) for part in parts]

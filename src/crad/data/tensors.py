@@ -1,0 +1,111 @@
+"""From uint8 arrays to model inputs: padding, augmentation and normalisation, vectorised on tensors.
+
+Shapes: N samples, images as uint8 [N,channels,H,W].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+CROP_PADDING = 4
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Labelled images on one device."""
+
+    images: Tensor  # uint8 [N,channels,H,W]
+    labels: Tensor  # int64 [N]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How images of one data set become inputs: its statistics and its augmentation."""
+
+    mean: Tensor  # [1,channels,1,1], of pixel values in 0..255
+    std: Tensor
+    augmentation: str
+
+    def inputs(self, images: Tensor) -> Tensor:
+        """Normalised float inputs, channels last in memory as the convolutions like it."""
+        normalised = (images.float() - self.mean) / self.std
+        return normalised.contiguous(memory_format=torch.channels_last)
+
+    def augmented_inputs(self, images: Tensor, *, generator: torch.Generator) -> Tensor:
+        """Randomly moved and mirrored, then normalised; draws come from the CPU generator."""
+        return self.inputs(AUGMENTATIONS[self.augmentation](images, generator))
+
+
+def image_set(images: NDArray[np.uint8], labels: NDArray[np.int64], *, pad_to: int | None, device: str) -> ImageSet:
+    """NHWC arrays as NCHW tensors, with a border of zero pixels up to `pad_to` on both sides."""
+    tensor = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
+    if pad_to is not None:
+        height, width = max(0, pad_to - tensor.shape[2]), max(0, pad_to - tensor.shape[3])
+        tensor = F.pad(tensor, (width // 2, width - width // 2, height // 2, height - height // 2))
+    return ImageSet(tensor.to(device), torch.from_numpy(labels.astype(np.int64)).to(device))
+
+
+def prepare(train_images: NDArray[np.uint8], *, augmentation: str, device: str) -> Preparation:
+    """Mean and standard deviation per channel of the training images (exact, from the pixel histogram)."""
+    levels = np.arange(256, dtype=np.float64)
+    means, deviations = [], []
+    for channel in range(train_images.shape[3]):
+        share = np.bincount(train_images[..., channel].ravel(), minlength=256) / train_images[..., channel].size
+        mean = float(share @ levels)
+        means.append(mean)
+        # A constant channel has no spread; one keeps the division defined.
+        deviations.append(float(np.sqrt(share @ (levels - mean) ** 2)) or 1.0)
+    shape = (1, len(means), 1, 1)
+    return Preparation(
+        mean=torch.tensor(means, dtype=torch.float32, device=device).view(shape),
+        std=torch.tensor(deviations, dtype=torch.float32, device=device).view(shape),
+        augmentation=augmentation,
+    )
+
+
+def crop_and_flip(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Pad by four zero pixels, crop back at a random place, mirror left-right half of the time."""
+    num = len(images)
+    offsets = torch.randint(0, 2 * CROP_PADDING + 1, (2, num), generator=generator).to(images.device)
+    flips = torch.randint(0, 2, (1, num), generator=generator).bool().to(images.device)
+    padded = F.pad(images, (CROP_PADDING,) * 4)
+    rows = offsets[0, :, None] + _positions(images.shape[2], None, images)
+    columns = offsets[1, :, None] + _positions(images.shape[3], flips[0], images)
+    return _gather(padded, rows, columns)
+
+
+def flip_both(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Mirror left-right and top-bottom, each half of the time."""
+    flips = torch.randint(0, 2, (2, len(images)), generator=generator).bool().to(images.device)
+    rows = _positions(images.shape[2], flips[0], images)
+    columns = _positions(images.shape[3], flips[1], images)
+    return _gather(images, rows, columns)
+
+
+AUGMENTATIONS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
+    "none": lambda images, generator: images,
+    "crop-flip": crop_and_flip,
+    "flips": flip_both,
+}
+
+
+def _positions(length: int, is_flipped: Tensor | None, images: Tensor) -> Tensor:
+    forward = torch.arange(length, device=images.device).expand(len(images), length)
+    return forward if is_flipped is None else torch.where(is_flipped[:, None], length - 1 - forward, forward)
+
+
+def _gather(images: Tensor, rows_NH: Tensor, columns_NW: Tensor) -> Tensor:
+    sample = torch.arange(len(images), device=images.device)[:, None, None]
+    # Advanced indexing around a slice puts the channels last: [N,H,W,channels].
+    picked = images[sample, :, rows_NH[:, :, None], columns_NW[:, None, :]]
+    return picked.permute(0, 3, 1, 2)

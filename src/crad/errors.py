@@ -1,0 +1,53 @@
+"""The exception tree. Every error a user can cause is one of these and reads as one clear line.
+
+    CradError
+    ├── ConfigError       a setting, name or combination of settings that cannot work
+    ├── DataError         a data file that is missing, corrupt or not what was expected
+    │   └── PartitionError    the data cannot be divided among the clients as asked
+    ├── AggregationError  tensors or statistics that no rule may combine
+    ├── SnapshotError     bytes from a peer that are refused
+    └── RunError          a run directory that cannot be used as asked
+
+The command line prints the message of a `CradError` on one line and exits with code 2.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class CradError(Exception):
+    """Base of every error that is the input's fault, not the program's."""
+
+
+class ConfigError(CradError):
+    """A setting, name or combination of settings that cannot work."""
+
+
+class DataError(CradError):
+    """A data file that is missing, corrupt or not what was expected."""
+
+
+class PartitionError(DataError):
+    """The data cannot be divided among the clients as asked."""
+
+
+class AggregationError(CradError):
+    """Tensors or statistics that no rule may combine."""
+
+
+class SnapshotError(CradError):
+    """Bytes from a peer that are refused."""
+
+
+class RunError(CradError):
+    """A run directory that cannot be used as asked."""
+
+
+def unknown_name(kind: str, name: object, known: Iterable[str]) -> ConfigError:
+    """The error for a name that is not in a registry: the known ones and the nearest match."""
+    names = sorted(known)
+    nearest = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    return ConfigError(f"unknown {kind} {str(name)!r}.{hint} Known: {', '.join(names)}")

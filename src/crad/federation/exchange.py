@@ -1,0 +1,96 @@
+"""How messages reach the others. The only thing that differs between simulation and network."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from crad.federation.message import Message
+
+KEPT_ROUNDS = 2  # of messages; a slow reader may still want the last but one
+
+
+@dataclass
+class Ledger:
+    """Bytes that really went from peer to peer, by peer."""
+
+    sent: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    received: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+
+    def count(self, *, sender: int, receiver: int, payload_bytes: int) -> None:
+        """One message went from the sender to the receiver."""
+        self.sent[sender] += payload_bytes
+        self.received[receiver] += payload_bytes
+
+
+class Exchange(Protocol):
+    """Publish for everybody, collect from some; messages are bytes."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """What went from whom to whom since the exchange was made."""
+        ...
+
+    def publish(self, round_index: int, *, sender: int, kind: str, message: Message) -> None:
+        """Make a message of this round available to the other peers."""
+        ...
+
+    def collect(
+        self,
+        round_index: int,
+        *,
+        receiver: int,
+        peers: Iterable[int],
+        kind: str,
+        deadline_s: float | None = None,
+        quorum: int | None = None,
+    ) -> tuple[dict[int, Message], list[int]]:
+        """The messages of this round by sender, and the peers whose message did not come in time."""
+        ...
+
+    def latest(self) -> int | None:
+        """The newest round that anybody has published, None before the first."""
+        ...
+
+
+class MemoryExchange:
+    """Everybody in one process. Whatever was published is there at once, so deadlines never pass."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self._rounds: dict[int, dict[tuple[int, str], Message]] = {}
+
+    def publish(self, round_index: int, *, sender: int, kind: str, message: Message) -> None:
+        """Make a message of this round available to the other peers."""
+        self._rounds.setdefault(round_index, {})[sender, kind] = message
+        for old in [index for index in self._rounds if index <= round_index - KEPT_ROUNDS]:
+            del self._rounds[old]
+
+    def collect(
+        self,
+        round_index: int,
+        *,
+        receiver: int,
+        peers: Iterable[int],
+        kind: str,
+        deadline_s: float | None = None,
+        quorum: int | None = None,
+    ) -> tuple[dict[int, Message], list[int]]:
+        """The messages of this round by sender, and the peers who published none; counts the bytes."""
+        published = self._rounds.get(round_index, {})
+        got: dict[int, Message] = {}
+        missing: list[int] = []
+        for sender in peers:
+            message = published.get((sender, kind))
+            if message is None:
+                missing.append(sender)
+                continue
+            got[sender] = message
+            self.ledger.count(sender=sender, receiver=receiver, payload_bytes=message.payload_bytes)
+        return got, missing
+
+    def latest(self) -> int | None:
+        """The newest round that anybody has published, None before the first."""
+        return max(self._rounds, default=None)

@@ -1,0 +1,35 @@
+"""Writing files so that a crash, a kill or a full disk leaves either the old content or the new, never half."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write beside the target, flush to the disk, then rename over it."""
+    beside = path.with_name(f".{path.name}.writing")
+    try:
+        write_flushed(beside, content)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    flush_folder(path.parent)
+
+
+def write_flushed(path: Path, content: bytes, *, mode: str = "wb") -> None:
+    """Write (or append, mode "ab") and wait until the disk has it."""
+    with path.open(mode) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def flush_folder(folder: Path) -> None:
+    """Make renames in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,59 @@
+"""A method is a list of phases, each a publish and a learn. Baselines share the loop and differ only here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from crad.federation.message import Message
+from crad.federation.peer import Peer
+from crad.federation.teachers import TeacherShelf
+from crad.federation.world import World
+
+
+@dataclass(frozen=True)
+class RoundContext:
+    """What a phase knows of the round beside the peer itself."""
+
+    round_index: int
+    shelf: TeacherShelf
+
+    def purpose(self, peer: Peer, *words: str | int) -> tuple[str | int, ...]:
+        """The words that name a random stream of this peer in this round."""
+        return ("peer", peer.index, "round", self.round_index, *words)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a peer reports of one learning phase: mean losses, and the weight mass it gave each teacher per class."""
+
+    losses: dict[str, float] = field(default_factory=dict)
+    trust: dict[int, list[float]] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Everybody publishes (or nobody does), then everybody learns from what was published."""
+
+    kind: str
+    learn: Callable[[Peer, Mapping[int, Message], RoundContext], Learned]
+    publish: Callable[[Peer, RoundContext], Message] | None = None
+
+
+def one_peer_per_client(world: World) -> list[Peer]:
+    """The usual roster: client i is peer i with its own shard and architecture."""
+    return [
+        Peer(world, index=client, clients=(client,), architecture=world.architecture_of(client))
+        for client in range(world.experiment.clients)
+    ]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A name, its phases, and who is on the roster."""
+
+    name: str
+    phases: tuple[Phase, ...]
+    roster: Callable[[World], list[Peer]] = one_peer_per_client

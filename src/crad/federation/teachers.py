@@ -1,0 +1,73 @@
+"""From a peer's bytes to a running teacher: checked, decoded once per process and round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from crad.errors import SnapshotError
+from crad.federation.message import Message, Statistics, read_body, read_manifest
+from crad.federation.peer import SNAPSHOT, new_model
+from crad.federation.world import World
+from crad.models import Architecture
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A peer's frozen model as received: safe to load, not yet loaded."""
+
+    peer: int
+    architecture: str
+    statistics: Statistics
+    tensors: dict[str, Tensor]
+
+
+class TeacherShelf:
+    """Decodes snapshots and lends out teachers. The model of an architecture is reused by the next teacher."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._allowed = {world.architecture_of(i).id for i in range(world.experiment.clients)}
+        self._models: dict[str, nn.Module] = {}
+        self._decoded: dict[int, tuple[Message, Snapshot]] = {}
+
+    def decode(self, message: Message, *, sender: int, round_index: int) -> Snapshot:
+        """The snapshot in a message; refused unless sender, round, architecture, shapes and values are right."""
+        known = self._decoded.get(sender)
+        if known is not None and known[0] is message:
+            return known[1]
+        manifest = read_manifest(message, sender=sender, round_index=round_index, kind=SNAPSHOT)
+        if manifest.architecture not in self._allowed:
+            # Names outside the settings are never looked up: resolving one may import code.
+            raise SnapshotError(
+                f"peer {sender} sent architecture {manifest.architecture!r}, this federation has "
+                f"{', '.join(sorted(self._allowed))}"
+            )
+        statistics = _check_statistics(manifest.statistics, sender=sender, num_classes=self._world.num_classes)
+        expected = self._model(manifest.architecture).state_dict()
+        tensors = read_body(message, sender=sender, expected=expected)
+        snapshot = Snapshot(sender, manifest.architecture, statistics, tensors)
+        self._decoded[sender] = (message, snapshot)
+        return snapshot
+
+    def lend(self, snapshot: Snapshot) -> nn.Module:
+        """The teacher, ready to run until the next one of its architecture is lent."""
+        model = self._model(snapshot.architecture)
+        model.load_state_dict(snapshot.tensors)
+        return model
+
+    def _model(self, architecture: str) -> nn.Module:
+        if architecture not in self._models:
+            model = new_model(self._world, Architecture.parse(architecture), seed=0)
+            self._models[architecture] = model.eval().requires_grad_(False)
+        return self._models[architecture]
+
+
+def _check_statistics(statistics: Statistics | None, *, sender: int, num_classes: int) -> Statistics:
+    if statistics is None:
+        raise SnapshotError(f"peer {sender} sent a snapshot without class statistics")
+    lengths = {len(statistics.counts), len(statistics.accuracies), len(statistics.cross_entropies)}
+    if lengths != {num_classes}:
+        raise SnapshotError(f"peer {sender} sent statistics for {sorted(lengths)} classes, expected {num_classes}")
+    return statistics

@@ -1,0 +1,91 @@
+"""What all peers of a simulated federation agree on: the data's shape, its preparation, who holds what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crad.config import Experiment
+from crad.data.catalog import load_dataset
+from crad.data.dataset import Dataset
+from crad.data.partition import Shard, class_counts, make_partition
+from crad.data.subsets import split_proxy
+from crad.data.tensors import ImageSet, Preparation, image_set, prepare
+from crad.learning.device import choose_device
+from crad.models import Architecture
+from crad.randomness import stream
+
+PROXY_FRACTION = 10  # the proxy set is never more than a tenth of the training images
+
+
+@dataclass(frozen=True)
+class World:
+    """One experiment's data, divided; the same for every method with the same seed."""
+
+    experiment: Experiment
+    dataset: Dataset
+    shards: tuple[Shard, ...]
+    proxy: NDArray[np.int64]  # indices of images that no client holds
+    preparation: Preparation
+    device: str
+
+    @property
+    def num_classes(self) -> int:
+        """C, the number of classes."""
+        return self.dataset.num_classes
+
+    def architecture_of(self, client: int) -> Architecture:
+        """Dealt out in turn: POOL[i mod 3]."""
+        names = self.experiment.models
+        return Architecture(names[client % len(names)], self.experiment.width)
+
+    def images(self, indices: NDArray[np.int64]) -> ImageSet:
+        """Training images at these indices, on the device."""
+        data = self.dataset
+        return image_set(data.train_images[indices], data.train_labels[indices], pad_to=data.pad_to, device=self.device)
+
+    @cached_property
+    def global_test(self) -> ImageSet:
+        """The data set's own test images, for reporting only."""
+        data = self.dataset
+        return image_set(data.test_images, data.test_labels, pad_to=data.pad_to, device=self.device)
+
+    def shard_counts(self) -> NDArray[np.int64]:
+        """How many samples of each class every client holds, [clients, classes]."""
+        parts = [shard.indices for shard in self.shards]
+        return class_counts(self.dataset.train_labels, num_classes=self.num_classes, parts=parts)
+
+
+def build_world(experiment: Experiment) -> World:
+    """Load, limit, take out the proxy images, divide. Everything that can be refused is refused here."""
+    device = choose_device(experiment.device)
+    dataset = load_dataset(
+        experiment.dataset,
+        train_limit=experiment.train_limit,
+        test_limit=experiment.test_limit,
+        seed=experiment.seed,
+    )
+    labels = dataset.train_labels
+    proxy_size = min(experiment.proxy_size, len(labels) // PROXY_FRACTION)
+    proxy, private = split_proxy(labels, size=proxy_size, rng=stream(experiment.seed, "proxy"))
+    shards = make_partition(labels[private], num_classes=dataset.num_classes, experiment=experiment)
+    return World(
+        experiment=experiment,
+        dataset=dataset,
+        shards=tuple(_in_whole(shard, private) for shard in shards),
+        proxy=proxy,
+        preparation=prepare(
+            dataset.train_images,
+            augmentation=dataset.augmentation if experiment.augment else "none",
+            device=device,
+        ),
+        device=device,
+    )
+
+
+def _in_whole(shard: Shard, private: NDArray[np.int64]) -> Shard:
+    """The partition saw only the private samples; back to indices into all training images."""
+    return Shard(train=private[shard.train], validation=private[shard.validation], test=private[shard.test])

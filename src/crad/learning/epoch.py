@@ -1,0 +1,95 @@
+"""One local epoch: blocks of the shard in a seeded order, and SGD steps over their batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from crad.config import Experiment
+from crad.data.tensors import ImageSet, Preparation
+from crad.learning.losses import Loss
+from crad.randomness import torch_stream
+
+BLOCK_BYTES = 256 * 2**20  # of inputs held at once; a shard is usually one block
+
+
+@dataclass(frozen=True)
+class Block:
+    """A stretch of the epoch: augmented inputs and labels in the order the student will see them."""
+
+    inputs: Tensor
+    labels: Tensor
+
+
+@dataclass
+class LossMeter:
+    """Running means of the losses over the samples of an epoch."""
+
+    samples: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
+
+    def add(self, loss: Loss, samples: int) -> None:
+        """Count one batch."""
+        self.samples += samples
+        for name in ("total", "cross_entropy", "distillation"):
+            self.sums[name] = self.sums.get(name, 0.0) + float(getattr(loss, name).detach()) * samples
+
+    def means(self) -> dict[str, float]:
+        """Mean per sample of every part."""
+        return {name: total / max(1, self.samples) for name, total in self.sums.items()}
+
+
+def epoch_blocks(
+    shard: ImageSet,
+    *,
+    preparation: Preparation,
+    batch_size: int,
+    seed: int,
+    purpose: tuple[str | int, ...],
+    sample_values: int = 0,
+) -> Iterator[Block]:
+    """The shard once, shuffled and augmented, in blocks of whole batches that bound the memory.
+
+    `sample_values` is how many floats the caller keeps per sample beside the inputs, say K x C teacher outputs.
+    """
+    order = torch.randperm(len(shard), generator=torch_stream(seed, *purpose, "shuffle")).to(shard.labels.device)
+    generator = torch_stream(seed, *purpose, "augment")
+    bytes_per_sample = 4 * max(shard.images[0].numel(), sample_values)
+    step = batch_size * max(1, BLOCK_BYTES // (bytes_per_sample * batch_size))
+    for indices in torch.split(order, step):
+        inputs = preparation.augmented_inputs(shard.images[indices], generator=generator)
+        yield Block(inputs, shard.labels[indices])
+
+
+def train_on_block(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    block: Block,
+    *,
+    batch_size: int,
+    clip_norm: float,
+    loss_of: Callable[[Tensor, slice], Loss],
+    meter: LossMeter,
+) -> None:
+    """SGD over the batches of a block; `loss_of(logits, where)` scores the samples at `where` in it."""
+    model.train()
+    for start in range(0, len(block.labels), batch_size):
+        where = slice(start, min(start + batch_size, len(block.labels)))
+        if where.stop - where.start < 2:
+            return  # batch norm needs two samples
+        loss = loss_of(model(block.inputs[where]), where)
+        optimizer.zero_grad(set_to_none=True)
+        loss.total.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+        optimizer.step()
+        meter.add(loss, where.stop - where.start)
+
+
+def make_optimizer(model: nn.Module, experiment: Experiment) -> torch.optim.SGD:
+    """SGD as settled; its momentum is the client's own and lives as long as its model."""
+    return torch.optim.SGD(
+        model.parameters(), lr=experiment.lr, momentum=experiment.momentum, weight_decay=experiment.weight_decay
+    )

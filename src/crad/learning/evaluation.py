@@ -1,0 +1,60 @@
+"""How well a model does, per class: the source of the statistics, the selection and both metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from crad.data.tensors import ImageSet, Preparation
+
+EVALUATION_BATCH = 64  # larger ones are slower on a CPU
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    """Per class: how many samples, how many were classified correctly, and their summed cross-entropy."""
+
+    counts: tuple[int, ...]
+    hits: tuple[int, ...]
+    cross_entropy_sums: tuple[float, ...]
+
+    @property
+    def accuracy(self) -> float:
+        """Share of all samples that were classified correctly, in percent."""
+        return 100.0 * sum(self.hits) / max(1, sum(self.counts))
+
+    def class_accuracies(self) -> list[float]:
+        """Share correct per class, 0 where the class has no samples."""
+        return [hits / count if count else 0.0 for hits, count in zip(self.hits, self.counts, strict=True)]
+
+    def class_cross_entropies(self) -> list[float]:
+        """Mean cross-entropy (nats, T=1) per class, 0 where the class has no samples."""
+        pairs = zip(self.cross_entropy_sums, self.counts, strict=True)
+        return [total / count if count else 0.0 for total, count in pairs]
+
+
+@torch.no_grad()
+def score(model: nn.Module, images: ImageSet, *, preparation: Preparation, num_classes: int) -> ClassScore:
+    """Run the model in evaluation mode over a labelled set."""
+    was_training = model.training
+    model.eval()
+    counts = torch.bincount(images.labels, minlength=num_classes)
+    hits = torch.zeros(num_classes, dtype=torch.int64, device=images.labels.device)
+    # Summed in double on the CPU: the order of samples is fixed, and MPS has no double.
+    cross_entropies = torch.zeros(num_classes, dtype=torch.float64)
+    for start in range(0, len(images), EVALUATION_BATCH):
+        chunk = slice(start, start + EVALUATION_BATCH)
+        labels = images.labels[chunk]
+        logits = model(preparation.inputs(images.images[chunk]))
+        hits += torch.bincount(labels[logits.argmax(dim=1) == labels], minlength=num_classes)
+        losses = F.cross_entropy(logits, labels, reduction="none").cpu().double()
+        cross_entropies.index_add_(0, labels.cpu(), losses)
+    model.train(was_training)
+    return ClassScore(_tuple(counts), _tuple(hits), tuple(cross_entropies.tolist()))
+
+
+def _tuple(values: Tensor) -> tuple[int, ...]:
+    return tuple(int(value) for value in values.tolist())

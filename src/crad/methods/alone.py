@@ -1,0 +1,36 @@
+"""The floor and the ceiling: training without anybody else.
+
+`local`: every client on its own shard; tells a client whether joining helped. Exchanged: nothing.
+`centralized`: one model on the pooled shards, which no federation may do; simulation only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from crad.federation.message import Message
+from crad.federation.method import Learned, Method, Phase, RoundContext
+from crad.federation.peer import Peer
+from crad.federation.world import World
+from crad.learning.epoch import Block
+from crad.learning.losses import private_loss
+from crad.methods.training import BlockLoss, train_epochs
+
+
+def train_alone(peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
+    """The local epochs of one client on its own labels."""
+
+    def loss_for(block: Block) -> BlockLoss:
+        return lambda logits_BC, where: private_loss(logits_BC, block.labels[where])
+
+    return Learned(train_epochs(peer, context, loss_for=loss_for))
+
+
+def one_peer_for_all(world: World) -> list[Peer]:
+    """A roster of one that holds every shard."""
+    clients = tuple(range(world.experiment.clients))
+    return [Peer(world, index=0, clients=clients, architecture=world.architecture_of(0))]
+
+
+LOCAL = Method("local", phases=(Phase("alone", learn=train_alone),))
+CENTRALIZED = Method("centralized", phases=(Phase("alone", learn=train_alone),), roster=one_peer_for_all)

@@ -1,0 +1,46 @@
+"""The training loop that every method shares: local epochs over the own shard, with a loss of the method's choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from crad.federation.method import RoundContext
+from crad.federation.peer import Peer
+from crad.learning.epoch import Block, LossMeter, epoch_blocks, train_on_block
+from crad.learning.losses import Loss
+
+BlockLoss = Callable[[Tensor, slice], Loss]  # logits of a batch, and where in the block it stands
+
+
+def train_epochs(
+    peer: Peer, context: RoundContext, *, loss_for: Callable[[Block], BlockLoss], sample_values: int = 0
+) -> dict[str, float]:
+    """Train the peer's model for its local epochs and return the mean losses.
+
+    `loss_for` is called once per block, before the student sees it: the place to run teachers. Batches and
+    augmentation depend on (seed, peer, round) alone, so every method sees the same ones.
+    """
+    experiment = peer.world.experiment
+    meter = LossMeter()
+    for epoch in range(experiment.local_epochs):
+        blocks = epoch_blocks(
+            peer.train,
+            preparation=peer.world.preparation,
+            batch_size=experiment.batch_size,
+            seed=experiment.seed,
+            purpose=context.purpose(peer, "epoch", epoch),
+            sample_values=sample_values,
+        )
+        for block in blocks:
+            train_on_block(
+                peer.model,
+                peer.optimizer,
+                block,
+                batch_size=experiment.batch_size,
+                clip_norm=experiment.clip_norm,
+                loss_of=loss_for(block),
+                meter=meter,
+            )
+    return meter.means()

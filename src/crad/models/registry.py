@@ -1,0 +1,216 @@
+"""Architectures by name: ours, another package's (an entry point), a user's own (`package.module:build`).
+
+Shapes: B images, C classes, D channels, H and W the sides of the image.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import operator
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from crad.errors import ConfigError, unknown_name
+from crad.models.cnn6 import Cnn6, Cnn6Wide
+from crad.models.resnet import ResNet18
+
+ENTRY_POINT_GROUP = "crad.models"
+MIN_SIDE = 8  # three halvings must leave a pixel
+MAX_WIDTH = 4.0
+MIN_CHANNELS = 4
+
+
+class Builder(Protocol):
+    """Makes an architecture's untrained network from torch's current random state."""
+
+    def __call__(self, *, num_classes: int, in_channels: int, image_size: tuple[int, int], width: float) -> nn.Module:
+        """Image sides are (height, width); `width` is the factor on the channel counts."""
+        ...
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model's name and the factor on its channel counts; `id` is what peers and files call it."""
+
+    name: str
+    width: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.name or "@" in self.name:
+            raise ConfigError(f"model name {self.name!r} must not be empty or contain '@'")
+        if not 0 < self.width <= MAX_WIDTH:  # refuses nan too
+            raise ConfigError(f"model {self.name!r}: width {self.width!r} must be over 0 and at most {MAX_WIDTH:g}")
+
+    @classmethod
+    def parse(cls, text: str) -> Architecture:
+        """The architecture of an id: `resnet18` or `resnet18@0.125`."""
+        name, at, width = text.partition("@")
+        try:
+            return cls(name, float(width) if at else 1.0)
+        except ValueError:
+            raise ConfigError(f"model {text!r}: the width after '@' must be a number, got {width!r}") from None
+
+    @property
+    def id(self) -> str:
+        """The name, followed by `@width` unless the width is 1."""
+        return self.name if self.width == 1 else f"{self.name}@{float(self.width)!r}".removesuffix(".0")
+
+    def __str__(self) -> str:
+        return self.id
+
+
+def build_model(
+    architecture: Architecture, *, num_classes: int, in_channels: int, image_size: tuple[int, int], seed: int
+) -> nn.Module:
+    """The untrained network; its weights depend on the seed alone, and torch's random state is left as it was."""
+    if min(image_size) < MIN_SIDE:
+        sides = "x".join(map(str, image_size))
+        raise ConfigError(f"images of {sides} are too small: both sides must be at least {MIN_SIDE}")
+    if num_classes < 1 or in_channels < 1:
+        raise ConfigError(f"a model needs a class and a channel, got {num_classes} and {in_channels}")
+    build = resolve_architecture(architecture.name)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs as well
+        return build(num_classes=num_classes, in_channels=in_channels, image_size=image_size, width=architecture.width)
+
+
+def resolve_architecture(name: str) -> Builder:
+    """The builder of a known name, an entry point or an import path `package.module:build`.
+
+    The last two import code: never pass a name that came from a peer and is not in the own settings.
+    """
+    if name in ARCHITECTURES:
+        return ARCHITECTURES[name]
+    installed = {entry.name: entry for entry in metadata.entry_points(group=ENTRY_POINT_GROUP)}
+    if name in installed:
+        return _load_builder(name, installed[name].module, installed[name].attr)
+    if ":" in name:
+        return _load_builder(name, *name.split(":", maxsplit=1))
+    raise unknown_name("model", name, {*ARCHITECTURES, *installed})
+
+
+def scale_channels(channels: Sequence[int], width: float) -> list[int]:
+    """Channel counts times a width, at least four each."""
+    return [max(MIN_CHANNELS, round(count * width)) for count in channels]
+
+
+def _resnet18(channels: Sequence[int]) -> Builder:
+    def build(*, num_classes: int, in_channels: int, image_size: tuple[int, int], width: float) -> nn.Module:
+        return ResNet18(scale_channels(channels, width), num_classes=num_classes, in_channels=in_channels)
+
+    return build
+
+
+def _cnn6(*, num_classes: int, in_channels: int, image_size: tuple[int, int], width: float) -> nn.Module:
+    *widths, hidden_width = scale_channels((32, 64, 128, 256), width)
+    return Cnn6(
+        widths,
+        hidden_width=hidden_width,
+        num_classes=num_classes,
+        in_channels=in_channels,
+        image_size=image_size,
+    )
+
+
+def _cnn6_wide(*, num_classes: int, in_channels: int, image_size: tuple[int, int], width: float) -> nn.Module:
+    return Cnn6Wide(scale_channels((64, 128, 256), width), num_classes=num_classes, in_channels=in_channels)
+
+
+ARCHITECTURES: dict[str, Builder] = {
+    "resnet18": _resnet18((64, 128, 256, 512)),
+    "resnet18-half": _resnet18((32, 64, 128, 256)),
+    "cnn6": _cnn6,
+    "cnn6-wide": _cnn6_wide,
+}
+POOL = ("resnet18", "resnet18-half", "cnn6")  # what the paper deals out to its clients in turn
+
+
+def _load_builder(name: str, module_name: str, attribute: str) -> Builder:
+    if not module_name or not attribute:
+        raise ConfigError(f"model {name!r}: expected an import path 'package.module:build'")
+    with _current_directory_importable():
+        module = _call(name, f"importing {module_name!r}", importlib.import_module, module_name)
+    build = _call(name, f"finding {attribute!r}", operator.attrgetter(attribute), module)
+    if not callable(build):
+        kind = type(build).__name__
+        raise ConfigError(f"model {name!r}: {attribute!r} must be a function of (num_classes, in_channels), got {kind}")
+    return functools.partial(_build_foreign, name, build)
+
+
+def _build_foreign(
+    name: str,
+    build: Callable[[int, int], object],
+    *,
+    num_classes: int,
+    in_channels: int,
+    image_size: tuple[int, int],
+    width: float,
+) -> nn.Module:
+    """A user's network, tried on two black images before anything trusts it; width is not its concern."""
+    images_BDHW = torch.zeros(2, in_channels, *image_size)
+    batch = f"a batch of {list(images_BDHW.shape)}"
+    call = f"build({num_classes}, {in_channels})"
+    with _current_directory_importable():
+        model = _call(name, call, build, num_classes, in_channels)
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"model {name!r}: {call} must return a torch.nn.Module, got {type(model).__name__}")
+        logits_BC = _call(name, batch, _try_forward, model, images_BDHW)
+    fault = _fault_of_logits(logits_BC, (len(images_BDHW), num_classes))
+    if fault:
+        expected = f"finite floats of shape [{len(images_BDHW)}, {num_classes}]"
+        raise ConfigError(f"model {name!r}: {batch} must give {expected}, got {fault}")
+    return model
+
+
+@torch.no_grad()
+def _try_forward(model: nn.Module, images_BDHW: Tensor) -> object:
+    modes = [(module, module.training) for module in model.modules()]
+    lazy = nn.parameter.is_lazy  # a lazy layer takes its shape, and so its weights, from these images
+    buffers = {key: buffer.clone() for key, buffer in model.named_buffers() if not lazy(buffer)}
+    model.eval()
+    try:
+        return torch.func.functional_call(model, buffers, (images_BDHW,))
+    finally:
+        for module, was_training in modes:
+            module.training = was_training
+
+
+def _fault_of_logits(logits: object, shape: tuple[int, int]) -> str:
+    if not isinstance(logits, Tensor):
+        return type(logits).__name__
+    if logits.shape != shape or not logits.is_floating_point():
+        return f"{list(logits.shape)} of {logits.dtype}"
+    return "" if logits.isfinite().all() else "a value that is not finite"
+
+
+def _call(name: str, what: str, function: Callable[..., Any], *args: object) -> Any:  # noqa: ANN401
+    """Call a user's code; whatever it raises becomes one line."""
+    try:
+        return function(*args)
+    except (Exception, SystemExit) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"model {name!r}: {what} failed with {reason}") from error
+
+
+@contextmanager
+def _current_directory_importable() -> Iterator[None]:
+    here = os.getcwd()
+    if here in sys.path or "" in sys.path:
+        yield
+        return
+    sys.path.insert(0, here)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        if here in sys.path:
+            sys.path.remove(here)

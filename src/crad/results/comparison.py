@@ -1,0 +1,67 @@
+"""Several methods and seeds on identical partitions: means, spreads, and paired differences against the first."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+METRICS = ("global_accuracy", "local_accuracy")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A metric over seeds: mean, standard deviation (0 for one seed), and the values by seed."""
+
+    mean: float
+    deviation: float
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method of a comparison."""
+
+    method: str
+    seeds: tuple[int, ...]
+    figures: dict[str, Figure]
+    spread: dict[str, float]  # over the clients, mean over the seeds
+    difference: dict[str, Figure]  # against the first method, paired by seed
+    payload_bytes: float
+    seconds: float
+
+
+def compare(summaries: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """One row per method in the order of first appearance; all must have been run with the same seeds."""
+    methods = list(dict.fromkeys(summary["method"] for summary in summaries))
+    by_key = {(summary["method"], summary["seed"]): summary for summary in summaries}
+    seeds = tuple(dict.fromkeys(summary["seed"] for summary in summaries))
+    return [_row(method, methods[0], seeds, by_key) for method in methods]
+
+
+def to_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The rows as plain dictionaries."""
+    return [asdict(row) for row in rows]
+
+
+def _row(method: str, first: str, seeds: tuple[int, ...], by_key: Mapping[tuple[str, int], Mapping[str, Any]]) -> Row:
+    own = [by_key[method, seed] for seed in seeds]
+    reference = [by_key[first, seed] for seed in seeds]
+    return Row(
+        method=method,
+        seeds=seeds,
+        figures={metric: _figure([summary[metric] for summary in own]) for metric in METRICS},
+        spread={metric: statistics.fmean(summary[f"{metric}_spread"] for summary in own) for metric in METRICS},
+        difference={
+            metric: _figure([mine[metric] - theirs[metric] for mine, theirs in zip(own, reference, strict=True)])
+            for metric in METRICS
+        },
+        payload_bytes=statistics.fmean(summary["payload_bytes_per_client_round"] for summary in own),
+        seconds=statistics.fmean(summary["total_seconds"] for summary in own),
+    )
+
+
+def _figure(values: Sequence[float]) -> Figure:
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return Figure(statistics.fmean(values), deviation, tuple(values))

@@ -1,0 +1,149 @@
+"""`report.html`: one page that opens from disk, with what was run, whether joining helped, and how to repeat it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from crad.results.comparison import Row
+from crad.results.drawing import heat_map, line_chart
+from crad.results.tables import comparison_cells, comparison_header, mib
+
+PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width,initial-scale=1"><title>{title}</title><style>
+:root{{--ink:#222;--paper:#fff;--grid:#ddd;color-scheme:light dark}}
+@media(prefers-color-scheme:dark){{:root{{--ink:#e8e8e8;--paper:#16181c;--grid:#3a3d44}}}}
+body{{font:16px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper)}}
+body{{max-width:60rem;margin:auto;padding:1rem}}
+table{{border-collapse:collapse;display:block;overflow-x:auto}}
+th,td{{padding:.3rem .8rem;border-bottom:1px solid var(--grid);text-align:right;white-space:nowrap}}
+th:first-child,td:first-child{{text-align:left}}
+figure{{margin:1.5rem 0}} pre{{overflow-x:auto;border:1px solid var(--grid);padding:.6rem}}
+</style></head><body><main><h1>{title}</h1>{body}</main></body></html>
+"""
+
+
+def run_report(summary: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]], partition: Mapping[str, Any]) -> str:
+    """The page of one run."""
+    curves = {
+        "global": _curve(rounds, "global_accuracy"),
+        "local": _curve(rounds, "local_accuracy"),
+        "validation": _curve(rounds, "validation_accuracy"),
+    }
+    cells = [
+        [str(client), architecture, f"{overall:.2f}", f"{local:.2f}"]
+        for client, (architecture, overall, local) in enumerate(
+            zip(
+                summary["architecture_per_client"],
+                summary["global_accuracy_per_client"],
+                summary["local_accuracy_per_client"],
+                strict=True,
+            )
+        )
+    ]
+    body = [
+        f"<p>{escape(_sentence(summary))}</p>",
+        f"<p><strong>At round {summary['best_round']}</strong> (highest validation accuracy): global accuracy "
+        f"{summary['global_accuracy']:.2f} %, local accuracy {summary['local_accuracy']:.2f} %, "
+        f"{mib(summary['payload_bytes_per_client_round'])} MiB sent per client and round.</p>",
+        _figure(line_chart(curves, title="Accuracy over rounds", x_title="round", y_title="mean accuracy (%)")),
+        "<h2>Clients</h2>",
+        _table(["client", "architecture", "global accuracy %", "local accuracy %"], cells),
+        "<h2>Who holds what</h2>",
+        _figure(partition_picture(partition)),
+        *_repeat(summary, f"crad run --method {shlex.quote(summary['method'])}"),
+    ]
+    return PAGE.format(
+        title=f"CRAD run: {escape(summary['method'])} on {escape(summary['dataset'])}", body="".join(body)
+    )
+
+
+def comparison_report(
+    rows: Sequence[Row],
+    summaries: Sequence[Mapping[str, Any]],
+    curves: Mapping[str, Sequence[tuple[float, float]]],
+    partition: Mapping[str, Any],
+) -> str:
+    """The page of a comparison; `curves` are global accuracies over rounds by method, for the first seed."""
+    first = summaries[0]
+    seeds = ", ".join(str(seed) for seed in rows[0].seeds)
+    methods = ",".join(row.method for row in rows)
+    title = f"Global accuracy over rounds, seed {rows[0].seeds[0]}"
+    body = [
+        f"<p>{escape(_sentence(first, method=methods.replace(',', ', ')))} Seeds: {seeds}.</p>",
+        f"<p><strong>{escape(headline(rows))}</strong></p>",
+        _table(comparison_header(rows), comparison_cells(rows)),
+        _figure(line_chart(curves, title=title, x_title="round", y_title="mean accuracy (%)")),
+        f"<h2>Who holds what (seed {rows[0].seeds[0]})</h2>",
+        _figure(partition_picture(partition)),
+        *_repeat(first, f"crad compare --methods {shlex.quote(methods)} --seeds {seeds.replace(' ', '')}"),
+    ]
+    return PAGE.format(title=f"CRAD comparison on {escape(first['dataset'])}", body="".join(body))
+
+
+def headline(rows: Sequence[Row]) -> str:
+    """Whether joining helped over training alone, in a sentence; empty where `local` was not run."""
+    alone = next((row for row in rows if row.method == "local"), None)
+    joined = [row for row in rows if row.method not in ("local", "centralized")]
+    if alone is None or not joined:
+        return ""
+    best = max(joined, key=lambda row: row.figures["global_accuracy"].mean)
+    mine, theirs = best.figures["global_accuracy"], alone.figures["global_accuracy"]
+    gain = mine.mean - theirs.mean
+    pairs = zip(mine.values, theirs.values, strict=True)
+    wins = sum(value > other for value, other in pairs)
+    verdict = "helped" if gain > 0 else "did not help"
+    return (
+        f"Joining {verdict}: {best.method} reaches {mine.mean:.2f} % global accuracy against {theirs.mean:.2f} % for "
+        f"training alone ({gain:+.2f} points, better with {wins} of {len(best.seeds)} seeds)."
+    )
+
+
+def partition_picture(partition: Mapping[str, Any]) -> str:
+    """The partition as a heat map, clients x classes."""
+    counts = partition["counts"]
+    return heat_map(
+        counts,
+        rows=[f"client {i}" for i in range(len(counts))],
+        columns=partition["class_names"],
+        title="Private samples per client and class",
+        row_title="rows: clients, columns: classes",
+    )
+
+
+def _sentence(summary: Mapping[str, Any], method: str | None = None) -> str:
+    active = summary["active"]
+    who = f"{summary['clients']} clients" + (f", {active} active" if active != summary["clients"] else "")
+    how = f"{summary['partition']}" + (f" alpha {summary['alpha']:g}" if summary["partition"] == "dirichlet" else "")
+    hardware = summary["hardware"]
+    return (
+        f"{method or summary['method']} on {summary['dataset']}: {who}, {how}, {summary['rounds']} rounds, preset "
+        f"{summary['preset']}, seed {summary['seed']}, on {hardware['processor']} ({hardware['device']})."
+    )
+
+
+def _curve(rounds: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
+    return [(record["round"], record[key]) for record in rounds if record[key] is not None]
+
+
+def _figure(svg: str) -> str:
+    return f"<figure>{svg}</figure>"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _repeat(summary: Mapping[str, Any], command: str) -> list[str]:
+    versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
+    seed = "" if "--seeds" in command else f" --seed {summary['seed']}"
+    flags = f"--preset {summary['preset']} --dataset {shlex.quote(summary['dataset'])}{seed}"
+    return [
+        "<h2>To repeat it</h2>",
+        f"<pre>{escape(command)} {escape(flags)}</pre>",
+        f"<p>All settings stand in <code>experiment.toml</code> of each run. {escape(versions)}.</p>",
+    ]

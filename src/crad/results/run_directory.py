@@ -1,0 +1,126 @@
+"""The run directory: what lies where, and what may be written over what.
+
+experiment.toml   everything needed to repeat the run
+partition.json    clients x classes, and partition.svg, the same as a picture
+rounds.jsonl      one line per round
+summary.json      the outcome, once the run is complete
+report.html       the outcome, for people
+checkpoint/       the newest round and the best one
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from crad.config import EXECUTION_FIELDS, Experiment, make_experiment, to_toml
+from crad.errors import RunError
+from crad.federation.files import flush_folder, write_atomically, write_flushed
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The files of one run."""
+
+    path: Path
+
+    @property
+    def experiment_file(self) -> Path:
+        """Everything needed to repeat the run."""
+        return self.path / "experiment.toml"
+
+    @property
+    def rounds_file(self) -> Path:
+        """One line per round."""
+        return self.path / "rounds.jsonl"
+
+    @property
+    def summary_file(self) -> Path:
+        """The outcome, there once the run is complete."""
+        return self.path / "summary.json"
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        """The newest round and the best one."""
+        return self.path / "checkpoint"
+
+    def check_free(self, experiment: Experiment) -> None:
+        """Refuse a directory that holds anything; nothing is ever written over."""
+        if self.experiment_file.exists():
+            same = identity(self.experiment()) == identity(experiment)
+            whose = "this very experiment" if same else "another experiment"
+            cure = "continue it with --resume, or choose another --output" if same else "choose another --output"
+            raise RunError(f"{self.path} holds a run of {whose}; {cure}")
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise RunError(f"{self.path} exists and is no run directory; choose another --output")
+
+    def create(self, experiment: Experiment) -> None:
+        """Begin a new run."""
+        self.check_free(experiment)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(
+                f"cannot write to {self.path}: {error.strerror or error}; choose another --output"
+            ) from error
+        write_atomically(self.experiment_file, to_toml(experiment).encode())
+
+    def experiment(self) -> Experiment:
+        """The experiment that this directory belongs to."""
+        if not self.experiment_file.is_file():
+            raise RunError(f"{self.path} is no run directory: it has no experiment.toml")
+        return make_experiment(path=self.experiment_file)
+
+    def append_round(self, record: Record) -> None:
+        """Add one line to `rounds.jsonl`, durable before this returns."""
+        write_flushed(self.rounds_file, json.dumps(record, allow_nan=False).encode() + b"\n", mode="ab")
+
+    def rounds(self) -> list[Record]:
+        """All complete lines; a last line that was cut off by a crash is left out."""
+        if not self.rounds_file.is_file():
+            return []
+        lines = self.rounds_file.read_text(encoding="utf-8").split("\n")[:-1]
+        try:
+            return [json.loads(line) for line in lines]
+        except ValueError as error:
+            raise RunError(f"{self.rounds_file} is damaged: {error}") from error
+
+    def cut_rounds(self, *, after: int) -> list[Record]:
+        """Drop lines that go beyond the checkpoint, so that the rounds can be run again."""
+        kept = self.rounds()[:after]
+        if [record["round"] for record in kept] != list(range(1, after + 1)):
+            raise RunError(f"{self.rounds_file} does not hold rounds 1 to {after} that the checkpoint follows")
+        content = "".join(json.dumps(record, allow_nan=False) + "\n" for record in kept)
+        write_atomically(self.rounds_file, content.encode())
+        return kept
+
+    def write_json(self, name: str, content: object) -> None:
+        """Write one JSON file, whole or not at all."""
+        write_atomically(self.path / name, json.dumps(content, indent=1, allow_nan=False).encode() + b"\n")
+
+    def write_text(self, name: str, content: str) -> None:
+        """Write one text file, whole or not at all."""
+        write_atomically(self.path / name, content.encode())
+        flush_folder(self.path)
+
+    def read_json(self, name: str) -> Record:
+        """Read one JSON file of the run."""
+        path = self.path / name
+        try:
+            content: Record = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise RunError(f"{path} is not there yet: finish the run with crad run --resume {self.path}") from None
+        except ValueError as error:
+            raise RunError(f"{path} is damaged: {error}") from error
+        return content
+
+
+def identity(experiment: Experiment) -> str:
+    """Two experiments with the same identity give the same numbers."""
+    content = experiment.model_dump(mode="json", exclude=set(EXECUTION_FIELDS))
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

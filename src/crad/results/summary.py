@@ -1,0 +1,115 @@
+"""`summary.json`: the outcome of a run at its selected round, from the records alone."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from crad.config import Experiment
+from crad.results.selection import best_round
+
+SCHEMA = 1
+Record = dict[str, Any]
+
+
+def summarise(experiment: Experiment, *, rounds: Sequence[Record], partition: Mapping[str, Any], device: str) -> Record:
+    """The summary of a complete run; accuracies in percent, means over all clients."""
+    best = best_round(rounds)
+    assert best is not None, "the last round is always tested"
+    clients = best["clients"]
+    return {
+        "schema": SCHEMA,
+        "method": experiment.method,
+        "dataset": experiment.dataset,
+        "preset": experiment.preset,
+        "seed": experiment.seed,
+        "clients": experiment.clients,
+        "active": experiment.active or experiment.clients,
+        "partition": experiment.partition,
+        "alpha": experiment.alpha,
+        "rounds": experiment.rounds,
+        "best_round": best["round"],
+        "global_accuracy": best["global_accuracy"],
+        "global_accuracy_spread": _spread(clients, "global_accuracy"),
+        "local_accuracy": best["local_accuracy"],
+        "local_accuracy_spread": _spread(clients, "local_accuracy"),
+        "validation_accuracy": best["validation_accuracy"],
+        "last_global_accuracy": rounds[-1]["global_accuracy"],
+        "last_local_accuracy": rounds[-1]["local_accuracy"],
+        "global_accuracy_per_client": [client["global_accuracy"] for client in clients],
+        "local_accuracy_per_client": [client["local_accuracy"] for client in clients],
+        "architecture_per_client": [client["architecture"] for client in clients],
+        "per_class": _per_class(clients, partition),
+        "payload_bytes_per_client_round": _payload(rounds),
+        "round_seconds": statistics.median(record["timing"]["seconds"] for record in rounds),
+        "total_seconds": sum(record["timing"]["seconds"] for record in rounds),
+        "peak_memory_bytes": max(record["timing"]["peak_memory_bytes"] for record in rounds),
+        "proxy_size": partition["proxy_size"],
+        "data_sha256": partition["data_sha256"],
+        "hardware": hardware(device),
+        "versions": versions(),
+    }
+
+
+def hardware(device: str) -> Record:
+    """What the run was computed on."""
+    return {
+        "device": device,
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_bytes": _memory_bytes(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def versions() -> dict[str, str]:
+    """The versions that numbers may depend on."""
+    packages = ("crad", "torch", "numpy", "safetensors", "pydantic")
+    return {"python": platform.python_version(), **{name: metadata.version(name) for name in packages}}
+
+
+def _spread(clients: Sequence[Mapping[str, Any]], key: str) -> float:
+    return float(statistics.pstdev([client[key] for client in clients]))
+
+
+def _payload(rounds: Sequence[Record]) -> float:
+    # Mean over the clients that took part: what one of them sends in a round.
+    return statistics.fmean(record["payload_bytes"] / max(1, len(record["active"])) for record in rounds)
+
+
+def _per_class(clients: Sequence[Mapping[str, Any]], partition: Mapping[str, Any]) -> list[Record]:
+    held = [sum(column) for column in zip(*partition["counts"], strict=True)]
+    rows = []
+    for label, name in enumerate(partition["class_names"]):
+        pairs = [(client["global"]["hits"][label], client["global"]["counts"][label]) for client in clients]
+        rows.append(
+            {
+                "class": label,
+                "name": name,
+                "private_samples": held[label],
+                "global_accuracy": statistics.fmean(100.0 * hits / max(1, count) for hits, count in pairs),
+            }
+        )
+    return rows
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None

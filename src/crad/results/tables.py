@@ -1,0 +1,65 @@
+"""The cells of the tables, once for the terminal, the page and Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from crad.results.comparison import METRICS, Figure, Row
+
+
+def comparison_header(rows: Sequence[Row]) -> list[str]:
+    """Column titles; the difference columns name the method they are measured against."""
+    first = rows[0].method
+    return [
+        "method",
+        "global acc %",
+        "± clients",
+        "local acc %",
+        "± clients",
+        f"global vs {first}",
+        f"local vs {first}",
+        "MiB/client/round",
+        "seconds",
+    ]
+
+
+def comparison_cells(rows: Sequence[Row]) -> list[list[str]]:
+    """One list of texts per method."""
+    table = []
+    for number, row in enumerate(rows):
+        cells = [row.method]
+        for metric in METRICS:
+            cells += [_plain(row.figures[metric]), f"{row.spread[metric]:.2f}"]
+        cells += ["-" if number == 0 else _signed(row.difference[metric]) for metric in METRICS]
+        cells += [mib(row.payload_bytes), f"{row.seconds:.1f}"]
+        table.append(cells)
+    return table
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table whose columns line up in the source too."""
+    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) if not i else cell.rjust(width) for i, (cell, width) in _pairs(row, widths))
+        for row in [header, *rows]
+    ]
+    rule = "|".join("-" * (width + 2) if not i else "-" * (width + 1) + ":" for i, width in enumerate(widths))
+    return "\n".join([f"{lines[0]} |", f"|{rule}|", *(f"{line} |" for line in lines[1:])]) + "\n"
+
+
+def mib(payload_bytes: float) -> str:
+    """Bytes as MiB with three figures that matter."""
+    value = payload_bytes / 2**20
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 0.1 or value == 0 else f"{value:.3f}"
+
+
+def _plain(figure: Figure) -> str:
+    return f"{figure.mean:.2f}" + (f" ± {figure.deviation:.2f}" if len(figure.values) > 1 else "")
+
+
+def _signed(figure: Figure) -> str:
+    return f"{figure.mean:+.2f}" + (f" ± {figure.deviation:.2f}" if len(figure.values) > 1 else "")
+
+
+def _pairs(row: Sequence[str], widths: Sequence[int]) -> list[tuple[int, tuple[str, int]]]:
+    return list(enumerate(zip(row, widths, strict=True)))
