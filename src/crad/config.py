@@ -99,6 +99,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "test_limit": 1000,
         "proxy_size": 400,
         "width": 0.125,
+        "batch_size": 16,
+        "eval_every": 2,
     },
     # Seconds, on images that come inside a dependency.
     "demo": {

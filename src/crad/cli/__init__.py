@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-from types import FrameType
 from typing import Any, NoReturn
 
 import typer
@@ -13,6 +11,7 @@ from crad.cli import data
 from crad.cli.compare import compare_command, demo_command
 from crad.cli.explain import explain_command
 from crad.cli.run import run_command
+from crad.cli.signals import Terminated, raise_on_sigterm
 from crad.errors import CradError
 
 app = typer.Typer(
@@ -32,13 +31,9 @@ app.add_typer(data.app, name="data")
 _USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, treated like Ctrl-C: the last complete round is on disk."""
-
-
 def main() -> None:
     """Run the command line: 0 on success, 2 with one line for bad input, 130 or 143 when interrupted."""
-    signal.signal(signal.SIGTERM, _terminate)
+    raise_on_sigterm()
     try:
         code = app(standalone_mode=False)
     except CradError as error:
@@ -50,10 +45,6 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    raise Terminated
 
 
 def _fail(message: str, *, code: int) -> NoReturn:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from crad.cli.options import AsJson, ConfigFile, Output, Quiet, Settings, with_experiment_flags
+from crad.cli.signals import Terminated
 from crad.config import EXECUTION_FIELDS, Experiment, make_experiment
 from crad.errors import ConfigError
 
@@ -64,7 +65,7 @@ def run_shown(
     try:
         with display.running(label, is_partition_shown=is_partition_shown) as hooks:
             return run(experiment, output=directory, resume=is_resumed, hooks=hooks)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated):
         if directory.exists():
             typer.echo(f"crad: stopped; continue with crad run --resume {directory}", err=True)
         raise

@@ -1,0 +1,61 @@
+"""What the tests share: a tiny data set that learns in milliseconds, and the real subsets where they are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from crad.config import Experiment
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def tiny_npz(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four classes of 8x8 grayscale images: a bright quadrant on noise. 240 to train, 80 to test."""
+    rng = np.random.default_rng(7)
+    arrays = {}
+    for split, per_class in (("train", 60), ("test", 20)):
+        labels = np.repeat(np.arange(4), per_class)
+        images = rng.integers(0, 120, size=(len(labels), 8, 8), dtype=np.uint8)
+        for image, label in zip(images, labels, strict=True):
+            row, column = divmod(int(label), 2)
+            image[4 * row : 4 * row + 4, 4 * column : 4 * column + 4] += 90
+        order = rng.permutation(len(labels))
+        arrays[f"{split}_images"], arrays[f"{split}_labels"] = images[order], labels[order]
+    path = tmp_path_factory.mktemp("tiny") / "tiny.npz"
+    np.savez(path, **arrays)
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_npz: Path) -> Experiment:
+    """Four clients with the three architecture families on the tiny data set; a round takes a fraction of a second."""
+    return Experiment(
+        dataset=str(tiny_npz),
+        clients=4,
+        rounds=3,
+        alpha=0.5,
+        width=0.125,
+        batch_size=16,
+        proxy_size=8,
+        seed=5,
+        device="cpu",
+    )
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder with the real CIFAR and PathMNIST subsets."""
+    folder = Path(os.environ.get("CRAD_DATA") or ROOT.parent / "shared" / "data")
+    if not (folder / "cifar10.npz").is_file():
+        pytest.skip(f"no real data subsets in {folder}: set CRAD_DATA to the folder with cifar10.npz")
+    return folder
+
+
+def change(experiment: Experiment, **settings: object) -> Experiment:
+    """The same experiment with some settings changed."""
+    return Experiment(**{**experiment.model_dump(), **settings})

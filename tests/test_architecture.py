@@ -1,0 +1,107 @@
+"""Rules of the house: imports point one way, the heavy parts come late, nothing unpickles foreign bytes."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parent.parent / "src" / "crad"
+
+# A module may import from its own layer and from those above it in this list.
+LAYERS = [
+    {"errors", "randomness", "config", "plugins"},
+    {"data", "models", "aggregation"},
+    {"learning"},
+    {"federation"},
+    {"methods"},
+    {"engines", "network", "results"},
+    {"api", "inspection", "comparing"},
+    {"cli"},
+    {"__main__", "__init__"},
+]
+PURE = {"aggregation"}  # tensors in, tensors out: no files, clocks or logs
+FORBIDDEN_IN_PURE = {"os", "pathlib", "time", "logging", "io", "json", "random", "datetime"}
+
+
+def modules() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def layer_of(part: str) -> int:
+    return next(number for number, parts in enumerate(LAYERS) if part in parts)
+
+
+def imports_of(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path} uses a relative import"
+            names.add(node.module)
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def crad_parts(path: Path) -> set[str]:
+    known = set().union(*LAYERS)
+    parts = {name.split(".")[1] for name in imports_of(path) if name.startswith("crad.")}
+    return parts & known
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_point_one_way(path: Path):
+    own = layer_of(part_of(path))
+    for part in crad_parts(path):
+        assert layer_of(part) <= own, f"{path.name} in layer {own} imports crad.{part} from layer {layer_of(part)}"
+        if layer_of(part) == own and own > 0 and part != part_of(path):
+            assert own == layer_of("api"), f"{path.name} imports its sibling crad.{part}"
+
+
+def test_aggregation_is_pure():
+    for path in (SOURCE / "aggregation").glob("*.py"):
+        touched = {name.split(".")[0] for name in imports_of(path)} & FORBIDDEN_IN_PURE
+        assert not touched, f"{path.name} imports {touched}"
+
+
+def test_results_never_touch_models():
+    for path in (SOURCE / "results").glob("*.py"):
+        forbidden = {
+            name for name in imports_of(path) if name.split(".")[0] == "torch" or name.startswith("crad.models")
+        }
+        assert not forbidden, f"{path.name} imports {forbidden}"
+
+
+def test_nothing_unpickles_or_evaluates_except_the_restricted_cifar_reader():
+    for path in modules():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        assert not calls & {"eval", "exec", "torch.load", "pickle.load", "pickle.loads"}, path.name
+        if "pickle" in imports_of(path):
+            assert path.name == "cifar.py"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["data", "list", "--json"]])
+def test_help_and_listing_do_not_import_torch(arguments: list[str]):
+    code = f"import sys; sys.argv = ['crad', *{arguments!r}]; from crad.cli import main\n"
+    code += "try: main()\nfinally: print('TORCH' if 'torch' in sys.modules else 'LIGHT', file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.strip().endswith("LIGHT")
+
+
+def test_every_public_name_is_there():
+    import crad
+
+    for name in crad.__all__:
+        assert getattr(crad, name) is not None
+    with pytest.raises(AttributeError, match="aggregat"):
+        crad.aggregat  # noqa: B018

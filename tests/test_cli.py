@@ -1,0 +1,280 @@
+"""The command as a person meets it: good runs print tables and JSON, bad input gets one line and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from crad.cli import main
+from crad.config import to_toml
+from tests.conftest import change
+
+
+@pytest.fixture
+def crad_command(monkeypatch, capsys):
+    """Run `crad ARGS` in this process: exit code, standard output, standard error."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["crad", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        out, err = capsys.readouterr()
+        return int(stopped.value.code or 0), out, err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def quick(tiny):
+    return change(tiny, rounds=2, models=("cnn6",))
+
+
+@pytest.fixture(scope="module")
+def quick_toml(quick, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("toml") / "experiment.toml"
+    path.write_text(to_toml(quick))
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(quick_toml, tmp_path_factory) -> Path:
+    """One finished run, made by the real command in a process of its own."""
+    path = tmp_path_factory.mktemp("runs") / "finished"
+    command = [sys.executable, "-m", "crad", "run", "--config", str(quick_toml), "--output", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith(str(path))
+    assert re.search(r"crad, seed 5  round 1/2  loss \d.*validation .*left \d+ s", done.stderr)
+    assert re.search(r"round 2/2", done.stderr)
+    return path
+
+
+def test_a_run_directory_holds_what_the_design_says(finished, quick):
+    names = {path.name for path in finished.iterdir()}
+    assert {"experiment.toml", "rounds.jsonl", "summary.json", "checkpoint", "report.html"} <= names
+    summary = json.loads((finished / "summary.json").read_text())
+    wanted = """schema method dataset preset seed clients alpha rounds best_round global_accuracy local_accuracy
+        validation_accuracy global_accuracy_per_client per_class payload_bytes_per_client_round round_seconds
+        peak_memory_bytes hardware versions""".split()
+    assert [key for key in wanted if key not in summary] == []
+    assert len(summary["global_accuracy_per_client"]) == quick.clients
+    assert [row["name"] for row in summary["per_class"]] == ["0", "1", "2", "3"]
+    assert len((finished / "rounds.jsonl").read_text().splitlines()) == 2
+    ET.fromstring((finished / "partition.svg").read_text())
+
+
+def test_the_experiment_file_repeats_the_run(finished, tmp_path, crad_command):
+    code, out, _ = crad_command("run", "-c", finished / "experiment.toml", "-o", tmp_path / "again", "--json")
+    assert code == 0
+    assert (
+        json.loads(out)["global_accuracy_per_client"]
+        == json.loads((finished / "summary.json").read_text())["global_accuracy_per_client"]
+    )
+
+
+def test_flags_win_over_the_file(quick_toml, tmp_path, crad_command):
+    code, out, err = crad_command(
+        "run", "-c", quick_toml, "--rounds", 1, "--method", "local", "-o", tmp_path / "run", "--json", "--quiet"
+    )
+    assert code == 0
+    assert (json.loads(out)["rounds"], json.loads(out)["method"]) == (1, "local")
+    assert err == ""
+
+
+def test_quiet_prints_the_path_alone(quick_toml, tmp_path, crad_command):
+    code, out, err = crad_command("run", "-c", quick_toml, "--rounds", 1, "-o", tmp_path / "run", "--quiet")
+    assert (code, out.strip(), err) == (0, str(tmp_path / "run"), "")
+
+
+def test_compare_shows_means_and_paired_differences_and_continues(quick_toml, tmp_path, crad_command):
+    arguments = ("compare", "-c", quick_toml, "--methods", "local,crad", "--seeds", "1,2", "-o", tmp_path / "all")
+    code, out, err = crad_command(*arguments)
+    assert code == 0
+    assert re.search(r"^\s+local\s+\d+\.\d\d ± \d+\.\d\d", out, re.MULTILINE)
+    assert re.search(r"^\s+crad .* [+-]\d+\.\d\d ± \d+\.\d\d", out, re.MULTILINE)
+    assert "Joining" in out
+    assert "[4/4] crad, seed 2" in err
+    rows = json.loads((tmp_path / "all" / "comparison.json").read_text())["rows"]
+    assert [row["method"] for row in rows] == ["local", "crad"]
+    assert rows[1]["difference"]["global_accuracy"]["values"] == pytest.approx(
+        np.subtract(*[rows[i]["figures"]["global_accuracy"]["values"] for i in (1, 0)]).tolist()
+    )
+    partitions = {(tmp_path / "all" / f"{m}-seed1" / "partition.json").read_text() for m in ("local", "crad")}
+    assert len(partitions) == 1, "identical partitions"
+    before = (tmp_path / "all" / "crad-seed2" / "rounds.jsonl").stat().st_mtime_ns
+    code, again, _ = crad_command(*arguments)
+    assert (code, again) == (0, out)
+    assert (tmp_path / "all" / "crad-seed2" / "rounds.jsonl").stat().st_mtime_ns == before
+
+
+def test_explain_shows_every_teacher(finished, crad_command):
+    code, out, _ = crad_command("explain", finished, "--student", 1, "--image", 3)
+    assert code == 0
+    assert "Student 1, test image 3" in out
+    assert re.search(r"consensus \d+\.\d %, accepted", out)
+    assert len(re.findall(r"^  [023] +cnn6@0.125", out, re.MULTILINE)) == 3
+    code, out, _ = crad_command("explain", finished, "--json")
+    success, failure = json.loads(out)
+    assert code == 0
+    assert success["target"] - success["uniform"] >= failure["target"] - failure["uniform"]
+    for trace in (success, failure):
+        assert sum(teacher["weight"] for teacher in trace["teachers"]) == pytest.approx(1, abs=1e-5)
+
+
+def test_explain_agrees_with_the_public_function_on_the_stored_statistics(finished, crad_command):
+    _, out, _ = crad_command("explain", finished, "--student", 0, "--image", 7, "--class", 2, "--json")
+    (trace,) = json.loads(out)
+    kept = [teacher for teacher in trace["teachers"] if teacher["state"] == "kept"]
+    for teacher in kept:
+        assert abs(teacher["probability"] - trace["consensus"]) <= trace["band"] + 1e-6
+
+
+BAD_FLAGS = {
+    "unknown data set": (["--dataset", "cifar11"], "unknown data set 'cifar11'. Did you mean 'cifar10'?"),
+    "unknown method": (["--method", "crda"], "unknown method 'crda'. Did you mean 'crad'?"),
+    "unknown preset": (["--preset", "minj"], "unknown preset 'minj'. Did you mean 'mini'?"),
+    "unknown model": (["--models", "resnet81"], "unknown model 'resnet81'. Did you mean 'resnet18'"),
+    "unknown flag": (["--alhpa", "1"], "--alhpa"),
+    "alpha": (["--alpha", "0"], "alpha = '0'"),
+    "alpha not a number": (["--alpha", "nan"], "alpha = 'nan'"),
+    "rounds": (["--rounds", "0"], "rounds = '0'"),
+    "active": (["--active", "9"], "active is 9, but there are only 4 clients"),
+    "clients": (["--clients", "500"], "500 clients need at least 10 samples each"),
+    "train limit": (["--train-limit", "100000"], "100000"),
+    "width": (["--width", "-1"], "width = '-1'"),
+    "unsupported": (["--unsupported", "maybe"], "unsupported = 'maybe'"),
+    "device": (["--device", "cuda"], "device 'cuda' is not available"),
+    "missing file": (["--dataset", "absent.npz"], "absent.npz"),
+}
+
+
+@pytest.mark.parametrize(("flags", "message"), BAD_FLAGS.values(), ids=BAD_FLAGS)
+def test_bad_input_gets_one_line_exit_code_2_and_writes_nothing(quick_toml, tmp_path, crad_command, flags, message):
+    import torch
+
+    if flags == ["--device", "cuda"] and torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    code, out, err = crad_command("run", "-c", quick_toml, "-o", tmp_path / "run", *flags)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("crad: ")
+    assert err.count("\n") == 1
+    assert message in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_unknown_key_in_the_file_is_refused_with_the_nearest(tmp_path, crad_command):
+    (tmp_path / "e.toml").write_text("alhpa = 1\n")
+    code, _, err = crad_command("run", "-c", tmp_path / "e.toml")
+    assert code == 2
+    assert "unknown setting 'alhpa'. Did you mean 'alpha'?" in err
+
+
+@pytest.mark.parametrize("fault", ["label", "shape", "corrupt", "keys"])
+def test_bad_data_files_are_refused_by_name(quick_toml, tmp_path, tiny_npz, crad_command, fault):
+    arrays = dict(np.load(tiny_npz))
+    if fault == "label":
+        arrays["train_labels"] = np.where(np.arange(240) == 17, -1, arrays["train_labels"])
+    if fault == "shape":
+        arrays["test_images"] = np.zeros((80, 9, 8), np.uint8)
+    if fault == "keys":
+        del arrays["test_labels"]
+    path = tmp_path / "bad.npz"
+    np.savez(path, **arrays)
+    if fault == "corrupt":
+        path.write_bytes(path.read_bytes()[:1000])
+    code, _, err = crad_command("run", "-c", quick_toml, "--dataset", path, "-o", tmp_path / "run")
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "bad.npz" in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_empty_class_folder_is_refused_by_name(quick_toml, tmp_path, crad_command):
+    for name in ("cats", "dogs"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+    code, _, err = crad_command("run", "-c", quick_toml, "--dataset", tmp_path / "pets", "-o", tmp_path / "run")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "cats" in err
+
+
+def test_a_directory_of_another_experiment_is_never_touched(quick_toml, finished, crad_command):
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
+    for flags, words in (
+        ([], "this very experiment; continue it with --resume"),
+        (["--seed", "9"], "another experiment"),
+    ):
+        code, _, err = crad_command("run", "-c", quick_toml, "-o", finished, *flags)
+        assert code == 2
+        assert words in err
+    code, _, err = crad_command("run", "--resume", finished, "--seed", "9")
+    assert code == 2
+    assert "leave out --seed" in err
+    assert before == {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
+
+
+def test_resuming_what_is_no_run_says_so(tmp_path, crad_command):
+    code, _, err = crad_command("run", "--resume", tmp_path)
+    assert code == 2
+    assert "is no run directory" in err
+
+
+def test_explaining_a_run_without_a_rule_or_an_image_that_is_not_there(finished, quick_toml, tmp_path, crad_command):
+    crad_command("run", "-c", quick_toml, "--method", "local", "--rounds", 1, "-o", tmp_path / "local", "--quiet")
+    code, _, err = crad_command("explain", tmp_path / "local")
+    assert code == 2
+    assert "'local'" in err
+    for flags, words in (
+        (["--image", "80"], "image 80"),
+        (["--student", "4"], "student 4"),
+        (["--class", "1"], "--image"),
+    ):
+        code, _, err = crad_command("explain", finished, *flags)
+        assert code == 2
+        assert words in err
+
+
+def test_own_model_and_own_method_by_import_path(quick_toml, tmp_path, monkeypatch, crad_command):
+    (tmp_path / "my_parts.py").write_text(
+        "from torch import nn\n"
+        "from crad.methods.distillation import distillation_method\n"
+        "def build(num_classes, in_channels):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64 * in_channels, num_classes))\n"
+        "METHOD = distillation_method('mine', 'uniform')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    code, out, err = crad_command(
+        "run", "-c", quick_toml, "--models", "my_parts:build,cnn6", "--method", "my_parts:METHOD", "-o", "run", "--json"
+    )
+    assert code == 0, err
+    assert json.loads(out)["architecture_per_client"][0] == "my_parts:build@0.125"
+
+
+def test_own_image_folder_runs_from_end_to_end(quick_toml, tmp_path, crad_command):
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for label, name in enumerate(("benign", "malignant")):
+        (tmp_path / "slides" / name).mkdir(parents=True)
+        for i in range(40):
+            pixels = rng.integers(0, 100, size=(12, 10, 3), dtype=np.uint8) + 120 * label
+            Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "slides" / name / f"{i:02d}.png")
+    code, out, err = crad_command(
+        "run", "-c", quick_toml, "--dataset", tmp_path / "slides", "--clients", 2, "-o", tmp_path / "run", "--json"
+    )
+    assert code == 0, err
+    assert [row["name"] for row in json.loads(out)["per_class"]] == ["benign", "malignant"]
+
+
+def test_the_report_opens_without_the_network(finished):
+    page = (finished / "report.html").read_text()
+    outside = [link for link in re.findall(r"https?://[^\"' <]+", page) if "www.w3.org/2000/svg" not in link]
+    assert outside == []
+    assert "Accuracy over rounds" in page

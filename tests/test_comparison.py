@@ -1,0 +1,244 @@
+"""Methods over seeds: means, deviations, paired differences, the selected round, and the tables they stand in."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crad.results.comparison import METRICS, compare, to_json
+from crad.results.selection import best_round
+from crad.results.tables import comparison_cells, comparison_header, markdown, mib
+
+EXAMPLES = settings(max_examples=25, derandomize=True, database=None, deadline=None)
+
+
+def summary(method, seed, *, overall, local=50.0, spread=1.0, local_spread=2.0, payload=0.0, seconds=1.0):
+    return {
+        "method": method,
+        "seed": seed,
+        "global_accuracy": overall,
+        "local_accuracy": local,
+        "global_accuracy_spread": spread,
+        "local_accuracy_spread": local_spread,
+        "payload_bytes_per_client_round": payload,
+        "total_seconds": seconds,
+    }
+
+
+# Two methods, three seeds. crad: 60, 62, 64: mean 62, deviation 2. uniform: 59, 63, 61: mean 61, deviation 2.
+# uniform - crad by seed: -1, +1, -3: mean -1, deviation 2.
+SUMMARIES = [
+    summary("crad", 1, overall=60.0, local=80.0, spread=1.0, payload=2**20, seconds=10.0),
+    summary("uniform", 1, overall=59.0, local=81.0, payload=2**21),
+    summary("crad", 2, overall=62.0, local=80.0, spread=3.0, payload=2**20, seconds=20.0),
+    summary("uniform", 2, overall=63.0, local=81.0, payload=2**21),
+    summary("crad", 3, overall=64.0, local=80.0, spread=5.0, payload=2**20, seconds=60.0),
+    summary("uniform", 3, overall=61.0, local=81.0, payload=2**21),
+]
+
+
+# --- the comparison
+
+
+def test_mean_and_deviation_over_seeds_by_hand():
+    crad, uniform = compare(SUMMARIES)
+    assert (crad.figures["global_accuracy"].mean, crad.figures["global_accuracy"].deviation) == (62.0, 2.0)
+    assert (uniform.figures["global_accuracy"].mean, uniform.figures["global_accuracy"].deviation) == (61.0, 2.0)
+    assert crad.figures["global_accuracy"].values == (60.0, 62.0, 64.0)
+    assert (crad.figures["local_accuracy"].mean, crad.figures["local_accuracy"].deviation) == (80.0, 0.0)
+
+
+def test_the_deviation_is_that_of_a_sample():
+    (row,) = compare([summary("crad", 1, overall=1.0), summary("crad", 2, overall=3.0)])
+    assert row.figures["global_accuracy"].deviation == pytest.approx(2**0.5)  # sqrt(2 / 1), not sqrt(2 / 2)
+
+
+def test_differences_are_paired_by_seed_against_the_first_method():
+    crad, uniform = compare(SUMMARIES)
+    difference = uniform.difference["global_accuracy"]
+    assert difference.values == (-1.0, 1.0, -3.0)
+    assert (difference.mean, difference.deviation) == (-1.0, 2.0)
+    assert uniform.difference["local_accuracy"].values == (1.0, 1.0, 1.0)
+    assert crad.difference["global_accuracy"].values == (0.0, 0.0, 0.0)
+
+
+def test_pairs_are_made_by_seed_not_by_position():
+    shuffled = [SUMMARIES[i] for i in (0, 2, 4, 5, 3, 1)]  # uniform in the order 3, 2, 1
+    assert compare(shuffled) == compare(SUMMARIES)
+
+
+def test_methods_and_seeds_stand_in_the_order_of_first_appearance():
+    rows = compare([summary("uniform", 9, overall=1.0), summary("crad", 9, overall=2.0)])
+    assert [row.method for row in rows] == ["uniform", "crad"]
+    assert compare(SUMMARIES)[0].seeds == (1, 2, 3)
+
+
+def test_one_seed_has_no_deviation():
+    (row,) = compare([summary("crad", 1, overall=60.0)])
+    assert row.figures["global_accuracy"].deviation == 0.0
+
+
+def test_spread_payload_and_seconds_are_means_over_the_seeds():
+    crad, uniform = compare(SUMMARIES)
+    assert crad.spread == {"global_accuracy": 3.0, "local_accuracy": 2.0}
+    assert (crad.payload_bytes, uniform.payload_bytes) == (2**20, 2**21)
+    assert crad.seconds == 30.0
+
+
+def test_the_rows_are_plain_json():
+    rows = json.loads(json.dumps(to_json(compare(SUMMARIES))))
+    assert rows[1]["method"] == "uniform"
+    assert rows[1]["difference"]["global_accuracy"] == {"mean": -1.0, "deviation": 2.0, "values": [-1.0, 1.0, -3.0]}
+
+
+@EXAMPLES
+@given(pairs=st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=1, max_size=5))
+def test_the_mean_difference_is_the_difference_of_the_means(pairs):
+    summaries = [summary("a", seed, overall=one) for seed, (one, _) in enumerate(pairs)]
+    summaries += [summary("b", seed, overall=other) for seed, (_, other) in enumerate(pairs)]
+    a, b = compare(summaries)
+    means = [row.figures["global_accuracy"].mean for row in (a, b)]
+    assert b.difference["global_accuracy"].mean == pytest.approx(means[1] - means[0], abs=1e-9)
+    for row in (a, b):
+        figure = row.figures["global_accuracy"]
+        assert min(figure.values) - 1e-9 <= figure.mean <= max(figure.values) + 1e-9
+        assert figure.deviation >= 0
+
+
+# --- the selected round
+
+
+def record(number, validation, *, is_tested=True):
+    return {"round": number, "validation_accuracy": validation, "global_accuracy": 1.0 if is_tested else None}
+
+
+def test_the_highest_validation_accuracy_is_selected():
+    assert best_round([record(1, 10.0), record(2, 30.0), record(3, 20.0)]) == record(2, 30.0)
+
+
+def test_the_earliest_round_wins_a_tie_wherever_it_stands():
+    records = [record(1, 10.0), record(2, 30.0), record(3, 30.0)]
+    assert best_round(records) == best_round(records[::-1]) == record(2, 30.0)
+
+
+def test_rounds_that_were_not_tested_are_never_selected():
+    records = [record(1, 10.0), record(2, 99.0, is_tested=False), record(3, 5.0)]
+    assert best_round(records) == record(1, 10.0)
+
+
+def test_an_accuracy_of_zero_is_a_test_result():
+    records = [{"round": 1, "validation_accuracy": 0.0, "global_accuracy": 0.0}]
+    assert best_round(records) == records[0]
+
+
+def test_before_the_first_test_nothing_is_selected():
+    assert best_round([]) is None
+    assert best_round([record(1, 10.0, is_tested=False)]) is None
+
+
+def test_the_test_sets_have_no_say_in_the_selection():
+    low = {"round": 1, "validation_accuracy": 20.0, "global_accuracy": 1.0, "local_accuracy": 1.0}
+    high = {"round": 2, "validation_accuracy": 10.0, "global_accuracy": 99.0, "local_accuracy": 99.0}
+    assert best_round([low, high]) == low
+
+
+@EXAMPLES
+@given(values=st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=8))
+def test_the_selected_round_is_tested_highest_and_earliest(values):
+    records = [record(i + 1, float(value), is_tested=tested) for i, (value, tested) in enumerate(values)]
+    tested = [one for one in records if one["global_accuracy"] is not None]
+    chosen = best_round(records)
+    if not tested:
+        assert chosen is None
+        return
+    assert chosen in tested
+    for other in tested:
+        assert (other["validation_accuracy"], -other["round"]) <= (
+            chosen["validation_accuracy"],
+            -chosen["round"],
+        )
+
+
+# --- tables
+
+
+def test_the_header_names_the_method_compared_against():
+    header = comparison_header(compare(SUMMARIES))
+    assert header[5:7] == ["global vs crad", "local vs crad"]
+
+
+def test_the_cells_by_hand():
+    assert comparison_cells(compare(SUMMARIES)) == [
+        ["crad", "62.00 ± 2.00", "3.00", "80.00 ± 0.00", "2.00", "-", "-", "1.00", "30.0"],
+        ["uniform", "61.00 ± 2.00", "1.00", "81.00 ± 0.00", "2.00", "-1.00 ± 2.00", "+1.00 ± 0.00", "2.00", "1.0"],
+    ]
+
+
+def test_one_seed_shows_no_deviation():
+    rows = compare([summary("crad", 1, overall=60.0), summary("local", 1, overall=50.0)])
+    cells = comparison_cells(rows)
+    assert (cells[0][1], cells[1][5]) == ("60.00", "-10.00")
+
+
+def test_there_is_a_title_for_every_cell():
+    rows = compare(SUMMARIES)
+    assert {len(cells) for cells in comparison_cells(rows)} == {len(comparison_header(rows))}
+    assert METRICS == ("global_accuracy", "local_accuracy")
+
+
+def test_markdown_by_hand():
+    assert markdown(["method", "acc"], [["crad", "62.00 ± 2.00"], ["uniform", "6.10"]]) == (
+        "| method  |          acc |\n"
+        "|---------|-------------:|\n"
+        "| crad    | 62.00 ± 2.00 |\n"
+        "| uniform |         6.10 |\n"
+    )
+
+
+@EXAMPLES
+@given(data=st.data(), columns=st.integers(1, 4))
+def test_any_markdown_lines_up(data, columns):
+    row = st.lists(st.text("ab±. -", max_size=6), min_size=columns, max_size=columns)
+    header, *rows = data.draw(st.lists(row, min_size=1, max_size=4))
+    lines = markdown(header, rows).splitlines()
+    bars = [[place for place, letter in enumerate(line) if letter == "|"] for line in lines]
+    assert len(lines) == 2 + len(rows)
+    assert all(places == bars[0] and len(places) == columns + 1 for places in bars)
+    for line, cells in zip([lines[0], *lines[2:]], [header, *rows], strict=True):
+        assert [cell.strip() for cell in line.split("|")[1:-1]] == [cell.strip() for cell in cells]
+
+
+@pytest.mark.parametrize(
+    ("payload_bytes", "expected"),
+    [
+        (0, "0.00"),
+        (2**20, "1.00"),
+        (1.5 * 2**20, "1.50"),
+        (0.1 * 2**20, "0.10"),
+        (0.05 * 2**20, "0.050"),
+        (10 * 2**20, "10.0"),
+        (194.3 * 2**20, "194.3"),
+        (2**30, "1024.0"),
+    ],
+)
+def test_bytes_as_mib(payload_bytes, expected):
+    assert mib(payload_bytes) == expected
+
+
+@EXAMPLES
+@given(payload_bytes=st.integers(0, 2**40))
+def test_any_mib_is_right_to_half_its_last_digit(payload_bytes):
+    text = mib(payload_bytes)
+    digits = len(text.partition(".")[2])
+    assert abs(float(text) - payload_bytes / 2**20) <= 0.5 * 10**-digits * (1 + 1e-9)
+
+
+# --- known defects
+
+
+@pytest.mark.xfail(reason="three decimals make anything under 525 bytes read as nothing")
+def test_a_few_bytes_do_not_read_as_nothing():
+    assert float(mib(400)) > 0

@@ -1,0 +1,204 @@
+"""Runs survive: whatever stops one, resuming ends with the weights and records of an uninterrupted run."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from enum import Enum
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+import crad
+from crad.api import Hooks
+from crad.config import to_toml
+from crad.errors import RunError
+from crad.federation import checkpoint, files
+from tests.conftest import change
+from tests.test_golden import without_timing
+
+
+def final_state(run: Path) -> tuple[list[dict], dict[str, torch.Tensor], dict]:
+    """Records without times, all tensors of the last checkpoint, and the standing of every peer."""
+    rounds = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    last = sorted((run / "checkpoint").glob("round-*"))[-1]
+    tensors = {
+        f"{file.name}:{name}": tensor
+        for file in sorted(last.glob("*.safetensors"))
+        for name, tensor in safetensors.torch.load_file(file).items()
+    }
+    return without_timing(rounds), tensors, json.loads((last / "state.json").read_text())
+
+
+def assert_same_end(run: Path, other: Path) -> None:
+    rounds, tensors, state = final_state(run)
+    other_rounds, other_tensors, other_state = final_state(other)
+    assert rounds == other_rounds
+    assert state == other_state
+    assert tensors.keys() == other_tensors.keys()
+    assert all(torch.equal(tensors[name], other_tensors[name]) for name in tensors)
+    mine, theirs = (json.loads((path / "summary.json").read_text()) for path in (run, other))
+    for key in ("round_seconds", "total_seconds", "peak_memory_bytes"):
+        mine.pop(key), theirs.pop(key)
+    assert mine == theirs
+
+
+@pytest.fixture(scope="module")
+def experiment(tiny):
+    return change(tiny, rounds=4, active=3, eval_every=2)
+
+
+@pytest.fixture(scope="module")
+def whole(experiment, tmp_path_factory) -> Path:
+    """The uninterrupted run."""
+    path = tmp_path_factory.mktemp("whole") / "run"
+    crad.run(experiment, output=path)
+    return path
+
+
+class StopError(Exception):
+    """Something ends the run from inside."""
+
+
+@pytest.mark.parametrize("after_steps", [1, 3, 5, 8, 12])
+def test_a_run_stopped_inside_or_between_rounds_ends_the_same(experiment, whole, tmp_path, after_steps):
+    steps = 0
+
+    def stop(step):
+        nonlocal steps
+        steps += 1
+        if steps == after_steps:
+            raise StopError
+
+    with pytest.raises(StopError):
+        crad.run(experiment, output=tmp_path / "run", hooks=Hooks(on_step=stop))
+    crad.run(experiment, output=tmp_path / "run", resume=True)
+    assert_same_end(tmp_path / "run", whole)
+
+
+class Fault(Enum):
+    """Where the disk fails."""
+
+    LINE = "rounds.jsonl"
+    PEER = "peer-0001.safetensors"
+    STATE = "state.json"
+    SUMMARY = ".summary.json.writing"
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_a_full_disk_loses_nothing(experiment, whole, tmp_path, monkeypatch, fault):
+    write, countdown = files.write_flushed, 2 if fault is not Fault.SUMMARY else 1
+
+    def full(path: Path, content: bytes, *, mode: str = "wb") -> None:
+        nonlocal countdown
+        if path.name == fault.value:
+            countdown -= 1
+            if countdown == 0:
+                write(path, content[: len(content) // 2], mode=mode)  # half of it still fitted
+                raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, content, mode=mode)
+
+    for module in (files, checkpoint, sys.modules["crad.results.run_directory"]):
+        monkeypatch.setattr(module, "write_flushed", full)
+    with pytest.raises(RunError, match=r"No space left on device.*crad run --resume"):
+        crad.run(experiment, output=tmp_path / "run")
+    monkeypatch.undo()
+    crad.run(experiment, output=tmp_path / "run", resume=True)
+    assert_same_end(tmp_path / "run", whole)
+    assert not list((tmp_path / "run").rglob(".*"))
+
+
+def start(experiment_file: Path, run: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "crad", "run", "--config", str(experiment_file), "--output", str(run)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_line(run: Path, lines: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        file = run / "rounds.jsonl"
+        if file.is_file() and file.read_text().count("\n") >= lines:
+            return
+        time.sleep(0.005)
+    raise AssertionError(f"no {lines} rounds came: {process.communicate()}")
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "terminated"]
+)
+def test_an_interrupted_command_says_how_to_go_on_and_goes_on(experiment, whole, tmp_path, number, code):
+    (tmp_path / "experiment.toml").write_text(to_toml(experiment))
+    process = start(tmp_path / "experiment.toml", tmp_path / "run")
+    wait_for_line(tmp_path / "run", 1, process)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert f"continue with crad run --resume {tmp_path / 'run'}" in errors
+    assert "Traceback" not in errors
+    assert_resumes(tmp_path / "run")
+    assert_same_end(tmp_path / "run", whole)
+
+
+def test_a_run_killed_at_random_points_again_and_again_ends_the_same(experiment, whole, tmp_path):
+    (tmp_path / "experiment.toml").write_text(to_toml(experiment))
+    dice = random.Random(3)
+    process = start(tmp_path / "experiment.toml", tmp_path / "run")
+    for kill in range(3):
+        wait_for_line(tmp_path / "run", kill + 1, process)
+        time.sleep(dice.uniform(0, 0.15))
+        process.kill()
+        process.communicate()
+        if (tmp_path / "run" / "summary.json").exists():
+            break
+        command = [sys.executable, "-m", "crad", "run", "--resume", str(tmp_path / "run")]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.communicate(timeout=120)
+    assert_resumes(tmp_path / "run")
+    assert_same_end(tmp_path / "run", whole)
+
+
+def assert_resumes(run: Path) -> None:
+    command = [sys.executable, "-m", "crad", "run", "--resume", str(run), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ})
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rounds"] == 4
+
+
+def test_a_complete_run_is_only_read(experiment, whole):
+    before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
+    result = crad.run(experiment, output=whole, resume=True)
+    assert result.summary["best_round"] in (2, 4)
+    assert before == {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
+
+
+def test_the_checkpoints_kept_are_the_newest_and_the_best(experiment, whole):
+    best = json.loads((whole / "summary.json").read_text())["best_round"]
+    kept = {path.name for path in (whole / "checkpoint").iterdir()}
+    assert kept == {f"round-{best:05d}", "round-00004"}
+
+
+def test_changed_data_is_noticed_on_resume(experiment, tmp_path, tiny_npz):
+    import numpy as np
+
+    copy = tmp_path / "data.npz"
+    copy.write_bytes(tiny_npz.read_bytes())
+    moved = change(experiment, dataset=str(copy))
+
+    def stop(record):
+        raise StopError
+
+    with pytest.raises(StopError):
+        crad.run(moved, output=tmp_path / "run", hooks=Hooks(on_round=stop))
+    arrays = dict(np.load(copy))
+    arrays["train_images"] = arrays["train_images"][::-1]
+    np.savez(copy, **arrays)
+    with pytest.raises(RunError, match=r"has changed since"):
+        crad.run(moved, output=tmp_path / "run", resume=True)

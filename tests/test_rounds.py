@@ -1,0 +1,258 @@
+"""The loop: publish then learn, who takes part, what is counted, what every method shares."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import crad
+from crad.config import Experiment
+from crad.engines.serial import SerialEngine
+from crad.errors import RunError
+from crad.federation.exchange import MemoryExchange
+from crad.federation.peer import Peer
+from crad.federation.rounds import Rounds, draw_active
+from crad.federation.world import World, build_world
+from crad.learning.device import repeatable
+from crad.methods import METHODS, resolve_method
+from crad.randomness import torch_stream
+from tests import reference
+from tests.conftest import change
+
+
+def start(experiment: Experiment) -> tuple[World, list[Peer], Rounds]:
+    world = build_world(experiment)
+    method = resolve_method(experiment.method)
+    with repeatable(0, "cpu"):
+        peers = method.roster(world)
+    return world, peers, Rounds(method, peers, exchange=MemoryExchange(), engine=SerialEngine())
+
+
+def weights(peers: list[Peer]) -> list[dict[str, torch.Tensor]]:
+    return [{name: tensor.clone() for name, tensor in peer.model.state_dict().items()} for peer in peers]
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_one_crad_round_equals_a_naive_loop_written_from_the_method(tiny):
+    """Batch by batch, teacher by teacher, with the slow reference rule: the same weights up to rounding."""
+    world, peers, rounds = start(tiny)
+    _, naive_peers, _ = start(tiny)
+    next(rounds.run())
+
+    frozen = [peer.model.eval() for peer in start(tiny)[1]]
+    statistics = [peer.statistics() for peer in naive_peers]
+    with repeatable(0, "cpu"):
+        for student in naive_peers:
+            _train_naively(student, world, frozen, statistics)
+    for fast, slow in zip(peers, naive_peers, strict=True):
+        for name, tensor in fast.model.state_dict().items():
+            torch.testing.assert_close(tensor, slow.model.state_dict()[name], rtol=2e-3, atol=2e-4)
+
+
+def _train_naively(student, world, frozen, statistics):
+    e = world.experiment
+    others = [k for k in range(e.clients) if k != student.index]
+    counts, accuracies, losses = (
+        [list(getattr(statistics[k], name)) for k in others] for name in ("counts", "accuracies", "cross_entropies")
+    )
+    purpose = ("peer", student.index, "round", 1, "epoch", 0)
+    order = torch.randperm(len(student.train), generator=torch_stream(e.seed, *purpose, "shuffle"))
+    images = world.preparation.augmented_inputs(
+        student.train.images[order], generator=torch_stream(e.seed, *purpose, "augment")
+    )
+    optimizer = torch.optim.SGD(student.model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
+    for begin in range(0, len(order), e.batch_size):
+        x, y = images[begin : begin + e.batch_size], student.train.labels[order][begin : begin + e.batch_size]
+        if len(y) < 2:
+            continue
+        with torch.no_grad():
+            q = np.stack([F.softmax(frozen[k](x) / 3.0, dim=1).double().numpy() for k in others])
+        target = torch.tensor(
+            reference.reference_trace(q.tolist(), counts, accuracies, rule="crad", cross_entropy=losses).target,
+            dtype=torch.float32,
+        )
+        student.model.train()
+        z = student.model(x)
+        kl = (target * (torch.log(target) - F.log_softmax(z / 3.0, dim=1))).sum(dim=1).mean()
+        loss = 0.3 * F.cross_entropy(z, y) + 0.7 * 9.0 * kl
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(student.model.parameters(), 5.0)
+        optimizer.step()
+
+
+def test_students_learn_from_snapshots_of_the_round_before(tiny, monkeypatch):
+    """The last student's teachers are the models as they were before anybody learned."""
+    _, peers, rounds = start(tiny)
+    before = weights(peers)
+    seen: dict[int, dict[str, torch.Tensor]] = {}
+    decode = rounds._shelf.decode
+
+    def spy(message, *, sender, round_index):
+        snapshot = decode(message, sender=sender, round_index=round_index)
+        seen.setdefault(sender, snapshot.tensors)
+        assert snapshot.tensors is seen[sender], "decoded twice"
+        return snapshot
+
+    monkeypatch.setattr(rounds._shelf, "decode", spy)
+    next(rounds.run())
+    after = weights(peers)
+    for index in range(tiny.clients):
+        assert same(seen[index], before[index])
+        assert not same(after[index], before[index])
+
+
+def test_order_of_the_clients_does_not_change_any_weight(tiny):
+    class Backwards(SerialEngine):
+        def each(self, work, peers):
+            results = {id(peer): work(peer) for peer in reversed(peers)}
+            return iter([results[id(peer)] for peer in peers])
+
+    _, forward, rounds = start(tiny)
+    next(rounds.run())
+    _, backward, _ = start(tiny)
+    method = resolve_method(tiny.method)
+    next(Rounds(method, backward, exchange=MemoryExchange(), engine=Backwards()).run())
+    assert all(same(a, b) for a, b in zip(weights(forward), weights(backward), strict=True))
+
+
+def test_all_methods_share_partition_weights_participation_and_batches(tiny):
+    worlds = {name: build_world(change(tiny, method=name)) for name in ("crad", "uniform", "local")}
+    first = worlds["crad"]
+    for world in worlds.values():
+        for mine, theirs in zip(world.shards, first.shards, strict=True):
+            assert all(
+                np.array_equal(getattr(mine, part), getattr(theirs, part)) for part in ("train", "validation", "test")
+            )
+        assert np.array_equal(world.proxy, first.proxy)
+    rosters = [METHODS[name].roster(world) for name, world in worlds.items()]
+    assert all(same(a, b) for roster in rosters[1:] for a, b in zip(weights(rosters[0]), weights(roster), strict=True))
+
+
+def test_proxy_images_are_held_by_no_client(tiny):
+    world = build_world(tiny)
+    held = np.concatenate([shard.indices for shard in world.shards])
+    assert len(world.proxy) == 8
+    assert not set(world.proxy) & set(held)
+    assert sorted([*world.proxy, *held]) == list(range(240))
+
+
+def test_proxy_set_is_never_more_than_a_tenth(tiny):
+    assert len(build_world(change(tiny, proxy_size=500)).proxy) == 24
+
+
+def test_payload_is_what_was_really_sent(tiny):
+    result = crad.run(change(tiny, rounds=1))
+    _, peers, _ = start(tiny)
+    sizes = [peer.snapshot(1).payload_bytes for peer in peers]
+    clients = result.rounds[0]["clients"]
+    assert [client["sent_bytes"] for client in clients] == [3 * size for size in sizes]
+    assert [client["received_bytes"] for client in clients] == [sum(sizes) - size for size in sizes]
+    assert result.summary["payload_bytes_per_client_round"] == sum(3 * size for size in sizes) / 4
+
+
+def test_local_sends_nothing_and_centralized_is_one_model(tiny):
+    local = crad.run(change(tiny, method="local", rounds=1))
+    assert local.summary["payload_bytes_per_client_round"] == 0
+    central = crad.run(change(tiny, method="centralized", rounds=2))
+    assert len(set(central.summary["global_accuracy_per_client"])) == 1
+    assert len(central.summary["local_accuracy_per_client"]) == tiny.clients
+
+
+def test_only_the_active_learn_and_publish_and_the_others_keep_their_model(tiny):
+    _, peers, rounds = start(change(tiny, active=2))
+    before = weights(peers)
+    done = next(rounds.run())
+    assert len(done.active) == 2
+    for peer, old in zip(peers, weights(peers), strict=True):
+        assert same(old, before[peer.index]) == (peer.index not in done.active)
+        assert (done.sent_bytes[peer.index] > 0) == (peer.index in done.active)
+        assert peer.standing.overall is not None, "metrics average over all clients"
+
+
+def test_participation_is_drawn_without_replacement_by_seed_and_round(tiny):
+    peers = [type("P", (), {"index": i})() for i in range(20)]
+    draws = [tuple(p.index for p in draw_active(peers, 10, seed=1, round_index=r)) for r in range(1, 30)]
+    assert all(len(set(draw)) == 10 for draw in draws)
+    assert len(set(draws)) > 20
+    assert set().union(*draws) == set(range(20))
+    assert draws[4] == tuple(p.index for p in draw_active(peers, 10, seed=1, round_index=5))
+
+
+def test_a_single_client_trains_alone_whatever_the_method(tiny):
+    result = crad.run(change(tiny, clients=1, rounds=1))
+    assert result.summary["payload_bytes_per_client_round"] == 0
+    assert result.rounds[0]["clients"][0]["losses"]["distillation"] == 0
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_learns_the_tiny_task(tiny, method):
+    """Chance is 25 %; well above it after a few rounds, with finite losses on the way."""
+    result = crad.run(change(tiny, method=method, rounds=4, partition="iid", lr=0.05, models=("cnn6",)))
+    assert result.summary["global_accuracy"] > 60
+    losses = [value for line in result.rounds for client in line["clients"] for value in client["losses"].values()]
+    assert all(math.isfinite(loss) for loss in losses)
+
+
+def test_local_epochs_train_longer(tiny):
+    once, twice = (crad.run(change(tiny, method="local", rounds=1, local_epochs=n)) for n in (1, 2))
+    assert once.rounds[0]["clients"][0]["losses"] != twice.rounds[0]["clients"][0]["losses"]
+
+
+def test_tests_are_measured_only_when_asked_and_always_at_the_end(tiny):
+    lines = crad.run(change(tiny, method="local", rounds=5, eval_every=2)).rounds
+    assert [line["global_accuracy"] is not None for line in lines] == [False, True, False, True, True]
+    assert all(line["validation_accuracy"] is not None for line in lines)
+
+
+def test_private_counts_are_noised_once_and_never_redrawn(tiny):
+    _, peers, rounds = start(change(tiny, private_counts=1.0))
+    true = [peer.standing.validation[0].counts for peer in peers]
+    first = [peer.statistics().counts for peer in peers]
+    next(rounds.run())
+    assert first == [peer.statistics().counts for peer in peers]
+    noise = np.array(first) - np.array(true)
+    assert np.abs(noise).max() > 0.1
+    assert np.array(first).min() >= 0
+    assert [list(peer.statistics().accuracies) for peer in peers] == [
+        peer.standing.validation[0].class_accuracies() for peer in peers
+    ]
+
+
+def test_private_counts_have_the_laplace_scale(tiny):
+    world = build_world(change(tiny, private_counts=0.5))
+    draws = []
+    for index in range(300):
+        peer = object.__new__(Peer)
+        peer.world, peer.index = world, index
+        draws.append(peer._draw_count_noise())
+    # The mean absolute deviation of Laplace(1/epsilon) is 1/epsilon.
+    assert np.abs(np.concatenate(draws)).mean() == pytest.approx(2.0, rel=0.15)
+
+
+def test_private_counts_change_what_students_learn(tiny):
+    open_, private = crad.run(tiny), crad.run(change(tiny, private_counts=0.2))
+    assert open_.rounds[-1]["clients"] != private.rounds[-1]["clients"]
+
+
+def test_a_diverging_client_is_named_with_what_to_do(tiny):
+    with pytest.raises(RunError, match=r"client \d .* diverged in round \d.*lower lr \(now 1e\+20\)"):
+        crad.run(change(tiny, method="local", lr=1e20))
+
+
+def test_records_are_enough_to_draw_every_curve(tiny):
+    line = json.loads(json.dumps(crad.run(tiny).rounds[-1]))
+    client = line["clients"][1]
+    assert sum(client["global"]["counts"]) == 80
+    assert client["global_accuracy"] == pytest.approx(100 * sum(client["global"]["hits"]) / 80)
+    assert set(client["trust"]) == {"0", "2", "3"}
+    assert np.array(list(client["trust"].values())).sum(axis=0) == pytest.approx(1.0, abs=1e-3)
+    assert line["global_accuracy"] == pytest.approx(np.mean([c["global_accuracy"] for c in line["clients"]]))
