@@ -164,6 +164,13 @@ def test_min_support_is_the_smallest_count_that_may_speak() -> None:
     assert_row(crad.aggregate(q_KBC, counts, accuracies, min_support=5), [0.9, 0.1])
 
 
+def test_two_samples_are_enough_and_one_is_not_unless_told_otherwise() -> None:
+    # The third teacher is unsupported, the second is not: the mean of the first two.
+    counts = same_for_every_class([2, 2, 1], 2)
+    target = crad.aggregate(one_sample([0.9, 0.1], [0.7, 0.3], [0.1, 0.9]), counts, torch.full((3, 2), 0.5))
+    assert_row(target, [0.8, 0.2])
+
+
 def test_min_support_zero_lets_everybody_speak() -> None:
     trace = crad.explain(one_sample([0.9, 0.1], [0.7, 0.3]), torch.zeros(2, 2), torch.zeros(2, 2), min_support=0)
     assert set(trace.state.flatten()) == {"kept"}

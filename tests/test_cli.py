@@ -60,10 +60,12 @@ def test_a_run_directory_holds_what_the_design_says(finished, quick):
     names = {path.name for path in finished.iterdir()}
     assert {"experiment.toml", "rounds.jsonl", "summary.json", "checkpoint", "report.html"} <= names
     summary = json.loads((finished / "summary.json").read_text())
-    wanted = """schema method dataset preset seed clients alpha rounds best_round global_accuracy local_accuracy
-        validation_accuracy global_accuracy_per_client per_class payload_bytes_per_client_round round_seconds
-        peak_memory_bytes hardware versions""".split()
-    assert [key for key in wanted if key not in summary] == []
+    wanted = (
+        "schema method dataset preset seed clients alpha rounds best_round global_accuracy local_accuracy "
+        "validation_accuracy global_accuracy_per_client per_class payload_bytes_per_client_round round_seconds "
+        "peak_memory_bytes hardware versions"
+    )
+    assert [key for key in wanted.split() if key not in summary] == []
     assert len(summary["global_accuracy_per_client"]) == quick.clients
     assert [row["name"] for row in summary["per_class"]] == ["0", "1", "2", "3"]
     assert len((finished / "rounds.jsonl").read_text().splitlines()) == 2
@@ -278,3 +280,16 @@ def test_the_report_opens_without_the_network(finished):
     outside = [link for link in re.findall(r"https?://[^\"' <]+", page) if "www.w3.org/2000/svg" not in link]
     assert outside == []
     assert "Accuracy over rounds" in page
+
+
+def test_the_command_in_the_report_repeats_the_run(finished, tmp_path, crad_command):
+    import html
+    import shlex
+
+    page = (finished / "report.html").read_text()
+    command = html.unescape(re.search(r"<pre>crad (.*)</pre>", page)[1])
+    code, out, err = crad_command(*shlex.split(command), "-o", tmp_path / "again", "--json")
+    assert code == 0, err
+    before, after = json.loads((finished / "summary.json").read_text()), json.loads(out)
+    assert after["global_accuracy_per_client"] == before["global_accuracy_per_client"]
+    assert (tmp_path / "again" / "experiment.toml").read_text() == (finished / "experiment.toml").read_text()

@@ -151,8 +151,8 @@ def test_the_selected_round_is_tested_highest_and_earliest(values):
     records = [record(i + 1, float(value), is_tested=tested) for i, (value, tested) in enumerate(values)]
     tested = [one for one in records if one["global_accuracy"] is not None]
     chosen = best_round(records)
-    if not tested:
-        assert chosen is None
+    assert (chosen is None) == (not tested)
+    if chosen is None:
         return
     assert chosen in tested
     for other in tested:

@@ -120,7 +120,7 @@ def test_preset_paper_holds_the_settled_points(key, expected):
 
 
 def test_the_settled_points_that_are_no_settings():
-    assert POOL == Experiment().models
+    assert Experiment().models == POOL
     assert MIN_SAMPLES == 10
     assert CROP_PADDING == 4
 
@@ -306,7 +306,7 @@ def test_a_value_with_a_line_break_is_quoted_on_one_line():
 def test_an_experiment_is_frozen():
     experiment = Experiment()
     with pytest.raises(ValidationError, match="frozen"):
-        experiment.rounds = 3  # type: ignore[misc]
+        experiment.rounds = 3
     assert experiment.rounds == 300
     assert hash(experiment) == hash(Experiment())
 
@@ -333,17 +333,20 @@ def test_any_valid_settings_survive_the_file(changes, preset):
     assert make_experiment(tomllib.loads(to_toml(experiment))) == experiment
 
 
-anything = st.none() | st.booleans() | st.integers() | st.floats() | st.text("a1.\n", max_size=3) | st.lists(st.integers())
+anything = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text("a1.\n", max_size=3) | st.lists(st.integers())
+)
 
 
 @EXAMPLES
 @given(key=st.sampled_from(sorted(Experiment.model_fields.keys() - {"preset"})), value=anything)
 def test_any_value_of_any_setting_is_accepted_or_refused_with_one_line(key, value):
+    line = None
     try:
         Experiment(**{key: value})
-    except ConfigError as refusal:
-        assert key in str(refusal)
-        assert "\n" not in str(refusal)
+    except ConfigError as error:
+        line = str(error)
+    assert line is None or (key in line and "\n" not in line)
 
 
 # --- known defects

@@ -131,11 +131,10 @@ def test_any_loss_equals_the_equation_in_plain_python(logits, wanted, label, tem
     student = softmax([value / temperature for value in logits])
     divergence = sum(t * math.log(t / s) for t, s in zip(target, student, strict=True))
     expected = (1 - weight) * -math.log(softmax(logits)[label]) + weight * temperature**2 * divergence
-    double = {"dtype": torch.float64}
     loss = loss_of(
-        torch.tensor([logits], **double),
+        torch.tensor([logits], dtype=torch.float64),
         torch.tensor([label]),
-        torch.tensor([target], **double),
+        torch.tensor([target], dtype=torch.float64),
         temperature=temperature,
         distill_weight=weight,
     )

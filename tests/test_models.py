@@ -319,7 +319,7 @@ def test_missing_module_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", [":build", "package.module:", ":"])
 def test_half_an_import_path_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"model {name!r}: expected an import path 'package.module:build'"):
+    with pytest.raises(ConfigError, match=f"model {name!r}: expected an import path 'package.module:name'"):
         resolve_architecture(name)
 
 

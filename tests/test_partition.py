@@ -117,7 +117,8 @@ def test_500_clients_on_4000_samples_are_refused_with_all_the_numbers(kind):
     with pytest.raises(PartitionError) as refusal:
         make(labels, num_classes=10, partition=kind, clients=500)
     assert str(refusal.value) == (
-        "500 clients need at least 10 samples each, 5000 in all, but there are 4000: use at most 400 clients or more data"
+        "500 clients need at least 10 samples each, 5000 in all, but there are 4000: "
+        "use at most 400 clients or more data"
     )
 
 
@@ -287,7 +288,7 @@ def test_just_enough_hands_are_accepted():
 
 def test_a_client_left_with_too_little_is_named():
     labels = np.array([0] * 9 + [1] * 50)
-    with pytest.raises(PartitionError, match="client [01] would hold 9 samples, fewer than 10: use fewer clients"):
+    with pytest.raises(PartitionError, match=r"client [01] would hold 9 samples, fewer than 10: use fewer clients"):
         make(labels, num_classes=2, partition="shards", clients=2, classes_per_client=1)
 
 
@@ -342,7 +343,9 @@ label_arrays = st.lists(st.integers(0, 3), min_size=60, max_size=90).map(lambda 
 
 
 @EXAMPLES
-@given(labels=label_arrays, clients=st.integers(1, 6), kind=st.sampled_from(["iid", "dirichlet"]), seed=st.integers(0, 9))
+@given(
+    labels=label_arrays, clients=st.integers(1, 6), kind=st.sampled_from(["iid", "dirichlet"]), seed=st.integers(0, 9)
+)
 def test_any_labels_are_divided_without_loss_or_refused(labels, clients, kind, seed):
     try:
         shards = make(labels, partition=kind, clients=clients, seed=seed, alpha=2.0)

@@ -10,7 +10,7 @@ import pytest
 
 from crad.errors import ConfigError
 from crad.methods import resolve_method
-from crad.plugins import resolve
+from crad.plugins import call_foreign, resolve
 
 GROUP = "crad.test_things"
 KNOWN = {"crad": "ours", "uniform": "ours too"}
@@ -104,35 +104,39 @@ def test_an_entry_point_of_another_group_does_not_count(install, write):
 
 def test_an_unknown_name_is_refused_with_the_nearest_and_all_known_ones(install):
     install(uniformly="somewhere:THING")
-    assert refusal_of("unifrom") == (
-        "unknown thing 'unifrom'. Did you mean 'uniform'? Known: crad, uniform, uniformly"
-    )
+    assert refusal_of("unifrom") == ("unknown thing 'unifrom'. Did you mean 'uniform'? Known: crad, uniform, uniformly")
 
 
 def test_a_module_that_does_not_exist_is_refused_with_the_reason():
     line = refusal_of("crad_user_nowhere:THING")
-    assert line.startswith("thing 'crad_user_nowhere:THING' cannot be imported (ModuleNotFoundError: ")
-    assert line.endswith("write it as package.module:name")
+    assert line.startswith(
+        "thing 'crad_user_nowhere:THING': importing 'crad_user_nowhere' failed with ModuleNotFoundError"
+    )
 
 
 def test_a_name_that_the_module_does_not_have_is_refused(write):
     write("crad_user_module.py", "THING = 1")
-    assert "AttributeError" in refusal_of("crad_user_module:THINGS")
+    line = refusal_of("crad_user_module:THINGS")
+    assert line.startswith("thing 'crad_user_module:THINGS': finding 'THINGS' failed with AttributeError")
 
 
 @pytest.mark.parametrize("path", [":THING", "crad_user_module:", ":"])
 def test_half_an_import_path_is_refused(path):
-    assert refusal_of(path) == f"{path!r} is no import path; write it as package.module:name"
+    assert refusal_of(path) == f"thing {path!r}: expected an import path 'package.module:name'"
 
 
 @pytest.mark.parametrize("path", [".relative:THING", "a b:THING", "..:x"])
 def test_an_import_path_that_cannot_be_is_refused(path):
-    assert f"thing {path!r} cannot be imported" in refusal_of(path)
+    assert refusal_of(path).startswith(f"thing {path!r}: importing ")
 
 
 @pytest.mark.parametrize(
     ("source", "reason"),
-    [("raise ValueError('broken')", "ValueError: broken"), ("def", "SyntaxError"), ("import nowhere_at_all", "nowhere_at_all")],
+    [
+        ("raise ValueError('broken')", "ValueError: broken"),
+        ("def", "SyntaxError"),
+        ("import nowhere_at_all", "nowhere_at_all"),
+    ],
 )
 def test_a_module_that_fails_is_refused_with_its_reason(write, source, reason):
     write("crad_user_broken.py", source)
@@ -141,12 +145,13 @@ def test_a_module_that_fails_is_refused_with_its_reason(write, source, reason):
 
 def test_an_entry_point_that_fails_is_refused_by_its_name(install):
     install(theirs="crad_user_nowhere:THING")
-    assert refusal_of("theirs").startswith("thing 'theirs' cannot be imported (ModuleNotFoundError")
+    line = refusal_of("theirs")
+    assert line.startswith("thing 'theirs': importing 'crad_user_nowhere' failed with ModuleNotFoundError")
 
 
-def test_a_plugins_own_refusal_is_passed_on_unchanged(write):
+def test_a_plugins_own_refusal_is_passed_on(write):
     write("crad_user_strict.py", "from crad.errors import ConfigError\nraise ConfigError('not on a Sunday')")
-    assert refusal_of("crad_user_strict:THING") == "not on a Sunday"
+    assert refusal_of("crad_user_strict:THING").endswith("ConfigError: not on a Sunday")
 
 
 def test_the_import_path_is_restored_after_a_failure(write):
@@ -162,22 +167,37 @@ def test_a_method_of_the_wrong_kind_is_refused_with_what_it_is(write):
         resolve_method("crad_user_method:METHOD")
 
 
-# --- known defects
-
-
-@pytest.mark.xfail(reason="_load catches Exception only; models.registry catches SystemExit too", raises=SystemExit)
 def test_a_module_that_exits_is_refused(write):
     write("crad_user_script.py", "import sys\nsys.exit(3)")
-    assert "SystemExit" in refusal_of("crad_user_script:THING")
+    assert "SystemExit: 3" in refusal_of("crad_user_script:THING")
 
 
-@pytest.mark.xfail(reason="the reason is quoted as it comes, line breaks and all")
 def test_a_reason_of_several_lines_is_put_on_one(write):
     write("crad_user_broken.py", "raise ValueError('first\\nsecond')")
-    assert "\n" not in refusal_of("crad_user_broken:THING")
+    assert refusal_of("crad_user_broken:THING").endswith("ValueError: first second")
 
 
-@pytest.mark.xfail(reason="getattr takes no dots; models.registry uses attrgetter", raises=ConfigError)
+def test_an_interruption_is_never_swallowed(write):
+    write("crad_user_slow.py", "raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        resolved("crad_user_slow:THING")
+
+
 def test_an_import_path_may_end_in_an_attribute_of_an_attribute(write):
     write("crad_user_module.py", "class Box:\n    THING = 'inside'\n")
     assert resolved("crad_user_module:Box.THING") == "inside"
+
+
+def test_foreign_code_may_import_from_the_current_directory_when_it_is_called(write):
+    write("crad_user_late.py", "THING = 'late'")
+
+    def import_late():
+        return importlib.import_module("crad_user_late").THING
+
+    assert call_foreign("thing", "mine", "building", import_late) == "late"
+
+
+def test_foreign_code_that_fails_is_named_with_what_was_asked_of_it():
+    with pytest.raises(ConfigError) as refusal:
+        call_foreign("thing", "mine", "int('x')", int, "x")
+    assert str(refusal.value).startswith("thing 'mine': int('x') failed with ValueError: invalid literal")

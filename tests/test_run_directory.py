@@ -116,12 +116,12 @@ def test_a_file_in_the_place_of_the_directory_is_refused_untouched(directory):
 
 def test_a_directory_under_a_file_is_refused_with_the_reason(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="cannot write to .*: Not a directory; choose another --output"):
+    with pytest.raises(RunError, match=r"cannot write to .*: Not a directory; choose another --output"):
         RunDirectory(tmp_path / "file" / "run").create(EXPERIMENT)
 
 
 def test_a_directory_without_an_experiment_is_no_run(directory):
-    with pytest.raises(RunError, match="is no run directory: it has no experiment.toml"):
+    with pytest.raises(RunError, match=r"is no run directory: it has no experiment\.toml"):
         directory.experiment()
 
 
@@ -208,7 +208,9 @@ def test_a_number_that_json_does_not_know_is_never_written(begun):
 @EXAMPLES
 @given(
     records=st.lists(
-        st.dictionaries(st.text("ab\n\u2028é", max_size=3), st.none() | st.floats(-1e9, 1e9) | st.text("x\n\r\u2028", max_size=3)),
+        st.dictionaries(
+            st.text("ab\n\u2028é", max_size=3), st.none() | st.floats(-1e9, 1e9) | st.text("x\n\r\u2028", max_size=3)
+        ),
         max_size=4,
     )
 )
@@ -266,7 +268,7 @@ def test_a_failed_write_leaves_the_old_content_and_no_litter(tmp_path, monkeypat
     path = tmp_path / "file"
     path.write_bytes(b"old")
     if failing == "fsync":
-        monkeypatch.setattr(files.os, "fsync", full_disk)
+        monkeypatch.setattr(os, "fsync", full_disk)
     else:
         monkeypatch.setattr(Path, "replace", full_disk)
     with pytest.raises(OSError, match="No space left"):
@@ -276,7 +278,7 @@ def test_a_failed_write_leaves_the_old_content_and_no_litter(tmp_path, monkeypat
 
 
 def test_a_failed_first_write_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(files.os, "fsync", full_disk)
+    monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(OSError, match="No space left"):
         write_atomically(tmp_path / "file", b"new")
     assert list(tmp_path.iterdir()) == []
@@ -288,7 +290,7 @@ def test_an_interrupted_write_leaves_the_old_content(tmp_path, monkeypatch):
 
     path = tmp_path / "file"
     path.write_bytes(b"old")
-    monkeypatch.setattr(files.os, "fsync", interrupt)
+    monkeypatch.setattr(os, "fsync", interrupt)
     with pytest.raises(KeyboardInterrupt):
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
@@ -298,8 +300,16 @@ def test_an_interrupted_write_leaves_the_old_content(tmp_path, monkeypatch):
 def test_the_content_reaches_the_disk_before_the_name_does(tmp_path, monkeypatch):
     events = []
     fsync, replace = os.fsync, Path.replace
-    monkeypatch.setattr(files.os, "fsync", lambda handle: (events.append("flush"), fsync(handle))[1])
-    monkeypatch.setattr(Path, "replace", lambda source, to: (events.append("rename"), replace(source, to))[1])
+
+    def noted(name, function):
+        def note_and_call(*args):
+            events.append(name)
+            return function(*args)
+
+        return note_and_call
+
+    monkeypatch.setattr(os, "fsync", noted("flush", fsync))
+    monkeypatch.setattr(Path, "replace", noted("rename", replace))
     write_atomically(tmp_path / "file", b"new")
     assert events == ["flush", "rename", "flush"]  # the file, its name, the folder
 
@@ -313,7 +323,7 @@ def test_litter_of_a_killed_write_is_in_nobodys_way(tmp_path):
 def test_cutting_rounds_on_a_full_disk_loses_none(begun, monkeypatch):
     for number in (1, 2):
         begun.append_round({"round": number})
-    monkeypatch.setattr(files.os, "fsync", full_disk)
+    monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(OSError, match="No space left"):
         begun.cut_rounds(after=1)
     assert begun.rounds() == [{"round": 1}, {"round": 2}]

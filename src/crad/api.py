@@ -106,7 +106,7 @@ class _Run:
             self._hooks.on_round(records[-1])
         summary = summarise(self._experiment, rounds=records, partition=self._partition, device=self._world.device)
         if self._directory is not None:
-            self._directory.write_text("report.html", run_report(summary, records, self._partition))
+            self._directory.write_text("report.html", run_report(self._experiment, summary, records, self._partition))
             self._directory.write_json("summary.json", summary)
         return Result(self._experiment, summary, records, None if self._directory is None else self._directory.path)
 

@@ -47,7 +47,7 @@ def write_comparison(folder: Path, results: Sequence[Result]) -> list[Row]:
     partition = RunDirectory(results[0].directory).read_json("partition.json")
     _write(folder / "comparison.json", json.dumps({"schema": 1, "rows": to_json(rows)}, indent=1) + "\n")
     _write(folder / "comparison.md", table)
-    _write(folder / "report.html", comparison_report(rows, summaries, curves, partition))
+    _write(folder / "report.html", comparison_report(results[0].experiment, rows, summaries, curves, partition))
     return rows
 
 

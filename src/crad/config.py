@@ -6,6 +6,7 @@ the flags are the same words with hyphens.
 
 from __future__ import annotations
 
+import shlex
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -136,6 +137,25 @@ def to_toml(experiment: Experiment) -> str:
     """Everything needed to repeat the experiment, as TOML; it does not depend on what a preset says later."""
     settings = experiment.model_dump(mode="json")
     return tomli_w.dumps({key: NONE if value is None else value for key, value in settings.items()})
+
+
+def changed_settings(experiment: Experiment) -> dict[str, Any]:
+    """What a command needs beside the preset to repeat the experiment."""
+    preset = Experiment(preset=experiment.preset).model_dump()
+    return {key: value for key, value in experiment.model_dump().items() if value != preset[key]}
+
+
+def to_flags(settings: Mapping[str, Any]) -> str:
+    """Settings as they are written on a command line."""
+    words = []
+    for key, value in settings.items():
+        flag = key.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+            continue
+        text = NONE if value is None else ",".join(value) if isinstance(value, tuple) else str(value)
+        words.append(f"--{flag} {shlex.quote(text)}")
+    return " ".join(words)
 
 
 def _over_preset(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,22 +6,17 @@ Shapes: B images, C classes, D channels, H and W the sides of the image.
 from __future__ import annotations
 
 import functools
-import importlib
-import operator
-import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import metadata
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from crad.errors import ConfigError, unknown_name
+from crad.errors import ConfigError
 from crad.models.cnn6 import Cnn6, Cnn6Wide
 from crad.models.resnet import ResNet18
+from crad.plugins import call_foreign, resolve
 
 ENTRY_POINT_GROUP = "crad.models"
 MIN_SIDE = 8  # three halvings must leave a pixel
@@ -88,14 +83,13 @@ def resolve_architecture(name: str) -> Builder:
 
     The last two import code: never pass a name that came from a peer and is not in the own settings.
     """
+    build = resolve("model", name, known=ARCHITECTURES, group=ENTRY_POINT_GROUP)
     if name in ARCHITECTURES:
         return ARCHITECTURES[name]
-    installed = {entry.name: entry for entry in metadata.entry_points(group=ENTRY_POINT_GROUP)}
-    if name in installed:
-        return _load_builder(name, installed[name].module, installed[name].attr)
-    if ":" in name:
-        return _load_builder(name, *name.split(":", maxsplit=1))
-    raise unknown_name("model", name, {*ARCHITECTURES, *installed})
+    if not callable(build):
+        kind = type(build).__name__
+        raise ConfigError(f"model {name!r}: expected a function of (num_classes, in_channels), got {kind}")
+    return functools.partial(_build_foreign, name, build)
 
 
 def scale_channels(channels: Sequence[int], width: float) -> list[int]:
@@ -134,18 +128,6 @@ ARCHITECTURES: dict[str, Builder] = {
 POOL = ("resnet18", "resnet18-half", "cnn6")  # what the paper deals out to its clients in turn
 
 
-def _load_builder(name: str, module_name: str, attribute: str) -> Builder:
-    if not module_name or not attribute:
-        raise ConfigError(f"model {name!r}: expected an import path 'package.module:build'")
-    with _current_directory_importable():
-        module = _call(name, f"importing {module_name!r}", importlib.import_module, module_name)
-    build = _call(name, f"finding {attribute!r}", operator.attrgetter(attribute), module)
-    if not callable(build):
-        kind = type(build).__name__
-        raise ConfigError(f"model {name!r}: {attribute!r} must be a function of (num_classes, in_channels), got {kind}")
-    return functools.partial(_build_foreign, name, build)
-
-
 def _build_foreign(
     name: str,
     build: Callable[[int, int], object],
@@ -159,11 +141,10 @@ def _build_foreign(
     images_BDHW = torch.zeros(2, in_channels, *image_size)
     batch = f"a batch of {list(images_BDHW.shape)}"
     call = f"build({num_classes}, {in_channels})"
-    with _current_directory_importable():
-        model = _call(name, call, build, num_classes, in_channels)
-        if not isinstance(model, nn.Module):
-            raise ConfigError(f"model {name!r}: {call} must return a torch.nn.Module, got {type(model).__name__}")
-        logits_BC = _call(name, batch, _try_forward, model, images_BDHW)
+    model = call_foreign("model", name, call, build, num_classes, in_channels)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model {name!r}: {call} must return a torch.nn.Module, got {type(model).__name__}")
+    logits_BC = call_foreign("model", name, batch, _try_forward, model, images_BDHW)
     fault = _fault_of_logits(logits_BC, (len(images_BDHW), num_classes))
     if fault:
         expected = f"finite floats of shape [{len(images_BDHW)}, {num_classes}]"
@@ -190,27 +171,3 @@ def _fault_of_logits(logits: object, shape: tuple[int, int]) -> str:
     if logits.shape != shape or not logits.is_floating_point():
         return f"{list(logits.shape)} of {logits.dtype}"
     return "" if logits.isfinite().all() else "a value that is not finite"
-
-
-def _call(name: str, what: str, function: Callable[..., Any], *args: object) -> Any:  # noqa: ANN401
-    """Call a user's code; whatever it raises becomes one line."""
-    try:
-        return function(*args)
-    except (Exception, SystemExit) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(f"model {name!r}: {what} failed with {reason}") from error
-
-
-@contextmanager
-def _current_directory_importable() -> Iterator[None]:
-    here = os.getcwd()
-    if here in sys.path or "" in sys.path:
-        yield
-        return
-    sys.path.insert(0, here)
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        if here in sys.path:
-            sys.path.remove(here)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from crad.config import Experiment, changed_settings, to_flags
 from crad.results.comparison import Row
 from crad.results.drawing import heat_map, line_chart
 from crad.results.tables import comparison_cells, comparison_header, mib
@@ -17,15 +18,20 @@ PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
 @media(prefers-color-scheme:dark){{:root{{--ink:#e8e8e8;--paper:#16181c;--grid:#3a3d44}}}}
 body{{font:16px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper)}}
 body{{max-width:60rem;margin:auto;padding:1rem}}
-table{{border-collapse:collapse;display:block;overflow-x:auto}}
-th,td{{padding:.3rem .8rem;border-bottom:1px solid var(--grid);text-align:right;white-space:nowrap}}
+table{{border-collapse:collapse;display:block;overflow-x:auto;font-size:.9rem}}
+th,td{{padding:.3rem .5rem;border-bottom:1px solid var(--grid);text-align:right;white-space:nowrap}}
 th:first-child,td:first-child{{text-align:left}}
 figure{{margin:1.5rem 0}} pre{{overflow-x:auto;border:1px solid var(--grid);padding:.6rem}}
 </style></head><body><main><h1>{title}</h1>{body}</main></body></html>
 """
 
 
-def run_report(summary: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]], partition: Mapping[str, Any]) -> str:
+def run_report(
+    experiment: Experiment,
+    summary: Mapping[str, Any],
+    rounds: Sequence[Mapping[str, Any]],
+    partition: Mapping[str, Any],
+) -> str:
     """The page of one run."""
     curves = {
         "global": _curve(rounds, "global_accuracy"),
@@ -53,7 +59,7 @@ def run_report(summary: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]], 
         _table(["client", "architecture", "global accuracy %", "local accuracy %"], cells),
         "<h2>Who holds what</h2>",
         _figure(partition_picture(partition)),
-        *_repeat(summary, f"crad run --method {shlex.quote(summary['method'])}"),
+        *_repeat(summary, f"crad run --preset {experiment.preset} {to_flags(changed_settings(experiment))}"),
     ]
     return PAGE.format(
         title=f"CRAD run: {escape(summary['method'])} on {escape(summary['dataset'])}", body="".join(body)
@@ -61,6 +67,7 @@ def run_report(summary: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]], 
 
 
 def comparison_report(
+    experiment: Experiment,
     rows: Sequence[Row],
     summaries: Sequence[Mapping[str, Any]],
     curves: Mapping[str, Sequence[tuple[float, float]]],
@@ -78,7 +85,7 @@ def comparison_report(
         _figure(line_chart(curves, title=title, x_title="round", y_title="mean accuracy (%)")),
         f"<h2>Who holds what (seed {rows[0].seeds[0]})</h2>",
         _figure(partition_picture(partition)),
-        *_repeat(first, f"crad compare --methods {shlex.quote(methods)} --seeds {seeds.replace(' ', '')}"),
+        *_repeat(first, _compare_command(experiment, methods, seeds.replace(" ", ""))),
     ]
     return PAGE.format(title=f"CRAD comparison on {escape(first['dataset'])}", body="".join(body))
 
@@ -138,12 +145,16 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
+def _compare_command(experiment: Experiment, methods: str, seeds: str) -> str:
+    settings = changed_settings(experiment)
+    others = to_flags({key: value for key, value in settings.items() if key not in ("method", "seed")})
+    return f"crad compare --preset {experiment.preset} --methods {shlex.quote(methods)} --seeds {seeds} {others}"
+
+
 def _repeat(summary: Mapping[str, Any], command: str) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
-    seed = "" if "--seeds" in command else f" --seed {summary['seed']}"
-    flags = f"--preset {summary['preset']} --dataset {shlex.quote(summary['dataset'])}{seed}"
     return [
         "<h2>To repeat it</h2>",
-        f"<pre>{escape(command)} {escape(flags)}</pre>",
+        f"<pre>{escape(command.strip())}</pre>",
         f"<p>All settings stand in <code>experiment.toml</code> of each run. {escape(versions)}.</p>",
     ]
