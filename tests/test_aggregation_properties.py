@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import crad
-from reference import (
+from tests.reference import (
     ALL_RULES,
     FILTERED_RULES,
     TIE_TOLERANCE,

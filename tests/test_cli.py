@@ -287,8 +287,8 @@ def test_the_command_in_the_report_repeats_the_run(finished, tmp_path, crad_comm
     import shlex
 
     page = (finished / "report.html").read_text()
-    command = html.unescape(re.search(r"<pre>crad (.*)</pre>", page)[1])
-    code, out, err = crad_command(*shlex.split(command), "-o", tmp_path / "again", "--json")
+    (command,) = re.findall(r"<pre>crad (.*)</pre>", page)
+    code, out, err = crad_command(*shlex.split(html.unescape(command)), "-o", tmp_path / "again", "--json")
     assert code == 0, err
     before, after = json.loads((finished / "summary.json").read_text()), json.loads(out)
     assert after["global_accuracy_per_client"] == before["global_accuracy_per_client"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import tomllib
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from crad.config import PRESETS, Experiment, make_experiment, read_toml, to_toml
+from crad.config import PRESETS, Experiment, changed_settings, make_experiment, read_toml, to_flags, to_toml
 from crad.data.partition import MIN_SAMPLES
 from crad.data.tensors import CROP_PADDING
 from crad.errors import ConfigError
@@ -54,7 +55,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(write):
 
 def test_a_preset_given_as_a_flag_replaces_the_files_preset_but_not_its_settings(write):
     experiment = make_experiment({"preset": "demo"}, path=write('preset = "mini"\nrounds = 7\n'))
-    assert (experiment.preset, experiment.rounds, experiment.dataset) == ("demo", 7, "mnist5k")
+    assert (experiment.preset, experiment.rounds, experiment.dataset) == ("demo", 7, "digits")
     assert experiment.width == 0.125
 
 
@@ -169,6 +170,25 @@ def test_the_file_holds_every_setting_so_that_later_presets_cannot_change_it(tmp
     path = tmp_path / "experiment.toml"
     path.write_text(text, encoding="utf-8")
     assert make_experiment(path=path) == experiment
+
+
+# --- the command that repeats it
+
+
+def test_a_preset_as_it_is_needs_no_flag():
+    assert changed_settings(Experiment(preset="mini")) == {}
+    assert to_flags({}) == ""
+
+
+def test_only_what_differs_from_the_preset_is_named():
+    experiment = Experiment(preset="mini", rounds=30, width=0.25, train_limit=None)
+    assert changed_settings(experiment) == {"width": 0.25, "train_limit": None}
+
+
+def test_flags_by_hand():
+    settings = {"local_epochs": 2, "augment": False, "models": ("cnn6", "a:b"), "active": None, "dataset": "my data"}
+    assert to_flags(settings) == "--local-epochs 2 --no-augment --models cnn6,a:b --active none --dataset 'my data'"
+    assert to_flags({"augment": True}) == "--augment"
 
 
 # --- refusals
@@ -331,6 +351,28 @@ numbers: dict[str, st.SearchStrategy[Any]] = {
 def test_any_valid_settings_survive_the_file(changes, preset):
     experiment = Experiment(preset=preset, **changes)
     assert make_experiment(tomllib.loads(to_toml(experiment))) == experiment
+
+
+def read_flags(line):
+    """Flags as the command line reads them: everything but a switch is text."""
+    settings: dict[str, Any] = {}
+    words = iter(shlex.split(line))
+    for flag in words:
+        name = flag.removeprefix("--").replace("-", "_")
+        if name.removeprefix("no_") == "augment":
+            settings["augment"] = name == "augment"
+        else:
+            settings[name] = next(words)
+    if "models" in settings:
+        settings["models"] = tuple(settings["models"].split(","))
+    return settings
+
+
+@EXAMPLES
+@given(changes=st.fixed_dictionaries({}, optional=numbers), preset=st.sampled_from(["paper", "mini"]))
+def test_any_experiment_is_repeated_by_its_flags(changes, preset):
+    experiment = Experiment(preset=preset, **changes)
+    assert make_experiment({"preset": preset, **read_flags(to_flags(changed_settings(experiment)))}) == experiment
 
 
 anything = (

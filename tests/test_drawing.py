@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
+from html import unescape
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crad.config import Experiment
 from crad.results.comparison import compare
 from crad.results.drawing import PALETTE, heat_map, line_chart
 from crad.results.report import comparison_report, headline, partition_picture, run_report
@@ -245,14 +248,24 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
 
+def experiment_of(outcome):
+    """The experiment that a summary could come from."""
+    keys = ("method", "dataset", "preset", "seed", "clients", "partition", "rounds")
+    return Experiment(**{key: outcome[key] for key in keys})
+
+
+def page_of(outcome, records):
+    return run_report(experiment_of(outcome), outcome, records, PARTITION)
+
+
 def compared(*summaries, curves=None):
     rows = compare(summaries)
     curves = {row.method: [(1, 10), (2, 20)] for row in rows} if curves is None else curves
-    return comparison_report(rows, summaries, curves, PARTITION)
+    return comparison_report(experiment_of(summaries[0]), rows, summaries, curves, PARTITION)
 
 
 PAGES = {
-    "run": lambda: run_report(summary(), rounds(10.0, None, 60.0), PARTITION),
+    "run": lambda: page_of(summary(), rounds(10.0, None, 60.0)),
     "comparison": lambda: compared(summary("crad"), summary("local", overall=50.0)),
 }
 every_page = pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
@@ -301,41 +314,57 @@ def test_the_page_of_a_run_shows_its_outcome_and_every_client():
 
 
 def test_rounds_that_were_not_tested_leave_no_point_in_the_curves():
-    html = run_report(summary(), rounds(10.0, None, 60.0), PARTITION)
+    html = page_of(summary(), rounds(10.0, None, 60.0))
     curves = points(re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL)[0])
     assert [len(curve) for curve in curves] == [2, 2, 3]  # global, local, validation
 
 
 def test_a_run_of_one_round_has_a_page():
-    assert "At round 1" in Page(run_report(summary(best_round=1, rounds=1), rounds(10.0), PARTITION)).text
+    assert "At round 1" in Page(page_of(summary(best_round=1, rounds=1), rounds(10.0))).text
 
 
 def test_partial_participation_is_said():
-    text = Page(run_report(summary(active=1), rounds(10.0), PARTITION)).text
+    text = Page(page_of(summary(active=1), rounds(10.0))).text
     assert "2 clients, 1 active" in text
 
 
 def test_alpha_is_only_said_of_a_dirichlet_partition():
-    text = Page(run_report(summary(partition="iid"), rounds(10.0), PARTITION)).text
+    text = Page(page_of(summary(partition="iid"), rounds(10.0))).text
     assert "2 clients, iid, 3 rounds" in text
     assert "alpha" not in text
 
 
 @pytest.mark.parametrize("key", ["method", "dataset"])
 def test_hostile_names_stay_text(key):
-    html = run_report(summary(**{key: HOSTILE}), rounds(10.0), PARTITION)
+    html = page_of(summary(**{key: HOSTILE}), rounds(10.0))
     assert "<script" not in html
     assert HOSTILE in Page(html).text
 
 
 def test_braces_in_a_name_do_not_break_the_page():
-    html = run_report(summary(dataset="{title} {body} {0}"), rounds(10.0), PARTITION)
+    html = page_of(summary(dataset="{title} {body} {0}"), rounds(10.0))
     assert "{title} {body} {0}" in Page(html).text
 
 
-def test_the_command_quotes_names_for_the_shell():
-    text = Page(run_report(summary(dataset="my data; rm -rf x"), rounds(10.0), PARTITION)).text
-    assert "--dataset 'my data; rm -rf x'" in text
+def command_on(html):
+    """The one command of a page, as a shell would split it."""
+    (command,) = re.findall(r"<pre>(.*?)</pre>", html, flags=re.DOTALL)
+    return shlex.split(unescape(command))
+
+
+def test_the_command_of_a_run_names_whatever_differs_from_its_preset():
+    words = command_on(page_of(summary("uniform"), rounds(10.0)))
+    assert words[:4] == ["crad", "run", "--preset", "mini"]
+    flags = dict(zip(words[4::2], words[5::2], strict=True))
+    assert flags == {"--method": "uniform", "--clients": "2", "--rounds": "3"}
+
+
+@pytest.mark.parametrize("name", ["my data; rm -rf x", "it's <b>", HOSTILE])
+def test_the_command_quotes_names_for_the_shell_and_the_page(name):
+    html = page_of(summary(dataset=name), rounds(10.0))
+    words = command_on(html)
+    assert words[words.index("--dataset") + 1] == name
+    assert "<b>" not in html
 
 
 def test_the_partition_picture_names_the_clients_and_counts():
@@ -395,12 +424,12 @@ def test_the_page_of_a_comparison_opens_with_the_headline():
     assert "Seeds: 1024." in text
 
 
-def test_the_command_of_a_comparison_names_all_methods_and_seeds():
-    summaries = [summary(method, seed=seed) for method in ("crad", "local") for seed in (1, 2)]
-    assert (
-        "crad compare --methods crad,local --seeds 1,2 --preset mini --dataset cifar10"
-        in Page(compared(*summaries)).text
-    )
+def test_the_command_of_a_comparison_names_all_methods_and_seeds_and_whatever_differs_from_the_preset():
+    summaries = [summary(method, seed=seed) for method in ("uniform", "local") for seed in (1, 2)]
+    words = command_on(compared(*summaries))
+    assert words[:4] == ["crad", "compare", "--preset", "mini"]
+    flags = dict(zip(words[4::2], words[5::2], strict=True))
+    assert flags == {"--methods": "uniform,local", "--seeds": "1,2", "--clients": "2", "--rounds": "3"}
 
 
 # --- known defects

@@ -193,8 +193,14 @@ def test_values_kept_beside_the_inputs_make_blocks_smaller(monkeypatch):
 
 
 def test_augmentation_is_seeded_by_the_purpose():
+    # Twelve times the same image: only its augmentation can tell two epochs apart.
+    image = torch.arange(36, dtype=torch.uint8).view(1, 1, 6, 6)
+    shard = ImageSet(image.repeat(12, 1, 1, 1), torch.zeros(12, dtype=torch.int64))
+
     def inputs_of(purpose):
-        return torch.cat([block.inputs for block in blocks_of(12, augmentation="crop-flip", side=6, purpose=purpose)])
+        preparation = unchanged_pixels("crop-flip")
+        (block,) = epoch_blocks(shard, preparation=preparation, batch_size=2, seed=1, purpose=purpose)
+        return block.inputs
 
     assert torch.equal(inputs_of(("a",)), inputs_of(("a",)))
     assert not torch.equal(inputs_of(("a",)), inputs_of(("b",)))

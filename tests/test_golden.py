@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 import crad
 from tests.conftest import change
 
-# Accuracies of the tiny experiment, seed 5, as first measured. A change here means that every published number
-# changes too: find out why before you write new ones. Hits are whole samples, so rounding on another processor
-# may move one or two of the 80 test images, not more.
-GOLDEN = {
-    "crad": {"validation": [], "global": []},
-    "uniform": {"validation": [], "global": []},
-    "local": {"validation": [], "global": []},
+# The tiny experiment, seed 5, lr 0.05, four rounds, as first measured: mean total loss over the clients, and mean
+# global accuracy. A change here means that every published number changes too: find out why before you write new
+# ones. Another processor rounds differently, which moves losses by far less than the tolerance and now and then one
+# of the 80 test images of a client.
+GOLDEN: dict[str, dict[str, list[float]]] = {
+    "crad": {"loss": [0.5568, 0.4026, 0.4029, 0.3728], "global": [24.6875, 25.0, 35.9375, 51.875]},
+    "uniform": {"loss": [0.5578, 0.4055, 0.4023, 0.3557], "global": [24.6875, 25.0, 31.875, 40.625]},
+    "local": {"loss": [1.4092, 0.6224, 0.3075, 0.2080], "global": [24.375, 43.125, 45.9375, 50.0]},
 }
 
 
-def without_timing(rounds):
+def without_timing(rounds: list[Any]) -> list[Any]:
     return [{key: value for key, value in line.items() if key != "timing"} for line in rounds]
+
+
+@pytest.mark.parametrize("method", GOLDEN)
+def test_golden_run(tiny, method):
+    rounds = crad.run(change(tiny, method=method, rounds=4, lr=0.05)).rounds
+    losses = [sum(client["losses"]["total"] for client in line["clients"]) / 4 for line in rounds]
+    assert losses == pytest.approx(GOLDEN[method]["loss"], rel=0.01)
+    assert [line["global_accuracy"] for line in rounds] == pytest.approx(GOLDEN[method]["global"], abs=1.0)
 
 
 def test_the_same_seed_gives_the_same_records_to_the_last_bit(tiny):
@@ -27,9 +40,16 @@ def test_another_seed_gives_other_records(tiny):
     assert without_timing(crad.run(tiny).rounds) != without_timing(crad.run(change(tiny, seed=6)).rounds)
 
 
-def test_golden_run(tiny):
-    for method, expected in GOLDEN.items():
-        rounds = crad.run(change(tiny, method=method)).rounds
-        for line, validation, overall in zip(rounds, expected["validation"], expected["global"], strict=True):
-            assert abs(line["validation_accuracy"] - validation) < 3, (method, line["round"])
-            assert abs(line["global_accuracy"] - overall) < 1.5, (method, line["round"])
+def test_the_number_of_threads_of_the_caller_does_not_matter(tiny):
+    import torch
+
+    before = torch.get_num_threads()
+    records = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            records.append(without_timing(crad.run(change(tiny, rounds=2)).rounds))
+            assert torch.get_num_threads() == threads, "restored"
+    finally:
+        torch.set_num_threads(before)
+    assert records[0] == records[1]

@@ -156,6 +156,19 @@ def test_rounding_loses_no_sample():
     assert [len(part) for part in parts] == [13, 14, 13]
 
 
+def test_a_share_lost_to_rounding_goes_to_the_last_client():
+    labels = np.zeros(200, dtype=np.int64)
+    parts = dirichlet_partition(labels, num_classes=1, num_clients=2, alpha=1.0, rng=rigged([[0.25, 0.74]]))
+    assert [len(part) for part in parts] == [50, 150]
+
+
+@pytest.mark.parametrize("kind", ["dirichlet", "shards"])
+def test_which_samples_of_a_class_a_client_gets_is_drawn(kind):
+    labels = np.zeros(80, dtype=np.int64)
+    parts = [shard.indices for shard in make(labels, num_classes=1, partition=kind, clients=2, classes_per_client=1)]
+    assert parts[0].tolist() != list(range(len(parts[0])))  # not simply the first ones
+
+
 def test_a_partition_that_leaves_somebody_nine_samples_is_drawn_again():
     labels = np.zeros(40, dtype=np.int64)
     rng = rigged([[9 / 40, 31 / 40]], [[10 / 40, 30 / 40]])

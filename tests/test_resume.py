@@ -12,6 +12,7 @@ import sys
 import time
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -26,7 +27,7 @@ from tests.conftest import change
 from tests.test_golden import without_timing
 
 
-def final_state(run: Path) -> tuple[list[dict], dict[str, torch.Tensor], dict]:
+def final_state(run: Path) -> tuple[list[Any], dict[str, torch.Tensor], Any]:
     """Records without times, all tensors of the last checkpoint, and the standing of every peer."""
     rounds = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
     last = sorted((run / "checkpoint").glob("round-*"))[-1]
@@ -59,7 +60,7 @@ def experiment(tiny):
 @pytest.fixture(scope="module")
 def whole(experiment, tmp_path_factory) -> Path:
     """The uninterrupted run."""
-    path = tmp_path_factory.mktemp("whole") / "run"
+    path: Path = tmp_path_factory.mktemp("whole") / "run"
     crad.run(experiment, output=path)
     return path
 

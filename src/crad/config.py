@@ -105,14 +105,15 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     # Seconds, on images that come inside a dependency.
     "demo": {
-        "dataset": "mnist5k",
+        "dataset": "digits",
         "clients": 6,
         "rounds": 10,
-        "train_limit": 600,
-        "test_limit": 500,
         "proxy_size": 0,
-        "width": 0.125,
+        "width": 0.25,
         "batch_size": 16,
+        "lr": 0.05,
+        "distill_weight": 0.4,
+        "eval_every": 2,
     },
 }
 

@@ -101,11 +101,12 @@ def _describe(source: Source, *, folder: Path) -> dict[str, Any]:
 
 def _state(source: Source, *, folder: Path) -> tuple[bool, str]:
     from crad.data.catalog import locate
+    from crad.data.embedded import INSTALL
     from crad.errors import DataError
 
     if source.name in _EMBEDDED_PACKAGES:
         is_installed = importlib.util.find_spec(_EMBEDDED_PACKAGES[source.name]) is not None
-        return is_installed, "here" if is_installed else "pip install 'crad[demo]'"
+        return is_installed, "here" if is_installed else INSTALL[source.name]
     try:
         found = locate(source.name, data_dir=folder)
     except DataError:

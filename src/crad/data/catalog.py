@@ -230,6 +230,6 @@ def _limit(images: Images, labels: Labels, *, limit: int | None, split: str, see
     if limit is None:
         return images, labels
     if not 1 <= limit <= len(labels):
-        raise DataError(f"{split}_limit {limit} is outside 1..{len(labels)}, the {split} images there are")
+        raise DataError(f"{split}_limit is {limit}, but there are only {len(labels)} {split} images")
     kept = balanced_subset(labels, size=limit, rng=stream(seed, "subset", split))
     return images[kept], labels[kept]

@@ -15,6 +15,7 @@ from crad.errors import DataError
 from crad.randomness import stream
 
 TEST_SHARE = 0.2
+INSTALL = {"digits": "pip install 'crad[demo]'", "mnist5k": "pip install 'crad[mnist5k]'"}
 _SPLIT_SEED = 1024  # fixed: the test set is part of the data set, not of a run
 
 
@@ -39,7 +40,7 @@ def _load(
         try:
             return loader()
         except ImportError as error:
-            raise DataError(f"data set {name!r} comes with {package}: pip install 'crad[demo]'") from error
+            raise DataError(f"data set {name!r} comes with {package}: {INSTALL[name]}") from error
 
 
 def _load_digits() -> tuple[NDArray[Any], NDArray[Any]]:

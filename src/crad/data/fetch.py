@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crad.data.catalog import Archive, Source, known_source, locate, read_found
+from crad.data.embedded import INSTALL
 from crad.errors import DataError
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def check(name: str, *, data_dir: Path) -> Report:
 def _choose_archive(source: Source, *, url: str | None) -> Archive:
     """The archive a mirror's address names by its last part, else the first."""
     if not source.archives:
-        raise DataError(f"data set {source.name!r} needs no download: pip install 'crad[demo]' brings it")
+        raise DataError(f"data set {source.name!r} needs no download: {INSTALL[source.name]} brings it")
     last_part = (url or "").partition("?")[0].rpartition("/")[2]
     return next((archive for archive in source.archives if archive.file_name == last_part), source.archives[0])
 
