@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def tiny_npz(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four classes of 8x8 grayscale images: a bright quadrant on noise. 240 to train, 80 to test."""
     rng = np.random.default_rng(7)
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for split, per_class in (("train", 60), ("test", 20)):
         labels = np.repeat(np.arange(4), per_class)
         images = rng.integers(0, 120, size=(len(labels), 8, 8), dtype=np.uint8)

@@ -38,7 +38,7 @@ def quick(tiny):
 
 @pytest.fixture(scope="module")
 def quick_toml(quick, tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("toml") / "experiment.toml"
+    path: Path = tmp_path_factory.mktemp("toml") / "experiment.toml"
     path.write_text(to_toml(quick))
     return path
 
@@ -46,7 +46,7 @@ def quick_toml(quick, tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def finished(quick_toml, tmp_path_factory) -> Path:
     """One finished run, made by the real command in a process of its own."""
-    path = tmp_path_factory.mktemp("runs") / "finished"
+    path: Path = tmp_path_factory.mktemp("runs") / "finished"
     command = [sys.executable, "-m", "crad", "run", "--config", str(quick_toml), "--output", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
