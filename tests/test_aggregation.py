@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 
@@ -433,3 +434,18 @@ def test_target_has_the_dtype_of_the_predictions(dtype: torch.dtype) -> None:
 def test_counts_may_be_whole_number_tensors() -> None:
     whole = crad.aggregate(EXAMPLE_Q, EXAMPLE_COUNTS.long(), EXAMPLE_ACCURACIES)
     assert whole.equal(crad.aggregate(EXAMPLE_Q, EXAMPLE_COUNTS, EXAMPLE_ACCURACIES))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_an_exact_tie_keeps_both_in_half_precision_too(dtype):
+    q = torch.tensor([[[0.5, 0.5]], [[0.4, 0.6]]], dtype=dtype)
+    counts, accuracies = torch.full((2, 2), 10), torch.full((2, 2), 0.5)
+    target = crad.aggregate(q, counts, accuracies)
+    assert target.dtype == dtype
+    assert target.float().numpy() == pytest.approx(np.array([[0.45, 0.55]]), abs=5e-3)
+    assert (crad.explain(q, counts, accuracies).state == "kept").all()
+
+
+def test_predictions_that_carry_gradients_are_combined_without_them():
+    q = torch.full((2, 1, 2), 0.5, requires_grad=True)
+    assert not crad.aggregate(q, torch.full((2, 2), 10), torch.full((2, 2), 0.5)).requires_grad

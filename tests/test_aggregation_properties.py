@@ -149,7 +149,7 @@ def assert_same(actual: torch.Tensor, expected: Any, tolerance: float = 1e-9) ->
 
 
 @every_rule
-@examples(40)
+@examples(30)
 @given(case=cases())
 def test_target_equals_the_slow_reference(rule: str, case: Case) -> None:
     assume_rounding_cannot_decide(case)
@@ -183,7 +183,7 @@ def test_explanation_equals_the_slow_reference(rule: str, case: Case) -> None:
 # What a target is.
 
 
-@examples(60)
+@examples(40)
 @given(
     rule=st.sampled_from(ALL_RULES),
     case=st.one_of(cases(), wide_cases()),
@@ -197,7 +197,7 @@ def test_rows_lie_on_the_simplex(rule: str, case: Case, dtype: torch.dtype) -> N
     assert_same(target_BC.double().sum(dim=1), torch.ones(len(target_BC)), tolerance=1e-5)
 
 
-@examples(60)
+@examples(40)
 @given(rule=st.sampled_from(ALL_RULES), case=wide_cases(max_classes=20))
 def test_float32_is_close_to_float64(rule: str, case: Case) -> None:
     single = replace(case, q=case.q.float(), counts=case.counts.float(), accuracies=case.accuracies.float())
@@ -207,7 +207,7 @@ def test_float32_is_close_to_float64(rule: str, case: Case) -> None:
     assert_same(single.aggregate(rule).double(), double.aggregate(rule), tolerance=1e-5)
 
 
-@examples(60)
+@examples(40)
 @given(rule=st.sampled_from(ALL_RULES), case=cases())
 def test_inputs_are_left_as_they_were(rule: str, case: Case) -> None:
     inputs = (case.q, case.counts, case.accuracies, case.cross_entropy)
@@ -220,7 +220,7 @@ def test_inputs_are_left_as_they_were(rule: str, case: Case) -> None:
 # Who is who does not matter.
 
 
-@examples(60)
+@examples(40)
 @given(rule=st.sampled_from(ALL_RULES), case=cases(min_teachers=2), data=st.data())
 def test_order_of_the_teachers_changes_nothing(rule: str, case: Case, data: st.DataObject) -> None:
     assume_rounding_cannot_decide(case)
@@ -228,7 +228,7 @@ def test_order_of_the_teachers_changes_nothing(rule: str, case: Case, data: st.D
     assert_same(case.of_teachers(order).aggregate(rule), case.aggregate(rule))
 
 
-@examples(60)
+@examples(40)
 @given(rule=st.sampled_from(ALL_RULES), case=cases(), data=st.data())
 def test_order_of_the_samples_orders_the_rows(rule: str, case: Case, data: st.DataObject) -> None:
     assume_rounding_cannot_decide(case)
@@ -236,7 +236,7 @@ def test_order_of_the_samples_orders_the_rows(rule: str, case: Case, data: st.Da
     assert_same(replace(case, q=case.q[:, order]).aggregate(rule), case.aggregate(rule)[order])
 
 
-@examples(60)
+@examples(40)
 @given(rule=st.sampled_from(ALL_RULES), case=cases(), data=st.data())
 def test_order_of_the_classes_orders_the_columns(rule: str, case: Case, data: st.DataObject) -> None:
     assume_rounding_cannot_decide(case)
@@ -255,7 +255,7 @@ def test_order_of_the_classes_orders_the_columns(rule: str, case: Case, data: st
 # Who is heard.
 
 
-@examples(60)
+@examples(40)
 @given(rule=st.sampled_from(ALL_RULES), case=cases())
 def test_only_teacher_is_returned_unchanged(rule: str, case: Case) -> None:
     alone = replace(case.of_teachers([0]), unsupported="consensus")
@@ -263,7 +263,7 @@ def test_only_teacher_is_returned_unchanged(rule: str, case: Case) -> None:
     assert_same(alone.aggregate(rule), alone.q[0], tolerance=1e-5)
 
 
-@examples(60)
+@examples(40)
 @given(rule=st.sampled_from(FILTERED_RULES), case=cases(min_teachers=2))
 def test_equal_statistics_give_the_filtered_mean(rule: str, case: Case) -> None:
     equal = replace(
@@ -275,7 +275,7 @@ def test_equal_statistics_give_the_filtered_mean(rule: str, case: Case) -> None:
     assert_same(equal.aggregate(rule, epsilon=1e-12), equal.aggregate("stage1", epsilon=1e-12), tolerance=1e-8)
 
 
-@examples(60)
+@examples(40)
 @given(rule=st.sampled_from(FILTERED_RULES), case=cases(min_teachers=2), data=st.data())
 def test_an_unsupported_teacher_changes_nothing(rule: str, case: Case, data: st.DataObject) -> None:
     newcomer = data.draw(st.integers(0, len(case.q) - 1))
@@ -289,7 +289,7 @@ def test_an_unsupported_teacher_changes_nothing(rule: str, case: Case, data: st.
     assert_same(joined.aggregate(rule), without.aggregate(rule))
 
 
-@examples(60)
+@examples(40)
 @given(rule=st.sampled_from(FILTERED_RULES), case=st.one_of(cases(), wide_cases(max_classes=100)))
 def test_kept_teachers_lie_in_the_band_and_outliers_beyond_it(rule: str, case: Case) -> None:
     trace = case.explain(rule)
@@ -298,7 +298,7 @@ def test_kept_teachers_lie_in_the_band_and_outliers_beyond_it(rule: str, case: C
     assert (over_KBC[torch.from_numpy(trace.state == "outlier")] > TIE_TOLERANCE - 1e-12).all()
 
 
-@examples(60)
+@examples(40)
 @given(rule=st.sampled_from(FILTERED_RULES), case=st.one_of(cases(), wide_cases(max_classes=100)))
 def test_at_least_half_of_the_supported_are_kept(rule: str, case: Case) -> None:
     trace = case.explain(rule)
@@ -309,7 +309,7 @@ def test_at_least_half_of_the_supported_are_kept(rule: str, case: Case) -> None:
     assert (num_kept_BC[num_supported_BC > 0] >= 1).all()
 
 
-@examples(60)
+@examples(40)
 @given(rule=st.sampled_from(ALL_RULES), case=st.one_of(cases(), wide_cases(max_classes=100)))
 def test_weights_are_shares_of_those_who_speak(rule: str, case: Case) -> None:
     trace = case.explain(rule)

@@ -236,9 +236,8 @@ def test_any_mib_is_right_to_half_its_last_digit(payload_bytes):
     assert abs(float(text) - payload_bytes / 2**20) <= 0.5 * 10**-digits * (1 + 1e-9)
 
 
-# --- known defects
+# --- found by reading the code against the specification
 
 
-@pytest.mark.xfail(reason="three decimals make anything under 525 bytes read as nothing")
 def test_a_few_bytes_do_not_read_as_nothing():
     assert float(mib(400)) > 0

@@ -56,7 +56,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(write):
 def test_a_preset_given_as_a_flag_replaces_the_files_preset_but_not_its_settings(write):
     experiment = make_experiment({"preset": "demo"}, path=write('preset = "mini"\nrounds = 7\n'))
     assert (experiment.preset, experiment.rounds, experiment.dataset) == ("demo", 7, "digits")
-    assert experiment.width == 0.125
+    assert experiment.width == PRESETS["demo"]["width"]
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
@@ -391,10 +391,9 @@ def test_any_value_of_any_setting_is_accepted_or_refused_with_one_line(key, valu
     assert line is None or (key in line and "\n" not in line)
 
 
-# --- known defects
+# --- found by reading the code against the specification
 
 
-@pytest.mark.xfail(reason="a preset that is a list or a table ends in a TypeError", raises=TypeError)
 @pytest.mark.parametrize("text", ['preset = ["paper"]', '[preset]\nname = "paper"'])
 def test_a_preset_that_is_no_name_is_refused(write, text):
     assert "preset" in refusal_of(path=write(text))

@@ -432,21 +432,18 @@ def test_the_command_of_a_comparison_names_all_methods_and_seeds_and_whatever_di
     assert flags == {"--methods": "uniform,local", "--seeds": "1,2", "--clients": "2", "--rounds": "3"}
 
 
-# --- known defects
+# --- found by reading the code against the specification
 
 
-@pytest.mark.xfail(reason="heat_map escapes its columns but not its rows")
 def test_row_names_are_escaped():
     assert HOSTILE in texts(heat([[1]], rows=[HOSTILE]))
 
 
-@pytest.mark.xfail(reason="ticks one rounding error apart coincide", raises=ZeroDivisionError)
 @pytest.mark.parametrize("value", [50.0, 99.9])
 def test_values_that_differ_by_a_rounding_error_are_drawn(value):
     assert len(points(chart({"a": [(1, value), (2, math.nextafter(value, 100))]}))) == 1
 
 
-@pytest.mark.xfail(reason="the legend's room is not limited, so the plot is turned inside out")
 def test_a_long_name_leaves_room_for_the_lines():
     ((first, last),) = points(
         chart({"organisation.department.federated.experiments.methods:WEIGHTED_BY_AGE": [(1, 1), (2, 2)]})

@@ -331,10 +331,9 @@ def test_the_optimizer_is_sgd_as_the_settings_say():
     assert (group["lr"], group["momentum"], group["weight_decay"], group["nesterov"]) == (0.25, 0.5, 0.125, False)
 
 
-# --- known defects
+# --- found by reading the code against the specification
 
 
-@pytest.mark.xfail(reason="epoch_blocks draws the augmentation per block, so the split (K x C) changes the images")
 def test_splitting_into_blocks_does_not_change_the_augmented_images(monkeypatch):
     def inputs_of():
         return torch.cat([block.inputs for block in blocks_of(12, augmentation="crop-flip", side=6)])

@@ -538,10 +538,9 @@ def test_any_damage_to_a_message_is_accepted_or_refused(data, is_signed):
         assert_refused(Message(genuine().manifest, bytes(content)))
 
 
-# --- known defects
+# --- found by reading the code against the specification
 
 
-@pytest.mark.xfail(reason="TeacherShelf.decode answers from its cache without comparing the round")
 def test_a_message_already_decoded_is_refused_when_it_comes_again_in_another_round():
     ours = TeacherShelf(world())
     ours.decode(genuine(), sender=SENDER, round_index=ROUND)
@@ -549,7 +548,6 @@ def test_a_message_already_decoded_is_refused_when_it_comes_again_in_another_rou
         ours.decode(genuine(), sender=SENDER, round_index=ROUND + 1)
 
 
-@pytest.mark.xfail(reason="DTYPE_NAMES lacks them, so a user's model with such a buffer refuses its own snapshots")
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int8])
 def test_a_small_integer_buffer_arrives_as_sent(dtype):
     tensors = {"x": torch.tensor([1, 2], dtype=dtype)}
@@ -557,7 +555,6 @@ def test_a_small_integer_buffer_arrives_as_sent(dtype):
     assert torch.equal(received["x"], tensors["x"])
 
 
-@pytest.mark.xfail(reason="safetensors refuses tensors that share memory; pack makes no copy", raises=RuntimeError)
 def test_tied_weights_can_be_sent():
     weight = torch.tensor([1.0, 2.0])
     tensors = {"encoder": weight, "decoder": weight}
@@ -565,7 +562,6 @@ def test_tied_weights_can_be_sent():
     assert torch.equal(received["decoder"], weight)
 
 
-@pytest.mark.xfail(reason="keys and dtypes of a peer are quoted raw: line breaks and terminal codes reach the log")
 @pytest.mark.parametrize("text", ["a\nb", "\x1b[2J"])
 def test_a_peers_words_are_quoted_so_that_they_stay_on_one_line(text):
     entry: dict[str, Any] = {text: 1}

@@ -291,7 +291,7 @@ def build(num_classes, in_channels):
         ("def build(:", r"importing 'crad_test_model_\d+' failed with SyntaxError"),
         ("raise SystemExit(3)", r"importing 'crad_test_model_\d+' failed with SystemExit: 3"),
         ("", r"finding 'build' failed with AttributeError: module .* has no attribute 'build'"),
-        ("build = 3", r"'build' must be a function of \(num_classes, in_channels\), got int"),
+        ("build = 3", r"expected a function of \(num_classes, in_channels\), got int"),
         ("def build(num_classes): ...", r"build\(10, 3\) failed with TypeError"),
         ("def build(n, c): raise ValueError('bad\\nday')", r"build\(10, 3\) failed with ValueError: bad day"),
         ("def build(n, c): pass", r"build\(10, 3\) must return a torch.nn.Module, got NoneType"),

@@ -396,10 +396,9 @@ def test_any_split_keeps_every_sample_once_and_its_halves_equal(size, held_out, 
     assert len(shard.validation) + len(shard.test) == max(2, round(held_out * size))
 
 
-# --- known defects
+# --- found by reading the code against the specification
 
 
-@pytest.mark.xfail(reason="shards_partition lets a holder of a tiny class end up with nothing of it")
 def test_a_class_too_small_for_its_holders_is_refused():
     labels = np.array([0] + [1] * 60 + [2] * 60)  # one sample of class 0, two holders
     with pytest.raises(PartitionError):

@@ -376,17 +376,15 @@ def test_whole_numbers_given_for_floats_do_not_change_the_identity():
     assert identity(Experiment(min_support=2, temperature=3, width=1)) == identity(Experiment())
 
 
-# --- known defects
+# --- found by reading the code against the specification
 
 
-@pytest.mark.xfail(reason="rounds() decodes outside its try", raises=UnicodeDecodeError)
 def test_rounds_that_are_no_text_are_refused(begun):
     begun.rounds_file.write_bytes(b'{"round": 1}\n\xff\xfe\n')
     with pytest.raises(RunError, match="is damaged"):
         begun.rounds()
 
 
-@pytest.mark.xfail(reason="only mkdir is guarded in create(), not the first write", raises=PermissionError)
 def test_a_directory_that_cannot_be_written_to_is_refused_with_the_reason(directory, monkeypatch):
     def deny(*args, **kwargs):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -397,7 +395,6 @@ def test_a_directory_that_cannot_be_written_to_is_refused_with_the_reason(direct
         directory.create(EXPERIMENT)
 
 
-@pytest.mark.xfail(reason="cut_rounds takes for granted that every line is an object", raises=TypeError)
 def test_a_line_that_is_no_record_is_refused(begun):
     begun.rounds_file.write_text(json.dumps([1]) + "\n")
     with pytest.raises(RunError):

@@ -161,7 +161,7 @@ def to_flags(settings: Mapping[str, Any]) -> str:
 
 def _over_preset(settings: Mapping[str, Any]) -> dict[str, Any]:
     preset = settings.get("preset", "paper")
-    if preset not in PRESETS:
+    if not isinstance(preset, str) or preset not in PRESETS:
         raise unknown_name("preset", preset, PRESETS)
     for key in settings:
         if key not in Experiment.model_fields:

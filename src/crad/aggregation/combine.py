@@ -55,7 +55,7 @@ def aggregate(
     evidence = check_evidence(
         q, counts, accuracies, cross_entropy=cross_entropy, min_support=min_support, epsilon=epsilon
     )
-    return combine(evidence, rule, unsupported=unsupported).target_BC
+    return combine(evidence, rule, unsupported=unsupported).target_BC.to(q.dtype)
 
 
 def explain(

@@ -14,6 +14,8 @@ from torch import Tensor
 from crad.errors import AggregationError
 
 ROW_TOLERANCE = 1e-3  # a row of q may miss one by this much; more is no softmax output
+HALF_TOLERANCE = 2e-2  # the same where q was rounded to half precision
+HALF = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -37,13 +39,17 @@ def check_evidence(
     min_support: float,
     epsilon: float,
 ) -> Evidence:
-    """Refuse what no rule may combine; the statistics come back as float64 on the CPU."""
+    """Refuse what no rule may combine.
+
+    The statistics come back as float64 on the CPU, half-precision predictions as float32: its rounding would break
+    the exact ties that the filter must keep.
+    """
     _check_predictions(q)
     shape_KC = (q.shape[0], q.shape[2])
-    _check_setting("min_support", min_support, is_valid=min_support >= 0, wanted="0 or more")
-    _check_setting("epsilon", epsilon, is_valid=epsilon > 0, wanted="more than 0")
+    _check_setting("min_support", min_support, lowest=0, is_open=False)
+    _check_setting("epsilon", epsilon, lowest=0, is_open=True)
     return Evidence(
-        q_KBC=q,
+        q_KBC=q.detach().float() if q.dtype in HALF else q.detach(),
         counts_KC=_check_statistic("counts", counts, shape_KC, highest=math.inf),
         accuracies_KC=_check_statistic("accuracies", accuracies, shape_KC, highest=1.0),
         cross_entropy_KC=None
@@ -63,6 +69,7 @@ def _check_predictions(q: Tensor) -> None:
         raise AggregationError(f"q must hold floating-point probabilities, got {q.dtype}")
     if q.numel() == 0:
         return
+    q = q.detach()
     lowest = q.amin().item()
     highest = q.amax().item()
     if not (math.isfinite(lowest) and math.isfinite(highest)):
@@ -70,8 +77,8 @@ def _check_predictions(q: Tensor) -> None:
         raise AggregationError(f"q of teacher {bad} holds a non-finite value; leave that teacher out")
     if lowest < 0:
         raise AggregationError(f"q holds {lowest:g}: probabilities cannot be negative; apply softmax first")
-    miss = float((q.sum(dim=2) - 1).abs().amax())
-    if miss > ROW_TOLERANCE:
+    miss = float((q.float().sum(dim=2) - 1).abs().amax())
+    if miss > (HALF_TOLERANCE if q.dtype in HALF else ROW_TOLERANCE):
         raise AggregationError(f"a row of q misses a sum of 1 by {miss:g}; apply softmax over the classes first")
 
 
@@ -94,6 +101,8 @@ def _check_statistic(name: str, values: Tensor, shape_KC: tuple[int, int], *, hi
     return checked
 
 
-def _check_setting(name: str, value: float, *, is_valid: bool, wanted: str) -> None:
-    if not (is_valid and math.isfinite(value)):
-        raise AggregationError(f"{name} is {value}, must be {wanted}")
+def _check_setting(name: str, value: float, *, lowest: float, is_open: bool) -> None:
+    is_number = isinstance(value, int | float) and math.isfinite(value)
+    if not is_number or value < lowest or (is_open and value == lowest):
+        wanted = f"more than {lowest:g}" if is_open else f"{lowest:g} or more"
+        raise AggregationError(f"{name} is {value!r}, must be {wanted}")

@@ -44,6 +44,8 @@ def resolve_rule(rule: str | Rule) -> Rule:
     """The rule behind a name, an entry point or an import path."""
     if isinstance(rule, Rule):
         return rule
+    if not isinstance(rule, str):
+        raise ConfigError(f"rule is a {type(rule).__name__}, expected a name or a crad.Rule(keep, weigh)")
     found = resolve("rule", rule, known=RULES, group="crad.rules")
     if not isinstance(found, Rule):
         raise ConfigError(f"rule {rule!r} is a {type(found).__name__}, expected a crad.Rule(keep, weigh)")

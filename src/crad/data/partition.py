@@ -92,6 +92,7 @@ def shards_partition(
     num_holders_C1 = holds_CN.sum(axis=1, keepdims=True)
     extra_CN = rank_CN < (class_sizes[:, None] % num_holders_C1)
     sizes_CN = holds_CN * (class_sizes[:, None] // num_holders_C1 + extra_CN)
+    _check_holders(holds_CN, sizes_CN)
     _check_sizes(sizes_CN.sum(axis=0))
     return _deal(labels, sizes_CN, rng)
 
@@ -139,6 +140,16 @@ def _check_enough(labels: Indices, *, num_clients: int) -> None:
         raise PartitionError(
             f"{num_clients} clients need at least {MIN_SAMPLES} samples each, {num_clients * MIN_SAMPLES} in all, but "
             f"there are {len(labels)}: use at most {len(labels) // MIN_SAMPLES} clients or more data"
+        )
+
+
+def _check_holders(holds_CN: NDArray[np.int64], sizes_CN: NDArray[np.int64]) -> None:
+    short_C = ((holds_CN > 0) & (sizes_CN == 0)).any(axis=1)
+    if short_C.any():
+        label = int(short_C.argmax())
+        raise PartitionError(
+            f"class {label} has {int(sizes_CN[label].sum())} samples for {int(holds_CN[label].sum())} holders: "
+            "use fewer clients, more data or fewer classes_per_client"
         )
 
 

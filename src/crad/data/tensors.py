@@ -41,9 +41,13 @@ class Preparation:
         normalised = (images.float() - self.mean) / self.std
         return normalised.contiguous(memory_format=torch.channels_last)
 
+    def augment(self, images: Tensor, *, generator: torch.Generator) -> Tensor:
+        """Randomly moved and mirrored, still uint8; draws come from the CPU generator."""
+        return AUGMENTATIONS[self.augmentation](images, generator)
+
     def augmented_inputs(self, images: Tensor, *, generator: torch.Generator) -> Tensor:
-        """Randomly moved and mirrored, then normalised; draws come from the CPU generator."""
-        return self.inputs(AUGMENTATIONS[self.augmentation](images, generator))
+        """Augmented, then normalised."""
+        return self.inputs(self.augment(images, generator=generator))
 
 
 def image_set(images: NDArray[np.uint8], labels: NDArray[np.int64], *, pad_to: int | None, device: str) -> ImageSet:

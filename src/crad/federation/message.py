@@ -21,6 +21,8 @@ from torch import Tensor
 
 from crad.errors import SnapshotError
 
+MAX_QUOTED = 120  # characters of a peer's words in a message
+
 Values = tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...]
 
 
@@ -72,7 +74,7 @@ def pack(
     statistics: Statistics | None = None,
 ) -> Message:
     """A message from tensors; the body is a copy, so later training cannot change what was published."""
-    body = safetensors.torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    body = safetensors.torch.save(storable(tensors))
     manifest = Manifest(
         kind=kind,
         peer=peer,
@@ -85,6 +87,17 @@ def pack(
     return Message(manifest.model_dump_json(exclude_none=True).encode(), body)
 
 
+def storable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous tensors on the CPU, none sharing memory with another: what safetensors can write."""
+    stored: dict[str, Tensor] = {}
+    pointers: set[int] = set()
+    for name, tensor in tensors.items():
+        plain = tensor.detach().cpu().contiguous()
+        stored[name] = plain.clone() if plain.data_ptr() in pointers else plain  # tied weights are written twice
+        pointers.add(plain.data_ptr())
+    return stored
+
+
 def read_manifest(message: Message, *, sender: int, round_index: int, kind: str) -> Manifest:
     """The manifest, if it is well formed, from the expected sender and round, and true of the body."""
     try:
@@ -92,10 +105,10 @@ def read_manifest(message: Message, *, sender: int, round_index: int, kind: str)
     except ValidationError as error:
         fault = error.errors()[0]
         place = ".".join(map(str, fault["loc"])) or "the whole"
-        raise SnapshotError(f"peer {sender} sent a malformed manifest: {place}: {fault['msg']}") from error
+        raise SnapshotError(f"peer {sender} sent a malformed manifest: {printable(place)}: {fault['msg']}") from error
     if (manifest.peer, manifest.round_index, manifest.kind) != (sender, round_index, kind):
         raise SnapshotError(
-            f"peer {sender} sent {manifest.kind!r} of peer {manifest.peer}, round {manifest.round_index}; "
+            f"peer {sender} sent {printable(manifest.kind)!r} of peer {manifest.peer}, round {manifest.round_index}; "
             f"expected {kind!r} of round {round_index}: restart it from its checkpoint"
         )
     if manifest.size != len(message.body):
@@ -112,20 +125,28 @@ def read_body(message: Message, *, sender: int, expected: Mapping[str, Tensor]) 
         wanted = _describe(expected[name]) if name in expected else "nothing"
         got = found.get(name, "nothing")
         if wanted != got:
-            raise SnapshotError(f"peer {sender} sent {got} as tensor {name!r}, expected {wanted}")
+            raise SnapshotError(f"peer {sender} sent {printable(got)} as tensor {printable(name)!r}, expected {wanted}")
     try:
         tensors = safetensors.torch.load(message.body)
     except (SafetensorError, ValueError, KeyError) as error:
-        raise SnapshotError(f"peer {sender} sent an unreadable body: {error}") from error
+        raise SnapshotError(f"peer {sender} sent an unreadable body: {printable(error)}") from error
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise SnapshotError(f"peer {sender} sent a non-finite value in tensor {name!r}")
+            raise SnapshotError(f"peer {sender} sent a non-finite value in tensor {printable(name)!r}")
     return tensors
+
+
+def printable(text: object) -> str:
+    """A peer's words as one short printable line: no line breaks, terminal codes or floods reach a log."""
+    words = str(text)[:MAX_QUOTED]
+    return words if words.isprintable() else ascii(words)[1:-1]
 
 
 DTYPE_NAMES = {torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16"} | {
     torch.int64: "I64",
     torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
@@ -147,4 +168,4 @@ def _read_header(body: bytes, sender: int) -> dict[str, str]:
                 raise ValueError("offsets outside the body")
         return {name: f"{entry['dtype']} {entry['shape']}" for name, entry in entries.items()}
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise SnapshotError(f"peer {sender} sent a body with a malformed header: {error}") from error
+        raise SnapshotError(f"peer {sender} sent a body with a malformed header: {printable(error)}") from error

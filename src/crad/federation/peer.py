@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from crad.data.partition import Shard
 from crad.data.tensors import ImageSet
-from crad.federation.message import Message, Statistics, pack
+from crad.federation.message import Message, Statistics, pack, storable
 from crad.federation.world import World
 from crad.learning.epoch import make_optimizer
 from crad.learning.evaluation import ClassScore, score
@@ -94,7 +94,7 @@ class Peer:
             momentum = self.optimizer.state[parameter].get("momentum_buffer")
             if momentum is not None:
                 tensors[f"momentum.{name}"] = momentum
-        return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        return storable(tensors)
 
     def load_state(self, tensors: Mapping[str, Tensor], standing: Standing) -> None:
         """Take up exactly where `state` left off."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from crad.errors import SnapshotError
-from crad.federation.message import Message, Statistics, read_body, read_manifest
+from crad.federation.message import Message, Statistics, printable, read_body, read_manifest
 from crad.federation.peer import SNAPSHOT, new_model
 from crad.federation.world import World
 from crad.models import Architecture
@@ -30,25 +30,25 @@ class TeacherShelf:
         self._world = world
         self._allowed = {world.architecture_of(i).id for i in range(world.experiment.clients)}
         self._models: dict[str, nn.Module] = {}
-        self._decoded: dict[int, tuple[Message, Snapshot]] = {}
+        self._decoded: dict[int, tuple[Message, int, Snapshot]] = {}
 
     def decode(self, message: Message, *, sender: int, round_index: int) -> Snapshot:
         """The snapshot in a message; refused unless sender, round, architecture, shapes and values are right."""
         known = self._decoded.get(sender)
-        if known is not None and known[0] is message:
-            return known[1]
+        if known is not None and known[0] is message and known[1] == round_index:
+            return known[2]
         manifest = read_manifest(message, sender=sender, round_index=round_index, kind=SNAPSHOT)
         if manifest.architecture not in self._allowed:
             # Names outside the settings are never looked up: resolving one may import code.
             raise SnapshotError(
-                f"peer {sender} sent architecture {manifest.architecture!r}, this federation has "
+                f"peer {sender} sent architecture {_quoted(manifest.architecture)}, this federation has "
                 f"{', '.join(sorted(self._allowed))}"
             )
         statistics = _check_statistics(manifest.statistics, sender=sender, num_classes=self._world.num_classes)
         expected = self._model(manifest.architecture).state_dict()
         tensors = read_body(message, sender=sender, expected=expected)
         snapshot = Snapshot(sender, manifest.architecture, statistics, tensors)
-        self._decoded[sender] = (message, snapshot)
+        self._decoded[sender] = (message, round_index, snapshot)
         return snapshot
 
     def lend(self, snapshot: Snapshot) -> nn.Module:
@@ -62,6 +62,10 @@ class TeacherShelf:
             model = new_model(self._world, Architecture.parse(architecture), seed=0)
             self._models[architecture] = model.eval().requires_grad_(False)
         return self._models[architecture]
+
+
+def _quoted(architecture: str | None) -> str:
+    return "None" if architecture is None else repr(printable(architecture))
 
 
 def _check_statistics(statistics: Statistics | None, *, sender: int, num_classes: int) -> Statistics:

@@ -56,12 +56,13 @@ def epoch_blocks(
     `sample_values` is how many floats the caller keeps per sample beside the inputs, say K x C teacher outputs.
     """
     order = torch.randperm(len(shard), generator=torch_stream(seed, *purpose, "shuffle")).to(shard.labels.device)
-    generator = torch_stream(seed, *purpose, "augment")
+    # Augmented as a whole: where the blocks are cut must not change what a method sees.
+    images = preparation.augment(shard.images[order], generator=torch_stream(seed, *purpose, "augment"))
+    labels = shard.labels[order]
     bytes_per_sample = 4 * max(shard.images[0].numel(), sample_values)
     step = batch_size * max(1, BLOCK_BYTES // (bytes_per_sample * batch_size))
-    for indices in torch.split(order, step):
-        inputs = preparation.augmented_inputs(shard.images[indices], generator=generator)
-        yield Block(inputs, shard.labels[indices])
+    for start in range(0, len(labels), step):
+        yield Block(preparation.inputs(images[start : start + step]), labels[start : start + step])
 
 
 def train_on_block(

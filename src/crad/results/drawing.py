@@ -16,6 +16,7 @@ STYLE = (
     ".axis{stroke:var(--ink,#222);stroke-width:1}.grid{stroke:var(--grid,#ddd);stroke-width:1}"
 )
 MARGIN_LEFT, MARGIN_TOP, MARGIN_BOTTOM = 64, 34, 46
+LEGEND_LETTERS = 30  # a longer name is cut, the whole one is its tooltip
 
 
 def heat_map(
@@ -37,7 +38,9 @@ def heat_map(
     for row, values in enumerate(counts):
         y = top + cell_height * row
         if cell_height >= 12 or row % 5 == 0:
-            parts.append(f'<text x="{left - 8}" y="{y + cell_height * 0.7:.0f}" text-anchor="end">{rows[row]}</text>')
+            parts.append(
+                f'<text x="{left - 8}" y="{y + cell_height * 0.7:.0f}" text-anchor="end">{escape(rows[row])}</text>'
+            )
         for column, value in enumerate(values):
             parts.append(_cell(left + cell_width * column, y, cell_width, cell_height, value, highest, columns[column]))
     parts.append(f'<text x="{left}" y="{height - 10}">{escape(row_title)}; darkest = {highest} samples</text>')
@@ -46,7 +49,7 @@ def heat_map(
 
 def line_chart(series: Mapping[str, Sequence[tuple[float, float]]], *, title: str, x_title: str, y_title: str) -> str:
     """Lines over a common x axis, with a legend at the right."""
-    width, height, legend = 640, 320, 30 + 8 * max(map(len, series))
+    width, height, legend = 640, 320, 34 + 8 * min(LEGEND_LETTERS, max(map(len, series)))
     points = [point for line in series.values() for point in line]
     x_low, x_high = min(x for x, _ in points), max(x for x, _ in points)
     y_ticks = _ticks(min(y for _, y in points), max(y for _, y in points))
@@ -108,12 +111,16 @@ def _line(name: str, number: int, points: Sequence[tuple[float, float]], right: 
     return (
         f'<polyline fill="none" stroke="{colour}" stroke-width="2"{dash} points="{path}"/>'
         f'<line x1="{right + 8}" x2="{right + 22}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="3"{dash}/>'
-        f'<text x="{right + 26}" y="{y + 4}">{escape(name)}</text>'
+        f'<g><title>{escape(name)}</title><text x="{right + 26}" y="{y + 4}">{escape(_short(name))}</text></g>'
     )
 
 
+def _short(name: str) -> str:
+    return name if len(name) <= LEGEND_LETTERS else f"{name[: LEGEND_LETTERS - 1]}…"
+
+
 def _ticks(low: float, high: float) -> list[float]:
-    step = _step((high - low) or 1.0, 5)
+    step = _step(high - low if high - low > 1e-6 else 1.0, 5)  # values a rounding error apart are one value
     first, last = math.floor(low / step), math.ceil(high / step)
     return [step * i for i in range(first, max(last, first + 1) + 1)]
 

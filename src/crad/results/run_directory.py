@@ -64,11 +64,11 @@ class RunDirectory:
         self.check_free(experiment)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.experiment_file, to_toml(experiment).encode())
         except OSError as error:
             raise RunError(
                 f"cannot write to {self.path}: {error.strerror or error}; choose another --output"
             ) from error
-        write_atomically(self.experiment_file, to_toml(experiment).encode())
 
     def experiment(self) -> Experiment:
         """The experiment that this directory belongs to."""
@@ -84,16 +84,19 @@ class RunDirectory:
         """All complete lines; a last line that was cut off by a crash is left out."""
         if not self.rounds_file.is_file():
             return []
-        lines = self.rounds_file.read_text(encoding="utf-8").split("\n")[:-1]
         try:
-            return [json.loads(line) for line in lines]
+            lines = self.rounds_file.read_text(encoding="utf-8").split("\n")[:-1]
+            records = [json.loads(line) for line in lines]
         except ValueError as error:
             raise RunError(f"{self.rounds_file} is damaged: {error}") from error
+        if not all(isinstance(record, dict) for record in records):
+            raise RunError(f"{self.rounds_file} is damaged: a line is no record of a round")
+        return records
 
     def cut_rounds(self, *, after: int) -> list[Record]:
         """Drop lines that go beyond the checkpoint, so that the rounds can be run again."""
         kept = self.rounds()[:after]
-        if [record["round"] for record in kept] != list(range(1, after + 1)):
+        if [record.get("round") for record in kept] != list(range(1, after + 1)):
             raise RunError(f"{self.rounds_file} does not hold rounds 1 to {after} that the checkpoint follows")
         content = "".join(json.dumps(record, allow_nan=False) + "\n" for record in kept)
         write_atomically(self.rounds_file, content.encode())

@@ -50,7 +50,11 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def mib(payload_bytes: float) -> str:
     """Bytes as MiB with three figures that matter."""
     value = payload_bytes / 2**20
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 0.1 or value == 0 else f"{value:.3f}"
+    if value >= 10:
+        return f"{value:.1f}"
+    if value >= 0.1 or value == 0:
+        return f"{value:.2f}"
+    return f"{value:.3f}" if value >= 0.001 else f"{value:.1g}"
 
 
 def _plain(figure: Figure) -> str:
