@@ -196,7 +196,7 @@ def test_a_single_client_trains_alone_whatever_the_method(tiny):
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_every_method_learns_the_tiny_task(tiny, method):
     """Chance is 25 %; well above it after a few rounds, with finite losses on the way."""
-    result = crad.run(change(tiny, method=method, rounds=4, partition="iid", lr=0.05, models=("cnn6",)))
+    result = crad.run(change(tiny, method=method, rounds=10, partition="iid", lr=0.05, models=("cnn6",)))
     assert result.summary["global_accuracy"] > 60
     losses = [value for line in result.rounds for client in line["clients"] for value in client["losses"].values()]
     assert all(math.isfinite(loss) for loss in losses)
@@ -256,3 +256,41 @@ def test_records_are_enough_to_draw_every_curve(tiny):
     assert set(client["trust"]) == {"0", "2", "3"}
     assert np.array(list(client["trust"].values())).sum(axis=0) == pytest.approx(1.0, abs=1e-3)
     assert line["global_accuracy"] == pytest.approx(np.mean([c["global_accuracy"] for c in line["clients"]]))
+
+
+def test_a_teacher_that_gives_no_numbers_is_left_out_and_named(tiny, monkeypatch):
+    """Finite weights can still make NaN: a negative running variance passes every check of the bytes."""
+    _, peers, rounds = start(tiny)
+    with torch.no_grad():
+        next(b for name, b in peers[2].model.named_buffers() if name.endswith("running_var")).fill_(-1.0)
+    monkeypatch.setattr(peers[2], "revalidate", lambda: None)
+    peers[2].standing = peers[1].standing
+    done = next(rounds.run())
+    for student in (0, 1, 3):
+        assert done.learned[student].notes["refused"] == {"2": "peer 2 gives non-finite predictions"}
+        assert set(done.learned[student].trust[2]) == {0.0}
+        assert math.isfinite(done.learned[student].losses["total"])
+
+
+def test_a_snapshot_that_is_refused_does_not_stop_the_others(tiny, monkeypatch):
+    _, peers, rounds = start(tiny)
+    honest = peers[1].snapshot
+    monkeypatch.setattr(peers[1], "snapshot", lambda round_index: honest(round_index + 1))
+    done = next(rounds.run())
+    assert "expected 'snapshot' of round 1" in done.learned[0].notes["refused"]["1"]
+    assert set(done.learned[0].trust) == {2, 3}
+    assert "refused" not in done.learned[1].notes
+
+
+def test_a_model_that_breaks_in_its_last_step_is_named_too(tiny, monkeypatch):
+    _, peers, rounds = start(change(tiny, method="local"))
+    validate = peers[1]._validate
+
+    def broken():
+        with torch.no_grad():
+            next(peers[1].model.parameters()).fill_(float("nan"))
+        return validate()
+
+    monkeypatch.setattr(peers[1], "_validate", broken)
+    with pytest.raises(RunError, match=r"client 1 .* diverged in round 1: its validation loss is nan"):
+        next(rounds.run())

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from crad.aggregation import RULES, Trace, explain
@@ -20,6 +19,7 @@ from crad.federation.world import World, build_world
 from crad.learning.device import repeatable
 from crad.learning.teachers import soft_predictions
 from crad.methods import resolve_method
+from crad.methods.distillation import statistics_tensors
 from crad.results.run_directory import RunDirectory
 from crad.results.selection import best_round
 
@@ -106,7 +106,7 @@ class RunInspector:
         teachers = self._teachers(student)
         test = self.world.global_test
         images = ImageSet(test.images[where], test.labels[where])
-        statistics = [peer.statistics() for peer in teachers]
+        counts_KC, accuracies_KC, cross_entropies_KC = statistics_tensors([peer.statistics() for peer in teachers])
         with repeatable(0, self.world.device):
             q_KBC = soft_predictions(
                 [lambda peer=peer: peer.model for peer in teachers],  # type: ignore[misc]
@@ -115,13 +115,13 @@ class RunInspector:
             )
         trace = explain(
             q_KBC,
-            torch.tensor([one.counts for one in statistics]),
-            torch.tensor([one.accuracies for one in statistics]),
+            counts_KC,
+            accuracies_KC,
             self.experiment.method,
             min_support=self.experiment.min_support,
             epsilon=self.experiment.epsilon,
             unsupported=self.experiment.unsupported,
-            cross_entropy=torch.tensor([one.cross_entropies for one in statistics]),
+            cross_entropy=cross_entropies_KC,
         )
         return q_KBC, trace
 

@@ -52,7 +52,7 @@ class Preparation:
 
 def image_set(images: NDArray[np.uint8], labels: NDArray[np.int64], *, pad_to: int | None, device: str) -> ImageSet:
     """NHWC arrays as NCHW tensors, with a border of zero pixels up to `pad_to` on both sides."""
-    tensor = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
+    tensor = torch.from_numpy(np.array(images.transpose(0, 3, 1, 2), order="C"))  # a copy: the data set stays as it is
     if pad_to is not None:
         height, width = max(0, pad_to - tensor.shape[2]), max(0, pad_to - tensor.shape[3])
         tensor = F.pad(tensor, (width // 2, width - width // 2, height // 2, height - height // 2))

@@ -23,7 +23,7 @@ from crad.errors import SnapshotError
 
 MAX_QUOTED = 120  # characters of a peer's words in a message
 
-Values = tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...]
+Values = tuple[Annotated[float, Field(ge=0, le=1e12)], ...]
 
 
 class Statistics(BaseModel):
@@ -43,11 +43,11 @@ class Manifest(BaseModel):
 
     schema_version: Literal[1] = 1
     kind: str
-    peer: Annotated[int, Field(ge=0)]
-    round_index: Annotated[int, Field(ge=0)]
+    peer: Annotated[int, Field(ge=0, lt=2**31)]
+    round_index: Annotated[int, Field(ge=0, lt=2**31)]
     architecture: str | None = None
     statistics: Statistics | None = None
-    size: Annotated[int, Field(ge=0)]
+    size: Annotated[int, Field(ge=0, lt=2**63)]
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
@@ -93,8 +93,9 @@ def storable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     pointers: set[int] = set()
     for name, tensor in tensors.items():
         plain = tensor.detach().cpu().contiguous()
-        stored[name] = plain.clone() if plain.data_ptr() in pointers else plain  # tied weights are written twice
-        pointers.add(plain.data_ptr())
+        storage = plain.untyped_storage().data_ptr()
+        stored[name] = plain.clone() if storage in pointers else plain  # tied weights are written twice
+        pointers.add(storage)
     return stored
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -121,9 +121,11 @@ class Rounds:
             seed = torch_seed(self._experiment.seed, *context.purpose(peer, phase.kind, "torch"))
             with repeatable(seed, peer.world.device):
                 report = phase.learn(peer, got, context)
-                _check_converging(peer, report, round_index)
+                _check_converging(peer, report.losses, round_index)
                 if is_last:
                     peer.revalidate()
+                    sums = [total for one in peer.standing.validation for total in one.cross_entropy_sums]
+                    _check_converging(peer, {"validation": sum(sums)}, round_index)
             return peer, report, absent
 
         return self._engine.each(work, active)
@@ -156,8 +158,8 @@ def draw_active(peers: Sequence[Peer], active: int | None, *, seed: int, round_i
     return [peers[i] for i in sorted(chosen.tolist())]
 
 
-def _check_converging(peer: Peer, report: Learned, round_index: int) -> None:
-    wrong = {name: value for name, value in report.losses.items() if not abs(value) < float("inf")}
+def _check_converging(peer: Peer, losses: Mapping[str, float], round_index: int) -> None:
+    wrong = {name: value for name, value in losses.items() if not abs(value) < float("inf")}
     if wrong:
         name, value = next(iter(wrong.items()))
         raise RunError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -39,21 +41,31 @@ class ClassScore:
 @torch.no_grad()
 def score(model: nn.Module, images: ImageSet, *, preparation: Preparation, num_classes: int) -> ClassScore:
     """Run the model in evaluation mode over a labelled set."""
-    was_training = model.training
-    model.eval()
     counts = torch.bincount(images.labels, minlength=num_classes)
     hits = torch.zeros(num_classes, dtype=torch.int64, device=images.labels.device)
     # Summed in double on the CPU: the order of samples is fixed, and MPS has no double.
     cross_entropies = torch.zeros(num_classes, dtype=torch.float64)
-    for start in range(0, len(images), EVALUATION_BATCH):
-        chunk = slice(start, start + EVALUATION_BATCH)
-        labels = images.labels[chunk]
-        logits = model(preparation.inputs(images.images[chunk]))
-        hits += torch.bincount(labels[logits.argmax(dim=1) == labels], minlength=num_classes)
-        losses = F.cross_entropy(logits, labels, reduction="none").cpu().double()
-        cross_entropies.index_add_(0, labels.cpu(), losses)
-    model.train(was_training)
+    with evaluation_mode(model):
+        for start in range(0, len(images), EVALUATION_BATCH):
+            chunk = slice(start, start + EVALUATION_BATCH)
+            labels = images.labels[chunk]
+            logits = model(preparation.inputs(images.images[chunk]))
+            hits += torch.bincount(labels[logits.argmax(dim=1) == labels], minlength=num_classes)
+            losses = F.cross_entropy(logits, labels, reduction="none").cpu().double()
+            cross_entropies.index_add_(0, labels.cpu(), losses)
     return ClassScore(_tuple(counts), _tuple(hits), tuple(cross_entropies.tolist()))
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode for a while; every part gets back the mode it had, also one that a user froze."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, was_training in modes:
+            module.training = was_training
 
 
 def _tuple(values: Tensor) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ def distillation_loss(
     """(1 - lambda) CE + lambda T^2 KL(target || student), batch mean. Eq. 9."""
     cross_entropy = F.cross_entropy(logits_BC, labels_B)
     student_BC = F.log_softmax(logits_BC / temperature, dim=1)
-    distillation = temperature**2 * F.kl_div(student_BC, target_BC, reduction="batchmean")
+    distillation = temperature**2 * F.kl_div(student_BC, target_BC.detach(), reduction="batchmean")
     total = (1 - distill_weight) * cross_entropy + distill_weight * distillation
     return Loss(total, cross_entropy, distillation)
 

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from crad.aggregation import Rule, check_evidence, combine
-from crad.federation.message import Message
+from crad.errors import SnapshotError
+from crad.federation.message import Message, Statistics
 from crad.federation.method import Learned, Method, Phase, RoundContext
 from crad.federation.peer import SNAPSHOT, Peer
 from crad.federation.teachers import Snapshot, TeacherShelf
 from crad.learning.epoch import Block
-from crad.learning.losses import distillation_loss
+from crad.learning.losses import distillation_loss, private_loss
 from crad.learning.teachers import soft_predictions
 from crad.methods.alone import train_alone
 from crad.methods.training import BlockLoss, train_epochs
@@ -39,16 +40,16 @@ def distillation_method(name: str, rule: str | Rule | None = None) -> Method:
 
 def distil(peer: Peer, messages: Mapping[int, Message], context: RoundContext, *, rule: str | Rule) -> Learned:
     """The local epochs of one student against the frozen snapshots of its peers."""
-    if not messages:
-        return train_alone(peer, messages, context)  # nobody to learn from: no target, only own labels
-    snapshots = [
-        context.shelf.decode(message, sender=sender, round_index=context.round_index)
-        for sender, message in sorted(messages.items())
-    ]
-    experiment, trust = peer.world.experiment, TrustMeter()
+    snapshots, refused = _decode_all(messages, context)
+    if not snapshots:
+        alone = train_alone(peer, messages, context)  # nobody to learn from: no target, only own labels
+        return Learned(alone.losses, notes={"refused": refused} if refused else {})
+    experiment, trust = peer.world.experiment, TrustMeter(len(snapshots), peer.num_classes)
 
     def loss_for(block: Block) -> BlockLoss:
-        target_BC = make_target(peer, block.inputs, snapshots, context.shelf, rule=rule, trust=trust)
+        target_BC = make_target(peer, block.inputs, snapshots, context.shelf, rule=rule, trust=trust, refused=refused)
+        if target_BC is None:
+            return lambda logits_BC, where: private_loss(logits_BC, block.labels[where])
         return lambda logits_BC, where: distillation_loss(
             logits_BC,
             block.labels[where],
@@ -58,7 +59,11 @@ def distil(peer: Peer, messages: Mapping[int, Message], context: RoundContext, *
         )
 
     losses = train_epochs(peer, context, loss_for=loss_for, sample_values=len(snapshots) * peer.num_classes)
-    return Learned(losses, trust={s.peer: row for s, row in zip(snapshots, trust.means(), strict=True)})
+    return Learned(
+        losses,
+        trust={snapshot.peer: row for snapshot, row in zip(snapshots, trust.means(), strict=True)},
+        notes={"refused": refused} if refused else {},
+    )
 
 
 def make_target(
@@ -69,38 +74,66 @@ def make_target(
     *,
     rule: str | Rule,
     trust: TrustMeter,
-) -> Tensor:
-    """The combined prediction of all teachers for these inputs, [B,C]."""
+    refused: dict[str, str],
+) -> Tensor | None:
+    """The combined prediction of all teachers for these inputs, [B,C]; None where no teacher gives numbers."""
     experiment = peer.world.experiment
     teachers = [partial(shelf.lend, snapshot) for snapshot in snapshots]
     q_KBC = soft_predictions(teachers, inputs, temperature=experiment.temperature)
+    # Weights can be finite and still overflow on some input: such a teacher is left out, the others go on.
+    sound_K = q_KBC.isfinite().all(dim=2).all(dim=1).cpu()
+    for snapshot, is_sound in zip(snapshots, sound_K.tolist(), strict=True):
+        if not is_sound:
+            refused[str(snapshot.peer)] = f"peer {snapshot.peer} gives non-finite predictions"
+    if not sound_K.any():
+        return None
+    counts_KC, accuracies_KC, cross_entropies_KC = statistics_tensors([s.statistics for s in snapshots])
     evidence = check_evidence(
-        q_KBC,
-        torch.tensor([s.statistics.counts for s in snapshots]),
-        torch.tensor([s.statistics.accuracies for s in snapshots]),
-        cross_entropy=torch.tensor([s.statistics.cross_entropies for s in snapshots]),
+        q_KBC[sound_K.to(q_KBC.device)],
+        counts_KC[sound_K],
+        accuracies_KC[sound_K],
+        cross_entropy=cross_entropies_KC[sound_K],
         min_support=experiment.min_support,
         epsilon=experiment.epsilon,
     )
     made = combine(evidence, rule, unsupported=experiment.unsupported)
-    trust.add(made.share_KBC)
+    trust.add(made.share_KBC, sound_K)
     return made.target_BC
+
+
+def statistics_tensors(statistics: Sequence[Statistics]) -> tuple[Tensor, Tensor, Tensor]:
+    """Counts, accuracies and cross-entropies [K,C] exactly as published."""
+    columns = ("counts", "accuracies", "cross_entropies")
+    counts_KC, accuracies_KC, cross_entropies_KC = (
+        torch.tensor([getattr(one, column) for one in statistics], dtype=torch.float64) for column in columns
+    )
+    return counts_KC, accuracies_KC, cross_entropies_KC
+
+
+def _decode_all(messages: Mapping[int, Message], context: RoundContext) -> tuple[list[Snapshot], dict[str, str]]:
+    """The snapshots that pass every check, and the reasons why the others do not."""
+    snapshots, refused = [], {}
+    for sender, message in sorted(messages.items()):
+        try:
+            snapshots.append(context.shelf.decode(message, sender=sender, round_index=context.round_index))
+        except SnapshotError as error:
+            refused[str(sender)] = str(error)
+    return snapshots, refused
 
 
 class TrustMeter:
     """Mean over the samples of the share that each teacher had in each class."""
 
-    def __init__(self) -> None:
-        self._sum_KC: Tensor | None = None
+    def __init__(self, num_teachers: int, num_classes: int) -> None:
+        self._sum_KC = torch.zeros(num_teachers, num_classes)
         self._samples = 0
 
-    def add(self, share_KBC: Tensor) -> None:
-        """Count the samples of one block."""
-        total_KC = share_KBC.sum(dim=1).cpu()
-        self._sum_KC = total_KC if self._sum_KC is None else self._sum_KC + total_KC
+    def add(self, share_KBC: Tensor, sound_K: Tensor) -> None:
+        """Count the samples of one block; teachers that were left out get nothing."""
+        self._sum_KC[sound_K] += share_KBC.sum(dim=1).cpu()
         self._samples += share_KBC.shape[1]
 
     def means(self) -> list[list[float]]:
         """[K,C], rounded to what a chart can show."""
-        assert self._sum_KC is not None, "no block was counted"
-        return [[round(value, 4) for value in row] for row in (self._sum_KC / self._samples).tolist()]
+        means_KC = self._sum_KC / max(1, self._samples)
+        return [[round(value, 4) for value in row] for row in means_KC.tolist()]

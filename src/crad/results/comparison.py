@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from crad.errors import RunError
+
 METRICS = ("global_accuracy", "local_accuracy")
 
 
@@ -37,6 +39,9 @@ def compare(summaries: Sequence[Mapping[str, Any]]) -> list[Row]:
     methods = list(dict.fromkeys(summary["method"] for summary in summaries))
     by_key = {(summary["method"], summary["seed"]): summary for summary in summaries}
     seeds = tuple(dict.fromkeys(summary["seed"] for summary in summaries))
+    absent = [f"{method} with seed {seed}" for method in methods for seed in seeds if (method, seed) not in by_key]
+    if absent:
+        raise RunError(f"a comparison needs every method with every seed; missing: {', '.join(absent)}")
     return [_row(method, methods[0], seeds, by_key) for method in methods]
 
 

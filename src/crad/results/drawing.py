@@ -19,6 +19,11 @@ MARGIN_LEFT, MARGIN_TOP, MARGIN_BOTTOM = 64, 34, 46
 LEGEND_LETTERS = 30  # a longer name is cut, the whole one is its tooltip
 
 
+def label(text: str) -> str:
+    """Text for a page or a picture: escaped, and what no font can show replaced."""
+    return escape("".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text))
+
+
 def heat_map(
     counts: Sequence[Sequence[int]], *, rows: Sequence[str], columns: Sequence[str], title: str, row_title: str
 ) -> str:
@@ -30,20 +35,20 @@ def heat_map(
     top = MARGIN_TOP + column_room
     width, height = left + cell_width * len(columns) + 90, top + cell_height * len(rows) + 34
     highest = max(1, max(max(row) for row in counts))
-    parts = [_open(width, height, title), f'<text x="8" y="20" font-weight="600">{escape(title)}</text>']
+    parts = [_open(width, height, title), f'<text x="8" y="20" font-weight="600">{label(title)}</text>']
     for column, name in enumerate(columns):
         if len(columns) <= 20:
             x, y = left + cell_width * (column + 0.6), top - 6
-            parts.append(f'<text x="{x:.0f}" y="{y}" transform="rotate(-40 {x:.0f} {y})">{escape(name)}</text>')
+            parts.append(f'<text x="{x:.0f}" y="{y}" transform="rotate(-40 {x:.0f} {y})">{label(name)}</text>')
     for row, values in enumerate(counts):
         y = top + cell_height * row
         if cell_height >= 12 or row % 5 == 0:
             parts.append(
-                f'<text x="{left - 8}" y="{y + cell_height * 0.7:.0f}" text-anchor="end">{escape(rows[row])}</text>'
+                f'<text x="{left - 8}" y="{y + cell_height * 0.7:.0f}" text-anchor="end">{label(rows[row])}</text>'
             )
         for column, value in enumerate(values):
             parts.append(_cell(left + cell_width * column, y, cell_width, cell_height, value, highest, columns[column]))
-    parts.append(f'<text x="{left}" y="{height - 10}">{escape(row_title)}; darkest = {highest} samples</text>')
+    parts.append(f'<text x="{left}" y="{height - 10}">{label(row_title)}; darkest = {highest} samples</text>')
     return "".join([*parts, "</svg>"])
 
 
@@ -60,7 +65,7 @@ def line_chart(series: Mapping[str, Sequence[tuple[float, float]]], *, title: st
         up = (y - y_ticks[0]) / (y_ticks[-1] - y_ticks[0])
         return MARGIN_LEFT + across * (right - MARGIN_LEFT), bottom - up * (bottom - MARGIN_TOP)
 
-    parts = [_open(width, height, title), f'<text x="8" y="20" font-weight="600">{escape(title)}</text>']
+    parts = [_open(width, height, title), f'<text x="8" y="20" font-weight="600">{label(title)}</text>']
     for tick in y_ticks:
         _, y = place(x_low, tick)
         parts.append(f'<line class="grid" x1="{MARGIN_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
@@ -70,10 +75,10 @@ def line_chart(series: Mapping[str, Sequence[tuple[float, float]]], *, title: st
         parts.append(f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{tick:g}</text>')
     parts.append(f'<line class="axis" x1="{MARGIN_LEFT}" x2="{right}" y1="{bottom}" y2="{bottom}"/>')
     middle = (MARGIN_LEFT + right) / 2
-    parts.append(f'<text x="{middle:.0f}" y="{height - 8}" text-anchor="middle">{escape(x_title)}</text>')
+    parts.append(f'<text x="{middle:.0f}" y="{height - 8}" text-anchor="middle">{label(x_title)}</text>')
     y_middle = (MARGIN_TOP + bottom) / 2
     turn = f'transform="rotate(-90 16 {y_middle:.0f})"'
-    parts.append(f'<text x="16" y="{y_middle:.0f}" text-anchor="middle" {turn}>{escape(y_title)}</text>')
+    parts.append(f'<text x="16" y="{y_middle:.0f}" text-anchor="middle" {turn}>{label(y_title)}</text>')
     for number, (name, line) in enumerate(series.items()):
         parts.append(_line(name, number, [place(x, y) for x, y in line], right))
     return "".join([*parts, "</svg>"])
@@ -83,11 +88,11 @@ def _open(width: float, height: float, title: str) -> str:
     # The viewBox lets the page scale it down; the label is what a screen reader says.
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
-        f'role="img" aria-label="{escape(title)}" style="max-width:100%;height:auto"><style>{STYLE}</style>'
+        f'role="img" aria-label="{label(title)}" style="max-width:100%;height:auto"><style>{STYLE}</style>'
     )
 
 
-def _cell(x: float, y: float, width: float, height: float, value: int, highest: int, label: str) -> str:
+def _cell(x: float, y: float, width: float, height: float, value: int, highest: int, name: str) -> str:
     strength = math.sqrt(value / highest)  # the eye sees small counts too
     ink = "#fff" if strength > 0.55 else "#222"
     red, green, blue = (round(245 + (end - 245) * strength) for end in (8, 69, 148))
@@ -99,7 +104,7 @@ def _cell(x: float, y: float, width: float, height: float, value: int, highest: 
         )
     return (
         f'<rect x="{x}" y="{y}" width="{width - 1}" height="{height - 1}" fill="rgb({red},{green},{blue})">'
-        f"<title>{escape(label)}: {value}</title></rect>{text}"
+        f"<title>{label(name)}: {value}</title></rect>{text}"
     )
 
 
@@ -108,10 +113,11 @@ def _line(name: str, number: int, points: Sequence[tuple[float, float]], right: 
     dash = "" if number < len(PALETTE) else ' stroke-dasharray="5 3"'
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     y = MARGIN_TOP + 8 + 18 * number
+    dot = f'<circle cx="{points[0][0]:.1f}" cy="{points[0][1]:.1f}" r="3" fill="{colour}"/>' if len(points) == 1 else ""
     return (
-        f'<polyline fill="none" stroke="{colour}" stroke-width="2"{dash} points="{path}"/>'
+        f'{dot}<polyline fill="none" stroke="{colour}" stroke-width="2"{dash} points="{path}"/>'
         f'<line x1="{right + 8}" x2="{right + 22}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="3"{dash}/>'
-        f'<g><title>{escape(name)}</title><text x="{right + 26}" y="{y + 4}">{escape(_short(name))}</text></g>'
+        f'<g><title>{label(name)}</title><text x="{right + 26}" y="{y + 4}">{label(_short(name))}</text></g>'
     )
 
 

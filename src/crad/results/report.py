@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
 from crad.config import Experiment, changed_settings, to_flags
 from crad.results.comparison import Row
-from crad.results.drawing import heat_map, line_chart
+from crad.results.drawing import heat_map, label, line_chart
 from crad.results.tables import comparison_cells, comparison_header, mib
 
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
@@ -50,7 +49,7 @@ def run_report(
         )
     ]
     body = [
-        f"<p>{escape(_sentence(summary))}</p>",
+        f"<p>{label(_sentence(summary))}</p>",
         f"<p><strong>At round {summary['best_round']}</strong> (highest validation accuracy): global accuracy "
         f"{summary['global_accuracy']:.2f} %, local accuracy {summary['local_accuracy']:.2f} %, "
         f"{mib(summary['payload_bytes_per_client_round'])} MiB sent per client and round.</p>",
@@ -61,9 +60,7 @@ def run_report(
         _figure(partition_picture(partition)),
         *_repeat(summary, f"crad run --preset {experiment.preset} {to_flags(changed_settings(experiment))}"),
     ]
-    return PAGE.format(
-        title=f"CRAD run: {escape(summary['method'])} on {escape(summary['dataset'])}", body="".join(body)
-    )
+    return PAGE.format(title=f"CRAD run: {label(summary['method'])} on {label(summary['dataset'])}", body="".join(body))
 
 
 def comparison_report(
@@ -79,15 +76,15 @@ def comparison_report(
     methods = ",".join(row.method for row in rows)
     title = f"Global accuracy over rounds, seed {rows[0].seeds[0]}"
     body = [
-        f"<p>{escape(_sentence(first, method=methods.replace(',', ', ')))} Seeds: {seeds}.</p>",
-        f"<p><strong>{escape(headline(rows))}</strong></p>",
+        f"<p>{label(_sentence(first, method=methods.replace(',', ', ')))} Seeds: {seeds}.</p>",
+        f"<p><strong>{label(headline(rows))}</strong></p>",
         _table(comparison_header(rows), comparison_cells(rows)),
         _figure(line_chart(curves, title=title, x_title="round", y_title="mean accuracy (%)")),
         f"<h2>Who holds what (seed {rows[0].seeds[0]})</h2>",
         _figure(partition_picture(partition)),
         *_repeat(first, _compare_command(experiment, methods, seeds.replace(" ", ""))),
     ]
-    return PAGE.format(title=f"CRAD comparison on {escape(first['dataset'])}", body="".join(body))
+    return PAGE.format(title=f"CRAD comparison on {label(first['dataset'])}", body="".join(body))
 
 
 def headline(rows: Sequence[Row]) -> str:
@@ -140,8 +137,8 @@ def _figure(svg: str) -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    head = "".join(f"<th>{label(cell)}</th>" for cell in header)
+    body = "".join("<tr>" + "".join(f"<td>{label(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
@@ -155,6 +152,6 @@ def _repeat(summary: Mapping[str, Any], command: str) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
     return [
         "<h2>To repeat it</h2>",
-        f"<pre>{escape(command.strip())}</pre>",
-        f"<p>All settings stand in <code>experiment.toml</code> of each run. {escape(versions)}.</p>",
+        f"<pre>{label(command.strip())}</pre>",
+        f"<p>All settings stand in <code>experiment.toml</code> of each run. {label(versions)}.</p>",
     ]
