@@ -124,7 +124,8 @@ def _print_table(columns: tuple[str, ...], rows: list[dict[str, Any]]) -> None:
     table.columns[columns.index("classes")].justify = "right"
     for row in rows:
         table.add_row(*(Text(str(row[column])) for column in columns))  # Text: [demo] is no markup
-    Console().print(table)
+    # Piped, a line is as long as it needs: a program may read it.
+    (Console() if Console().is_terminal else Console(width=120)).print(table)
 
 
 @contextmanager
