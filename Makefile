@@ -4,32 +4,36 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/.installed
-# Tests and benchmarks read the real subsets from here when the folder is there; they skip where it is not.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Tests read the real subsets from here when the folder is there; they skip where it is not.
 export CRAD_DATA ?= $(wildcard $(CURDIR)/../shared/data)
 
 .PHONY: demo test lint types setup clean
 
-demo: $(READY)
+demo: $(VENV)/.demo
 	$(BIN)/crad demo
 
-test: lint types $(READY)
+test: lint types
 	$(BIN)/pytest -n 2 --dist loadfile
 
-lint: $(READY)
+lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(READY)
+types: $(VENV)/.dev
 	$(BIN)/mypy
 
-setup: $(READY)
+setup: $(VENV)/.dev
 
 # Installed anew only when what is to be installed has changed.
-$(READY): pyproject.toml constraints.txt
+$(VENV)/.demo: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	touch $(READY)
+	$(PIP) --editable '.[demo]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	$(PIP) --editable '.[dev]'
+	touch $@
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .hypothesis

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import crad
 from crad.cli import main
 from crad.config import to_toml
 from tests.conftest import change
@@ -153,6 +154,7 @@ BAD_FLAGS = {
     "width": (["--width", "-1"], "width = '-1'"),
     "unsupported": (["--unsupported", "maybe"], "unsupported = 'maybe'"),
     "device": (["--device", "cuda"], "device 'cuda' is not available"),
+    "no data set": (["--dataset", ""], "dataset = ''"),
     "missing file": (["--dataset", "absent.npz"], "absent.npz"),
 }
 
@@ -243,6 +245,45 @@ def test_explaining_a_run_without_a_rule_or_an_image_that_is_not_there(finished,
         assert words in err
 
 
+def test_explain_notices_changed_data_and_single_clients(quick, tmp_path, tiny_npz, crad_command):
+    copy = tmp_path / "data.npz"
+    copy.write_bytes(tiny_npz.read_bytes())
+    for clients, words in ((2, "has changed since"), (1, "nothing to explain")):
+        run = tmp_path / f"run{clients}"
+        crad.run(change(quick, dataset=str(copy), rounds=1, clients=clients, seed=clients), output=run)
+        if clients == 2:
+            arrays = dict(np.load(copy))
+            np.savez(copy, **{**arrays, "test_images": arrays["test_images"][::-1]})
+        code, _, err = crad_command("explain", run)
+        assert (code, err.count("\n")) == (2, 1)
+        assert words in err
+
+
+@pytest.mark.parametrize("seeds", ["1,01", "1,x", ","])
+def test_seeds_that_cannot_be_are_refused_before_any_training(quick_toml, tmp_path, crad_command, seeds):
+    code, _, err = crad_command("compare", "-c", quick_toml, "--seeds", seeds, "-o", tmp_path / "all")
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"--seeds {seeds!r}" in err
+    assert not (tmp_path / "all").exists()
+
+
+def test_a_path_the_system_refuses_gets_one_line(quick_toml, tmp_path, crad_command):
+    code, _, err = crad_command("run", "-c", quick_toml, "-o", tmp_path / ("x" * 300))
+    assert (code, err.count("\n")) == (2, 1)
+    assert "too long" in err
+
+
+def test_an_interrupted_comparison_says_how_to_continue_the_whole(quick_toml, tmp_path, monkeypatch, crad_command):
+    def interrupt(*args, **kwargs):
+        (tmp_path / "all" / "local-seed5").mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("crad.api.run", interrupt)
+    code, _, err = crad_command("compare", "-c", quick_toml, "-o", tmp_path / "all")
+    assert code == 130
+    assert f"continue with the same command and --output {tmp_path / 'all'}" in err
+
+
 def test_own_model_and_own_method_by_import_path(quick_toml, tmp_path, monkeypatch, crad_command):
     (tmp_path / "my_parts.py").write_text(
         "from torch import nn\n"
@@ -257,6 +298,8 @@ def test_own_model_and_own_method_by_import_path(quick_toml, tmp_path, monkeypat
     )
     assert code == 0, err
     assert json.loads(out)["architecture_per_client"][0] == "my_parts:build@0.125"
+    code, out, err = crad_command("explain", "run", "--image", 0)
+    assert (code, "Student 0, test image 0" in out) == (0, True), err
 
 
 def test_own_image_folder_runs_from_end_to_end(quick_toml, tmp_path, crad_command):

@@ -239,7 +239,7 @@ def test_flags_by_hand():
         ("proxy_size", -1),
         ("classes_per_client", 0),
         ("models", []),
-        ("models", "cnn6"),
+        ("models", 6),
         ("augment", "perhaps"),
         ("unsupported", "mean"),
         ("partition", "random"),
@@ -340,7 +340,7 @@ numbers: dict[str, st.SearchStrategy[Any]] = {
     "lr": st.floats(1e-12, 10),
     "seed": st.integers(0, 2**62),
     "private_counts": st.none() | st.floats(1e-3, 100),
-    "dataset": st.text(alphabet="ab/\\\"'\n\t =#é", max_size=8),
+    "dataset": st.text(alphabet="ab/\\\"'\n\t =#é", min_size=1, max_size=8),
     "models": st.lists(st.sampled_from(POOL), min_size=1, max_size=4).map(tuple),
     "augment": st.booleans(),
 }

@@ -71,12 +71,12 @@ def test_cross_entropy_per_class_by_hand():
     assert measured.class_cross_entropies() == pytest.approx([2 * LN2, -math.log(0.75), 2 * LN2], rel=1e-6)
 
 
-def test_a_class_without_samples_has_no_hits_and_zero_for_its_means():
+def test_a_class_without_samples_has_no_hits_and_the_cross_entropy_of_a_guess():
     measured = score_of([0, 0], [0, 0])
     assert measured.counts == (2, 0, 0)
     assert measured.hits == (2, 0, 0)
     assert measured.class_accuracies() == [1.0, 0.0, 0.0]
-    assert measured.class_cross_entropies()[1:] == [0.0, 0.0]
+    assert measured.class_cross_entropies()[1:] == pytest.approx([math.log(3), math.log(3)])
 
 
 def test_no_samples_at_all_is_an_accuracy_of_zero():

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from crad.api import Hooks
 from crad.config import to_toml
 from crad.errors import RunError
 from crad.federation import checkpoint, files
+from crad.results.run_directory import RunDirectory
 from tests.conftest import change
 from tests.test_golden import without_timing
 
@@ -203,3 +205,43 @@ def test_changed_data_is_noticed_on_resume(experiment, tmp_path, tiny_npz):
     np.savez(copy, **arrays)
     with pytest.raises(RunError, match=r"has changed since"):
         crad.run(moved, output=tmp_path / "run", resume=True)
+
+
+def test_a_run_is_never_continued_with_other_settings(experiment, whole, tmp_path):
+    with pytest.raises(RunError, match="holds a run with other settings"):
+        crad.run(change(experiment, lr=0.5), output=whole, resume=True)
+    with pytest.raises(RunError, match="is no run directory"):
+        crad.run(experiment, output=tmp_path / "nowhere", resume=True)
+
+
+def test_a_run_that_another_process_works_on_is_refused(experiment, tmp_path):
+    refused = []
+
+    def intrude(record):
+        with pytest.raises(RunError, match="is in use by another process") as refusal:
+            crad.run(experiment, output=tmp_path / "run", resume=True)
+        refused.append(refusal)
+        raise StopError
+
+    with pytest.raises(StopError):
+        crad.run(experiment, output=tmp_path / "run", hooks=Hooks(on_round=intrude))
+    assert len(refused) == 1
+
+
+def test_a_relative_data_file_is_found_from_anywhere(experiment, tmp_path, tiny_npz, monkeypatch):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "data.npz").write_bytes(tiny_npz.read_bytes())
+    monkeypatch.chdir(tmp_path / "there")
+    short = change(experiment, dataset="data.npz", method="local", rounds=1, models=("cnn6",))
+    crad.run(short, output=tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    stored = RunDirectory(tmp_path / "run").experiment()
+    assert crad.run(stored, output=tmp_path / "run", resume=True).summary["rounds"] == 1
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "nonsense"])
+def test_a_damaged_summary_is_refused_by_name(experiment, whole, tmp_path, content):
+    shutil.copytree(whole, tmp_path / "copy")
+    (tmp_path / "copy" / "summary.json").write_text(content)
+    with pytest.raises(RunError, match=r"summary.json is damaged"):
+        crad.run(experiment, output=tmp_path / "copy", resume=True)

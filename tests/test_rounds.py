@@ -15,11 +15,15 @@ from crad.config import Experiment
 from crad.engines.serial import SerialEngine
 from crad.errors import RunError
 from crad.federation.exchange import MemoryExchange
+from crad.federation.method import Method, Phase, RoundContext
 from crad.federation.peer import Peer
 from crad.federation.rounds import Rounds, draw_active
+from crad.federation.teachers import TeacherShelf
 from crad.federation.world import World, build_world
 from crad.learning.device import repeatable
+from crad.learning.evaluation import ClassScore
 from crad.methods import METHODS, resolve_method
+from crad.methods.alone import train_alone
 from crad.randomness import torch_stream
 from tests import reference
 from tests.conftest import change
@@ -60,13 +64,11 @@ def test_one_crad_round_equals_a_naive_loop_written_from_the_method(tiny):
 def _train_naively(student, world, frozen, statistics):
     e = world.experiment
     others = [k for k in range(e.clients) if k != student.index]
-    counts, accuracies, losses = (
-        [list(getattr(statistics[k], name)) for k in others] for name in ("counts", "accuracies", "cross_entropies")
-    )
+    counts, accuracies = ([list(getattr(statistics[k], name)) for k in others] for name in ("counts", "accuracies"))
     purpose = ("peer", student.index, "round", 1, "epoch", 0)
     order = torch.randperm(len(student.train), generator=torch_stream(e.seed, *purpose, "shuffle"))
-    images = world.preparation.augmented_inputs(
-        student.train.images[order], generator=torch_stream(e.seed, *purpose, "augment")
+    images = world.preparation.inputs(
+        world.preparation.augment(student.train.images[order], generator=torch_stream(e.seed, *purpose, "augment"))
     )
     optimizer = torch.optim.SGD(student.model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
     for begin in range(0, len(order), e.batch_size):
@@ -76,7 +78,7 @@ def _train_naively(student, world, frozen, statistics):
         with torch.no_grad():
             q = np.stack([F.softmax(frozen[k](x) / 3.0, dim=1).double().numpy() for k in others])
         target = torch.tensor(
-            reference.reference_trace(q.tolist(), counts, accuracies, rule="crad", cross_entropy=losses).target,
+            reference.reference_trace(q.tolist(), counts, accuracies, rule="crad").target,
             dtype=torch.float32,
         )
         student.model.train()
@@ -275,7 +277,7 @@ def test_a_teacher_that_gives_no_numbers_is_left_out_and_named(tiny, monkeypatch
 def test_a_snapshot_that_is_refused_does_not_stop_the_others(tiny, monkeypatch):
     _, peers, rounds = start(tiny)
     honest = peers[1].snapshot
-    monkeypatch.setattr(peers[1], "snapshot", lambda round_index: honest(round_index + 1))
+    monkeypatch.setattr(peers[1], "snapshot", lambda round_index, **keywords: honest(round_index + 1, **keywords))
     done = next(rounds.run())
     assert "expected 'snapshot' of round 1" in done.learned[0].notes["refused"]["1"]
     assert set(done.learned[0].trust) == {2, 3}
@@ -294,3 +296,50 @@ def test_a_model_that_breaks_in_its_last_step_is_named_too(tiny, monkeypatch):
     monkeypatch.setattr(peers[1], "_validate", broken)
     with pytest.raises(RunError, match=r"client 1 .* diverged in round 1: its validation loss is nan"):
         next(rounds.run())
+
+
+def test_cross_entropies_are_published_only_for_the_rule_that_needs_them(tiny):
+    """Exact ones would tell which classes a client lacks, whatever the noise on its counts."""
+    for method, is_sent in (("crad", False), ("inverse-ce", True)):
+        _, peers, _ = start(change(tiny, method=method))
+        publish = METHODS[method].phases[0].publish
+        assert publish is not None
+        message = publish(peers[0], RoundContext(1, TeacherShelf(peers[0].world)))
+        assert ("cross_entropies" in json.loads(message.manifest)["statistics"]) == is_sent
+
+
+def test_a_class_without_samples_publishes_the_cross_entropy_of_a_guess():
+    empty = ClassScore(counts=(0, 2), hits=(0, 1), cross_entropy_sums=(0.0, 3.0))
+    assert empty.class_cross_entropies() == [pytest.approx(math.log(2)), 1.5]
+
+
+def test_only_the_snapshots_of_this_round_are_held(tiny):
+    _, _, rounds = start(change(tiny, active=2, rounds=4))
+    for _ in rounds.run():
+        assert len(rounds._shelf._decoded) == 2
+
+
+def test_a_roster_member_may_own_no_data(tiny):
+    world = build_world(tiny)
+    peer = Peer(world, index=4, clients=(), architecture=world.architecture_of(0))
+    peer.test()
+    assert len(peer.train) == 0
+    assert peer.standing.validation == ()
+
+
+def test_statistics_are_measured_again_before_every_publishing(tiny):
+    """Two phases: what the second publishes describes the model as the first left it."""
+    seen = []
+
+    def publish(peer, context):
+        with repeatable(0, "cpu"):
+            fresh = peer._validate()
+        seen.append(fresh == peer.standing)
+        return peer.snapshot(context.round_index)
+
+    phase = Phase("snapshot", learn=train_alone, publish=publish)
+    world = build_world(change(tiny, rounds=1))
+    with repeatable(0, "cpu"):
+        peers = METHODS["local"].roster(world)
+    next(Rounds(Method("twice", (phase, phase)), peers, exchange=MemoryExchange(), engine=SerialEngine()).run())
+    assert seen == [True] * 8

@@ -163,7 +163,7 @@ def test_a_constant_channel_becomes_zero_not_nan(value):
 @every_augmentation
 def test_inputs_lie_channels_last_in_memory(augmentation):
     made = Preparation(torch.zeros(1, 3, 1, 1), torch.ones(1, 3, 1, 1), augmentation)
-    inputs = made.augmented_inputs(images_of(2, 3, 4, 5), generator=generator())
+    inputs = made.inputs(made.augment(images_of(2, 3, 4, 5), generator=generator()))
     assert inputs.shape == (2, 3, 4, 5)
     assert inputs.is_contiguous(memory_format=torch.channels_last)
 
@@ -213,7 +213,7 @@ def test_none_leaves_the_images_and_the_generator_alone():
     images, rng = images_of(3, 1, 2, 3), generator()
     made = Preparation(torch.full((1, 1, 1, 1), 5.0), torch.full((1, 1, 1, 1), 2.0), "none")
     state = rng.get_state()
-    assert torch.equal(made.augmented_inputs(images, generator=rng), made.inputs(images))
+    assert torch.equal(made.inputs(made.augment(images, generator=rng)), made.inputs(images))
     assert torch.equal(rng.get_state(), state)
 
 
@@ -236,7 +236,7 @@ def test_the_original_images_are_never_changed(augmentation):
     images = images_of(6, 3, 4, 4)
     before = images.clone()
     made = Preparation(torch.ones(1, 3, 1, 1), torch.ones(1, 3, 1, 1), augmentation)
-    made.augmented_inputs(images, generator=generator()).add_(1)
+    made.inputs(made.augment(images, generator=generator())).add_(1)
     assert torch.equal(images, before)
 
 
@@ -244,7 +244,7 @@ def test_normalisation_comes_after_augmentation():
     # Black borders must be black to the model too: (0 - mean) / std, not 0.
     images = torch.full((50, 1, 2, 2), 10, dtype=torch.uint8)
     made = Preparation(torch.full((1, 1, 1, 1), 10.0), torch.full((1, 1, 1, 1), 5.0), "crop-flip")
-    inputs = made.augmented_inputs(images, generator=generator())
+    inputs = made.inputs(made.augment(images, generator=generator()))
     assert inputs.unique().tolist() == [-2.0, 0.0]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from crad.config import Experiment
+from crad.data.catalog import absolute_name
 from crad.data.dataset import Dataset
 from crad.engines.serial import SerialEngine
 from crad.errors import RunError
@@ -59,24 +59,35 @@ def run(
 
     `resume=True` continues the run in `output` from its last complete round; a complete one is just read.
     """
+    experiment = settle(experiment)
     directory = None if output is None else RunDirectory(Path(output))
-    if directory is not None and resume and directory.summary_file.is_file():
-        return Result(experiment, directory.read_json("summary.json"), directory.rounds(), directory.path)
-    if directory is not None and not resume:
+    if directory is not None and resume:
+        directory.check_same(experiment)
+        if directory.summary_file.is_file():
+            return Result(experiment, directory.summary(), directory.full_rounds(), directory.path)
+    elif directory is not None:
         directory.check_free(experiment)
     method = resolve_method(experiment.method)
     for name in experiment.models:
         resolve_architecture(name)
     running = _Run(method, build_world(experiment), directory, hooks or Hooks())
+    if directory is None:
+        return running.execute(is_new=True)
     try:
-        return running.execute(is_new=not resume)
+        if not resume:
+            directory.create(experiment)
+        with directory.locked():
+            return running.execute(is_new=not resume)
     except OSError as error:
-        if directory is None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
-            raise
         raise RunError(
-            f"writing to {directory.path} failed ({error.strerror}); everything up to the last complete round is safe: "
-            f"free some space, then crad run --resume {directory.path}"
+            f"writing to {directory.path} failed ({error.strerror or error}); everything up to the last complete round "
+            f"is safe: mend that, then crad run --resume {directory.path}"
         ) from error
+
+
+def settle(experiment: Experiment) -> Experiment:
+    """The same experiment with a data file or folder named by its full path, so that it can be resumed anywhere."""
+    return Experiment(**{**experiment.model_dump(), "dataset": absolute_name(experiment.dataset)})
 
 
 class _Run:
@@ -111,18 +122,16 @@ class _Run:
         return Result(self._experiment, summary, records, None if self._directory is None else self._directory.path)
 
     def _begin(self, directory: RunDirectory) -> None:
-        directory.create(self._experiment)
         directory.write_json("partition.json", self._partition)
         directory.write_text("partition.svg", partition_picture(self._partition))
 
     def _restore(self, directory: RunDirectory, peers: list[Peer]) -> list[Record]:
         if (directory.path / "partition.json").is_file():
-            before = directory.read_json("partition.json")
-            if before != self._partition:
-                raise RunError(f"the data set {self._experiment.dataset!r} has changed since {directory.path} began")
+            check_same_data(directory, self._partition)
         else:
             directory.write_json("partition.json", self._partition)
         directory.write_text("partition.svg", partition_picture(self._partition))
+        directory.full_rounds()  # damaged records are refused before anything is cut
         reached = latest_round(directory.checkpoint_folder)
         if reached is None:
             return directory.cut_rounds(after=0)
@@ -143,6 +152,12 @@ class _Run:
         )
 
 
+def check_same_data(directory: RunDirectory, partition: Record) -> None:
+    """Refuse a run whose data is not what it was when the run began."""
+    if directory.read_json("partition.json") != partition:
+        raise RunError(f"the data of {directory.path} has changed since that run began; put the old files back")
+
+
 def partition_record(world: World) -> dict[str, Any]:
     """Who holds what, and which data it was: `partition.json`."""
     return {
@@ -152,6 +167,7 @@ def partition_record(world: World) -> dict[str, Any]:
         "validation": [len(shard.validation) for shard in world.shards],
         "test": [len(shard.test) for shard in world.shards],
         "proxy_size": len(world.proxy),
+        "train_images": len(world.dataset.train_labels),
         "global_test_size": len(world.dataset.test_labels),
         "data_sha256": _fingerprint(world.dataset),
     }

@@ -6,13 +6,12 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from crad.api import Result
+from crad.api import Result, settle
 from crad.config import Experiment
-from crad.errors import RunError
 from crad.federation.files import write_atomically
 from crad.results.comparison import Row, compare, to_json
 from crad.results.report import comparison_report
-from crad.results.run_directory import RunDirectory, identity
+from crad.results.run_directory import RunDirectory
 from crad.results.tables import comparison_cells, comparison_header, markdown
 
 
@@ -23,8 +22,7 @@ def run_folder(folder: Path, experiment: Experiment) -> tuple[Path, bool]:
     if not directory.experiment_file.exists():
         directory.check_free(experiment)
         return path, False
-    if identity(directory.experiment()) != identity(experiment):
-        raise RunError(f"{path} holds a run with other settings; choose another --output")
+    directory.check_same(settle(experiment))
     return path, True
 
 

@@ -31,7 +31,9 @@ class Experiment(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    dataset: str = Field("cifar10", description="Data set: a known name, an .npz file or a folder of class folders")
+    dataset: str = Field(
+        "cifar10", min_length=1, description="Data set: a known name, an .npz file or a folder of class folders"
+    )
     method: str = Field("crad", description="Method: crad, uniform, uncertainty, an ablation rule, local, centralized")
     preset: str = Field("paper", description="Where the other defaults come from: paper, mini, demo")
     seed: Annotated[int, Field(ge=0)] = Field(1024, description="Seed of every random draw")
@@ -167,6 +169,8 @@ def _over_preset(settings: Mapping[str, Any]) -> dict[str, Any]:
         if key not in Experiment.model_fields:
             raise unknown_name("setting", key, Experiment.model_fields)
     merged = {**PRESETS[preset], **settings}
+    if isinstance(merged.get("models"), str):
+        merged["models"] = tuple(part.strip() for part in merged["models"].split(","))
     return {key: None if value == NONE and key in _OPTIONAL else value for key, value in merged.items()}
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from crad.aggregation import RULES, Trace, explain
+from crad.aggregation import Trace, explain
+from crad.api import check_same_data, partition_record
 from crad.data.tensors import ImageSet
 from crad.errors import ConfigError, RunError
 from crad.federation.checkpoint import latest_round, load_checkpoint, saved_rounds
@@ -62,15 +63,18 @@ class RunInspector:
     def __init__(self, run: Path) -> None:
         directory = RunDirectory(run)
         self.experiment = directory.experiment()
-        if self.experiment.method not in RULES:
+        method = resolve_method(self.experiment.method)
+        if method.rule is None or self.experiment.clients < 2:
             raise RunError(
-                f"{run} ran method {self.experiment.method!r}, which combines no teachers by a rule; explain needs one "
-                f"of {', '.join(sorted(RULES))}"
+                f"{run} ran method {self.experiment.method!r} with {self.experiment.clients} clients: no teachers were "
+                "combined by a rule there, so there is nothing to explain"
             )
+        self._rule = method.rule
         self.round_index = _selected_round(directory)
         self.world: World = build_world(self.experiment)
+        check_same_data(directory, partition_record(self.world))
         with repeatable(0, self.world.device):
-            self.peers: list[Peer] = resolve_method(self.experiment.method).roster(self.world)
+            self.peers: list[Peer] = method.roster(self.world)
         load_checkpoint(directory.checkpoint_folder, round_index=self.round_index, peers=self.peers)
 
     def trace(self, *, student: int, image: int, class_index: int | None) -> ImageTrace:
@@ -106,7 +110,9 @@ class RunInspector:
         teachers = self._teachers(student)
         test = self.world.global_test
         images = ImageSet(test.images[where], test.labels[where])
-        counts_KC, accuracies_KC, cross_entropies_KC = statistics_tensors([peer.statistics() for peer in teachers])
+        counts_KC, accuracies_KC, cross_entropies_KC = statistics_tensors(
+            [peer.statistics(with_cross_entropy=self._rule.needs_cross_entropy) for peer in teachers]
+        )
         with repeatable(0, self.world.device):
             q_KBC = soft_predictions(
                 [lambda peer=peer: peer.model for peer in teachers],  # type: ignore[misc]
@@ -117,7 +123,7 @@ class RunInspector:
             q_KBC,
             counts_KC,
             accuracies_KC,
-            self.experiment.method,
+            self._rule,
             min_support=self.experiment.min_support,
             epsilon=self.experiment.epsilon,
             unsupported=self.experiment.unsupported,
@@ -160,7 +166,7 @@ class RunInspector:
 
 
 def _selected_round(directory: RunDirectory) -> int:
-    best = best_round(directory.rounds())
+    best = best_round(directory.full_rounds())
     saved = saved_rounds(directory.checkpoint_folder)
     if best is not None and best["round"] in saved:
         return int(best["round"])

@@ -24,6 +24,7 @@ class Rule:
 
     keep: Callable[[Evidence], Selection]
     weigh: Callable[[Evidence, Selection], Tensor]
+    needs_cross_entropy: bool = False  # a third published statistic, sent only for the rules that use it
 
 
 RULES: dict[str, Rule] = {
@@ -36,7 +37,7 @@ RULES: dict[str, Rule] = {
     "support": Rule(filters.supported_and_agreeing, weights.support),
     "softmax-variance": Rule(filters.supported_and_agreeing, weights.softmax_variance),
     "lcb": Rule(filters.supported_and_agreeing, weights.lower_confidence_bound),
-    "inverse-ce": Rule(filters.supported_and_agreeing, weights.inverse_cross_entropy),
+    "inverse-ce": Rule(filters.supported_and_agreeing, weights.inverse_cross_entropy, needs_cross_entropy=True),
 }
 
 

@@ -38,8 +38,11 @@ def main() -> None:
         code = app(standalone_mode=False)
     except CradError as error:
         _fail(str(error), code=2)
+    except OSError as error:  # a path that is too long, a folder where a file should be, no permission
+        _fail(str(error), code=2)
     except _USAGE_ERROR as error:
-        _fail(f"{error.format_message()} See crad --help.", code=2)
+        message = error.format_message()
+        _fail(f"{message} See crad --help." if message else "say what to do: crad --help lists the verbs", code=2)
     except Terminated:
         sys.exit(143)
     except (KeyboardInterrupt, typer.Abort):

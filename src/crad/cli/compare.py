@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from crad.cli.options import AsJson, ConfigFile, Output, Quiet, Settings, with_experiment_flags
+from crad.cli.options import AsJson, ConfigFile, Quiet, Settings, with_experiment_flags
 from crad.cli.run import default_output, run_shown
 from crad.config import Experiment, make_experiment
 from crad.errors import ConfigError
@@ -50,7 +51,7 @@ def demo_command(
     settings: Settings,
     methods: Methods = DEMO_METHODS,
     seeds: Seeds = None,
-    output: Output = None,
+    output: FolderOfRuns = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -70,7 +71,7 @@ def _experiments(settings: Settings, methods: str, seeds: str | None, config: Pa
     for name in names:
         resolve_method(name)
     base = make_experiment(settings, path=config)
-    numbers = [str(base.seed)] if seeds is None else _list("--seeds", seeds)
+    numbers = [base.seed] if seeds is None else _seeds(seeds)
     return [
         make_experiment({**settings, "method": name, "seed": number}, path=config)
         for number in numbers
@@ -85,6 +86,16 @@ def _list(flag: str, text: str) -> list[str]:
     return parts
 
 
+def _seeds(text: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in _list("--seeds", text)]
+    except ValueError:
+        raise ConfigError(f"--seeds {text!r}: expected whole numbers separated by commas") from None
+    if len(set(numbers)) != len(numbers):
+        raise ConfigError(f"--seeds {text!r}: a seed stands there twice")
+    return numbers
+
+
 def _compare(experiments: Sequence[Experiment], folder: Path, *, is_quiet: bool, as_json: bool) -> None:
     from rich.console import Console
 
@@ -96,9 +107,12 @@ def _compare(experiments: Sequence[Experiment], folder: Path, *, is_quiet: bool,
 
     display = Display(Console(stderr=True), is_quiet=is_quiet, num_runs=len(experiments))
     results: list[Result] = []
+    hint = f"the same command and --output {shlex.quote(str(folder))}"
     folders = [run_folder(folder, experiment) for experiment in experiments]
     for experiment, (directory, is_there) in zip(experiments, folders, strict=True):
-        result = run_shown(display, experiment, directory, is_resumed=is_there, is_partition_shown=not results)
+        result = run_shown(
+            display, experiment, directory, is_resumed=is_there, is_partition_shown=not results, hint=hint
+        )
         seconds = duration(result.summary["total_seconds"])
         display.say(
             f"{experiment.method}, seed {experiment.seed}: global {result.summary['global_accuracy']:.2f} %, "

@@ -32,7 +32,7 @@ def with_experiment_flags(*, without: tuple[str, ...] = ()) -> Callable[[Callabl
         @functools.wraps(command)
         def wrapper(**values: Any) -> None:  # noqa: ANN401  # whatever the flags hold
             given = {name: values.pop(name) for name in names}
-            settings = {name: _parse(name, value) for name, value in given.items() if value is not None}
+            settings = {name: value for name, value in given.items() if value is not None}
             command(settings=settings, **values)
 
         parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + [_flag(name) for name in names]
@@ -66,7 +66,3 @@ def _default(name: str) -> str:
         value = ",".join(value)
     others = ", ".join(f"{preset} {settings[name]}" for preset, settings in PRESETS.items() if name in settings)
     return f" ({value}{f'; {others}' if others else ''})"
-
-
-def _parse(name: str, value: Any) -> Any:  # noqa: ANN401  # text, or a bool
-    return tuple(part.strip() for part in value.split(",")) if name == "models" else value

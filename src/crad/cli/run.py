@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -57,8 +58,9 @@ def run_shown(
     *,
     is_resumed: bool,
     is_partition_shown: bool = True,
+    hint: str | None = None,
 ) -> Result:
-    """Run with progress; an interruption says how to go on."""
+    """Run with progress; an interruption says how to go on (`hint`, or resuming this very run)."""
     from crad.api import run
 
     label = f"{experiment.method}, seed {experiment.seed}"
@@ -67,7 +69,8 @@ def run_shown(
             return run(experiment, output=directory, resume=is_resumed, hooks=hooks)
     except (KeyboardInterrupt, Terminated):
         if directory.exists():
-            typer.echo(f"crad: stopped; continue with crad run --resume {directory}", err=True)
+            cure = hint or f"crad run --resume {shlex.quote(str(directory))}"
+            typer.echo(f"crad: stopped; continue with {cure}", err=True)
         raise
 
 

@@ -153,6 +153,13 @@ _SOURCES = (
 DATASETS: dict[str, Source] = {source.name: source for source in _SOURCES}
 
 
+def absolute_name(name_or_path: str) -> str:
+    """A known name as it is; anything else that exists as its full path."""
+    if name_or_path in DATASETS or not Path(name_or_path).expanduser().exists():
+        return name_or_path
+    return str(Path(name_or_path).expanduser().resolve())
+
+
 def load_dataset(
     name_or_path: str,
     *,
@@ -230,6 +237,8 @@ def _limit(images: Images, labels: Labels, *, limit: int | None, split: str, see
     if limit is None:
         return images, labels
     if not 1 <= limit <= len(labels):
-        raise DataError(f"{split}_limit is {limit}, but there are only {len(labels)} {split} images")
+        raise DataError(
+            f"{split}_limit is {limit}, but there are only {len(labels)} {split} images: lower it or say none"
+        )
     kept = balanced_subset(labels, size=limit, rng=stream(seed, "subset", split))
     return images[kept], labels[kept]

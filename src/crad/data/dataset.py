@@ -146,6 +146,8 @@ def _flat_labels(labels: NDArray[Any], *, where: str, split: str) -> Labels:
     """Labels [N] or [N, 1] of any integer type as int64 [N]."""
     if labels.dtype.kind not in "iu":
         raise DataError(f"{where}: {split}_labels has dtype {labels.dtype}, expected whole numbers")
+    if labels.size and int(labels.max()) > np.iinfo(np.int64).max:
+        raise DataError(f"{where}: {split}_labels holds {int(labels.max())}, expected classes numbered from 0 on")
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1:

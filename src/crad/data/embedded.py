@@ -10,13 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crad.data.dataset import Splits
-from crad.data.subsets import stratified_split
+from crad.data.subsets import SPLIT_SEED, TEST_SHARE, stratified_split
 from crad.errors import DataError
 from crad.randomness import stream
 
-TEST_SHARE = 0.2
 INSTALL = {"digits": "pip install 'crad[demo]'", "mnist5k": "pip install 'crad[mnist5k]'"}
-_SPLIT_SEED = 1024  # fixed: the test set is part of the data set, not of a run
 
 
 def read_digits() -> Splits:
@@ -59,5 +57,5 @@ def _load_mnist() -> tuple[NDArray[Any], NDArray[Any]]:
 
 def _split(images: NDArray[np.uint8], labels: NDArray[Any], *, name: str) -> Splits:
     labels = labels.astype(np.int64)
-    test, train = stratified_split(labels, share=TEST_SHARE, rng=stream(_SPLIT_SEED, "embedded", name))
+    test, train = stratified_split(labels, share=TEST_SHARE, rng=stream(SPLIT_SEED, "embedded", name))
     return Splits(images[train], labels[train], images[test], labels[test])

@@ -13,13 +13,11 @@ from typing import Any
 import numpy as np
 
 from crad.data.dataset import Images, Labels, Splits
-from crad.data.subsets import stratified_split
+from crad.data.subsets import SPLIT_SEED, TEST_SHARE, stratified_split
 from crad.errors import DataError
 from crad.randomness import stream
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})
-TEST_SHARE = 0.2
-_SPLIT_SEED = 1024  # fixed: the test set is part of the data set, not of a run
 _GRAY_MODES = frozenset({"1", "L", "LA"})
 _DEEP_MODES = frozenset({"F"})  # and every mode that starts with I: more than 8 bits per pixel
 
@@ -55,7 +53,7 @@ def read_image_folder(path: Path) -> Splits:
 
 def _split_images(listing: _Listing, class_names: tuple[str, ...]) -> Splits:
     images, labels = _read_images(listing.files), listing.labels
-    test, train = stratified_split(labels, share=TEST_SHARE, rng=stream(_SPLIT_SEED, "image-folder", "test"))
+    test, train = stratified_split(labels, share=TEST_SHARE, rng=stream(SPLIT_SEED, "image-folder", "test"))
     return Splits(images[train], labels[train], images[test], labels[test], class_names)
 
 

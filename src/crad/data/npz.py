@@ -28,7 +28,16 @@ def read_npz(path: Path) -> Splits:
                 raise DataError(f"{path}: holds a single array, expected a .npz with {', '.join(KEYS)}: {_HOW}")
             with archive:
                 return _read_arrays(archive, path=path)
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+    except (
+        OSError,
+        EOFError,
+        ValueError,
+        zipfile.BadZipFile,
+        zlib.error,
+        NotImplementedError,
+        MemoryError,
+        RuntimeError,
+    ) as error:
         raise DataError(f"{path}: not a readable .npz file ({_one_line(error)}): fetch or write it again") from error
 
 

@@ -9,6 +9,9 @@ from crad.errors import DataError
 
 Indices = NDArray[np.int64]
 
+TEST_SHARE = 0.2  # where a data set comes without test images
+SPLIT_SEED = 1024  # fixed: the test set is part of the data set, not of a run
+
 
 def balanced_subset(labels: NDArray[np.int64], *, size: int, rng: np.random.Generator) -> Indices:
     """Sorted indices of `size` samples, as equally many of each class as there are.

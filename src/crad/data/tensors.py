@@ -45,10 +45,6 @@ class Preparation:
         """Randomly moved and mirrored, still uint8; draws come from the CPU generator."""
         return AUGMENTATIONS[self.augmentation](images, generator)
 
-    def augmented_inputs(self, images: Tensor, *, generator: torch.Generator) -> Tensor:
-        """Augmented, then normalised."""
-        return self.inputs(self.augment(images, generator=generator))
-
 
 def image_set(images: NDArray[np.uint8], labels: NDArray[np.int64], *, pad_to: int | None, device: str) -> ImageSet:
     """NHWC arrays as NCHW tensors, with a border of zero pixels up to `pad_to` on both sides."""

@@ -27,13 +27,13 @@ Values = tuple[Annotated[float, Field(ge=0, le=1e12)], ...]
 
 
 class Statistics(BaseModel):
-    """Per class: validation samples held (possibly noised), share classified correctly, mean cross-entropy."""
+    """Per class: validation samples held (possibly noised), share classified correctly; mean cross-entropy if asked."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     counts: Values
     accuracies: tuple[Annotated[float, Field(ge=0, le=1)], ...]
-    cross_entropies: Values
+    cross_entropies: Values | None = None
 
 
 class Manifest(BaseModel):

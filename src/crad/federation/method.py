@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from crad.aggregation import Rule
 from crad.federation.message import Message
 from crad.federation.peer import Peer
 from crad.federation.teachers import TeacherShelf
@@ -57,3 +58,4 @@ class Method:
     name: str
     phases: tuple[Phase, ...]
     roster: Callable[[World], list[Peer]] = one_peer_per_client
+    rule: Rule | None = None  # how it combines teachers, where it does; what `crad explain` traces

@@ -42,7 +42,8 @@ class Peer:
         self.model = new_model(world, architecture, seed=torch_seed(experiment.seed, "peer", index, "weights"))
         self.optimizer = make_optimizer(self.model, experiment)
         shards = [world.shards[client] for client in clients]
-        self.train = world.images(np.concatenate([shard.train for shard in shards]))
+        nothing = np.empty(0, dtype=np.int64)  # a roster member may own no data at all
+        self.train = world.images(np.concatenate([nothing, *(shard.train for shard in shards)]))
         self._halves = [_halves(world, shard) for shard in shards]
         self._count_noise = self._draw_count_noise()
         self.standing = self._validate()
@@ -52,7 +53,7 @@ class Peer:
         """C, the number of classes."""
         return self.world.num_classes
 
-    def snapshot(self, round_index: int) -> Message:
+    def snapshot(self, round_index: int, *, with_cross_entropy: bool = False) -> Message:
         """The frozen model with its class statistics, as bytes."""
         return pack(
             self.model.state_dict(),
@@ -60,17 +61,17 @@ class Peer:
             peer=self.index,
             round_index=round_index,
             architecture=self.architecture.id,
-            statistics=self.statistics(),
+            statistics=self.statistics(with_cross_entropy=with_cross_entropy),
         )
 
-    def statistics(self) -> Statistics:
+    def statistics(self, *, with_cross_entropy: bool = False) -> Statistics:
         """What the peer says of itself per class, from its validation half; counts noised if private."""
         own = _sum_scores(self.standing.validation)
         counts = np.maximum(0.0, np.asarray(own.counts, dtype=np.float64) + self._count_noise)
         return Statistics(
             counts=tuple(counts.tolist()),
             accuracies=tuple(own.class_accuracies()),
-            cross_entropies=tuple(own.class_cross_entropies()),
+            cross_entropies=tuple(own.class_cross_entropies()) if with_cross_entropy else None,
         )
 
     def revalidate(self) -> None:
@@ -79,7 +80,7 @@ class Peer:
 
     def test(self) -> None:
         """Measure both metrics, unless the model has not moved since they were last measured."""
-        if self.standing.overall is not None:
+        if self.standing.overall is not None or not self.clients:
             return
         self.standing = Standing(
             validation=self.standing.validation,

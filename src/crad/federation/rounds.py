@@ -77,13 +77,16 @@ class Rounds:
         sent_before, received_before = dict(self._exchange.ledger.sent), dict(self._exchange.ledger.received)
         learned: dict[int, Learned] = {}
         missing: dict[int, list[int]] = {}
-        for number, phase in enumerate(self._method.phases):
-            is_last = number == len(self._method.phases) - 1
+        following = [*self._method.phases[1:], None]
+        for phase, after in zip(self._method.phases, following, strict=True):
+            # Statistics are published with the weights they were measured on.
+            is_measured = after is None or after.publish is not None
             self._publish(phase, active, round_index)
-            for peer, report, absent in self._learn(phase, active, round_index, is_last=is_last):
+            for peer, report, absent in self._learn(phase, active, round_index, is_measured=is_measured):
                 learned[peer.index] = _merge(learned.get(peer.index), report)
-                missing |= {peer.index: absent} if absent else {}
-                if is_last:
+                if absent:
+                    missing[peer.index] = sorted({*missing.get(peer.index, []), *absent})
+                if after is None:
                     on_step(self._step(peer, learned[peer.index], round_index, active))
         is_tested = round_index % self._experiment.eval_every == 0 or round_index == self._experiment.rounds
         if is_tested:
@@ -111,7 +114,7 @@ class Rounds:
             self._exchange.publish(round_index, sender=peer.index, kind=phase.kind, message=message)
 
     def _learn(
-        self, phase: Phase, active: Sequence[Peer], round_index: int, *, is_last: bool
+        self, phase: Phase, active: Sequence[Peer], round_index: int, *, is_measured: bool
     ) -> Iterator[tuple[Peer, Learned, list[int]]]:
         context = RoundContext(round_index, self._shelf)
 
@@ -122,7 +125,7 @@ class Rounds:
             with repeatable(seed, peer.world.device):
                 report = phase.learn(peer, got, context)
                 _check_converging(peer, report.losses, round_index)
-                if is_last:
+                if is_measured:
                     peer.revalidate()
                     sums = [total for one in peer.standing.validation for total in one.cross_entropy_sums]
                     _check_converging(peer, {"validation": sum(sums)}, round_index)
@@ -176,4 +179,4 @@ def _merge(before: Learned | None, now: Learned) -> Learned:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    return sum(values) / len(values) if values else float("nan")

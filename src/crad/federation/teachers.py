@@ -47,6 +47,8 @@ class TeacherShelf:
         statistics = _check_statistics(manifest.statistics, sender=sender, num_classes=self._world.num_classes)
         expected = self._model(manifest.architecture).state_dict()
         tensors = read_body(message, sender=sender, expected=expected)
+        if any(round_ != round_index for _, round_, _ in self._decoded.values()):
+            self._decoded.clear()  # last round's teachers, also of peers that are not active now
         snapshot = Snapshot(sender, manifest.architecture, statistics, tensors)
         self._decoded[sender] = (message, round_index, snapshot)
         return snapshot
@@ -71,7 +73,8 @@ def _quoted(architecture: str | None) -> str:
 def _check_statistics(statistics: Statistics | None, *, sender: int, num_classes: int) -> Statistics:
     if statistics is None:
         raise SnapshotError(f"peer {sender} sent a snapshot without class statistics")
-    lengths = {len(statistics.counts), len(statistics.accuracies), len(statistics.cross_entropies)}
+    columns = (statistics.counts, statistics.accuracies, statistics.cross_entropies)
+    lengths = {len(column) for column in columns if column is not None}
     if lengths != {num_classes}:
         raise SnapshotError(f"peer {sender} sent statistics for {sorted(lengths)} classes, expected {num_classes}")
     return statistics

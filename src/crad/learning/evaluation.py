@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,9 +34,13 @@ class ClassScore:
         return [hits / count if count else 0.0 for hits, count in zip(self.hits, self.counts, strict=True)]
 
     def class_cross_entropies(self) -> list[float]:
-        """Mean cross-entropy (nats, T=1) per class, 0 where the class has no samples."""
+        """Mean cross-entropy (nats, T=1) per class; a class without samples gets that of a blind guess, ln C.
+
+        Zero would read as perfect and, under noised counts, make a teacher without data decide the class.
+        """
+        guess = math.log(len(self.counts))
         pairs = zip(self.cross_entropy_sums, self.counts, strict=True)
-        return [total / count if count else 0.0 for total, count in pairs]
+        return [total / count if count else guess for total, count in pairs]
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from crad.aggregation import Rule, check_evidence, combine
+from crad.aggregation import Rule, check_evidence, combine, resolve_rule
 from crad.errors import SnapshotError
 from crad.federation.message import Message, Statistics
 from crad.federation.method import Learned, Method, Phase, RoundContext
@@ -28,17 +28,18 @@ from crad.methods.training import BlockLoss, train_epochs
 
 def distillation_method(name: str, rule: str | Rule | None = None) -> Method:
     """The method that publishes snapshots and distils from them under a rule; the rule's name is the default."""
+    chosen = resolve_rule(name if rule is None else rule)
 
     def publish(peer: Peer, context: RoundContext) -> Message:
-        return peer.snapshot(context.round_index)
+        return peer.snapshot(context.round_index, with_cross_entropy=chosen.needs_cross_entropy)
 
     def learn(peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
-        return distil(peer, messages, context, rule=name if rule is None else rule)
+        return distil(peer, messages, context, rule=chosen)
 
-    return Method(name, phases=(Phase(SNAPSHOT, learn=learn, publish=publish),))
+    return Method(name, phases=(Phase(SNAPSHOT, learn=learn, publish=publish),), rule=chosen)
 
 
-def distil(peer: Peer, messages: Mapping[int, Message], context: RoundContext, *, rule: str | Rule) -> Learned:
+def distil(peer: Peer, messages: Mapping[int, Message], context: RoundContext, *, rule: Rule) -> Learned:
     """The local epochs of one student against the frozen snapshots of its peers."""
     snapshots, refused = _decode_all(messages, context)
     if not snapshots:
@@ -72,7 +73,7 @@ def make_target(
     snapshots: Sequence[Snapshot],
     shelf: TeacherShelf,
     *,
-    rule: str | Rule,
+    rule: Rule,
     trust: TrustMeter,
     refused: dict[str, str],
 ) -> Tensor | None:
@@ -92,7 +93,7 @@ def make_target(
         q_KBC[sound_K.to(q_KBC.device)],
         counts_KC[sound_K],
         accuracies_KC[sound_K],
-        cross_entropy=cross_entropies_KC[sound_K],
+        cross_entropy=None if cross_entropies_KC is None else cross_entropies_KC[sound_K],
         min_support=experiment.min_support,
         epsilon=experiment.epsilon,
     )
@@ -101,13 +102,13 @@ def make_target(
     return made.target_BC
 
 
-def statistics_tensors(statistics: Sequence[Statistics]) -> tuple[Tensor, Tensor, Tensor]:
-    """Counts, accuracies and cross-entropies [K,C] exactly as published."""
-    columns = ("counts", "accuracies", "cross_entropies")
-    counts_KC, accuracies_KC, cross_entropies_KC = (
-        torch.tensor([getattr(one, column) for one in statistics], dtype=torch.float64) for column in columns
-    )
-    return counts_KC, accuracies_KC, cross_entropies_KC
+def statistics_tensors(statistics: Sequence[Statistics]) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Counts, accuracies and, where everybody published them, cross-entropies [K,C], exactly as published."""
+    counts_KC = torch.tensor([one.counts for one in statistics], dtype=torch.float64)
+    accuracies_KC = torch.tensor([one.accuracies for one in statistics], dtype=torch.float64)
+    columns = [one.cross_entropies for one in statistics if one.cross_entropies is not None]
+    is_complete = len(columns) == len(statistics)
+    return counts_KC, accuracies_KC, torch.tensor(columns, dtype=torch.float64) if is_complete else None
 
 
 def _decode_all(messages: Mapping[int, Message], context: RoundContext) -> tuple[list[Snapshot], dict[str, str]]:

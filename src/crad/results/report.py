@@ -88,21 +88,20 @@ def comparison_report(
 
 
 def headline(rows: Sequence[Row]) -> str:
-    """Whether joining helped over training alone, in a sentence; empty where `local` was not run."""
+    """Whether joining helped over training alone, in two sentences; empty where `local` was not run."""
     alone = next((row for row in rows if row.method == "local"), None)
     joined = [row for row in rows if row.method not in ("local", "centralized")]
     if alone is None or not joined:
         return ""
-    best = max(joined, key=lambda row: row.figures["global_accuracy"].mean)
-    mine, theirs = best.figures["global_accuracy"], alone.figures["global_accuracy"]
-    gain = mine.mean - theirs.mean
-    pairs = zip(mine.values, theirs.values, strict=True)
-    wins = sum(value > other for value, other in pairs)
-    verdict = "helped" if gain > 0 else "did not help"
-    return (
-        f"Joining {verdict}: {best.method} reaches {mine.mean:.2f} % global accuracy against {theirs.mean:.2f} % for "
-        f"training alone ({gain:+.2f} points, better with {wins} of {len(best.seeds)} seeds)."
-    )
+    theirs = alone.figures["global_accuracy"]
+    gains = [row.figures["global_accuracy"].mean - theirs.mean for row in joined]
+    verdict = "helped" if min(gains) > 0 else "did not help" if max(gains) <= 0 else "helped with some methods only"
+    parts = []
+    for row, gain in zip(joined, gains, strict=True):
+        pairs = zip(row.figures["global_accuracy"].values, theirs.values, strict=True)
+        wins = sum(value > other for value, other in pairs)
+        parts.append(f"{row.method} {gain:+.2f} points (better with {wins} of {len(row.seeds)} seeds)")
+    return f"Joining {verdict}. Global accuracy over training alone ({theirs.mean:.2f} %): {', '.join(parts)}."
 
 
 def partition_picture(partition: Mapping[str, Any]) -> str:
@@ -123,7 +122,8 @@ def _sentence(summary: Mapping[str, Any], method: str | None = None) -> str:
     how = f"{summary['partition']}" + (f" alpha {summary['alpha']:g}" if summary["partition"] == "dirichlet" else "")
     hardware = summary["hardware"]
     return (
-        f"{method or summary['method']} on {summary['dataset']}: {who}, {how}, {summary['rounds']} rounds, preset "
+        f"{method or summary['method']} on {summary['dataset']} ({summary['train_images']} training and "
+        f"{summary['test_images']} test images): {who}, {how}, {summary['rounds']} rounds, preset "
         f"{summary['preset']}, seed {summary['seed']}, on {hardware['processor']} ({hardware['device']})."
     )
 

@@ -10,17 +10,21 @@ checkpoint/       the newest round and the best one
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from crad.config import EXECUTION_FIELDS, Experiment, make_experiment, to_toml
 from crad.errors import RunError
-from crad.federation.files import flush_folder, write_atomically, write_flushed
+from crad.federation.files import write_atomically, write_flushed
+from crad.federation.records import Record
 
-Record = dict[str, Any]
+ROUND_KEYS = frozenset({"round", "active", "validation_accuracy", "global_accuracy", "local_accuracy", "clients"})
+SUMMARY_KEYS = frozenset({"schema", "method", "seed", "best_round", "global_accuracy", "hardware", "train_images"})
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,21 @@ class RunDirectory:
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise RunError(f"{self.path} exists and is no run directory; choose another --output")
 
+    def check_same(self, experiment: Experiment) -> None:
+        """Refuse to continue a run with other settings than it began with."""
+        if identity(self.experiment()) != identity(experiment):
+            raise RunError(f"{self.path} holds a run with other settings; choose another --output")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out while this one writes; the lock goes with the process, however it ends."""
+        with self.experiment_file.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(f"{self.path} is in use by another process; wait for it or end it") from None
+            yield
+
     def create(self, experiment: Experiment) -> None:
         """Begin a new run."""
         self.check_free(experiment)
@@ -89,9 +108,26 @@ class RunDirectory:
             records = [json.loads(line) for line in lines]
         except ValueError as error:
             raise RunError(f"{self.rounds_file} is damaged: {error}") from error
-        if not all(isinstance(record, dict) for record in records):
-            raise RunError(f"{self.rounds_file} is damaged: a line is no record of a round")
+        for record in records:
+            self._check_keys(record, frozenset(), self.rounds_file)
         return records
+
+    def full_rounds(self) -> list[Record]:
+        """All complete lines, each with what a summary or a selection needs."""
+        records = self.rounds()
+        for record in records:
+            self._check_keys(record, ROUND_KEYS, self.rounds_file)
+        return records
+
+    def summary(self) -> Record:
+        """The outcome of a complete run."""
+        summary = self.read_json(self.summary_file.name)
+        self._check_keys(summary, SUMMARY_KEYS, self.summary_file)
+        return summary
+
+    def _check_keys(self, record: object, keys: frozenset[str], file: Path) -> None:
+        if not isinstance(record, dict) or not keys <= record.keys():
+            raise RunError(f"{file} is damaged: expected an object with {', '.join(sorted(keys)) or 'its fields'}")
 
     def cut_rounds(self, *, after: int) -> list[Record]:
         """Drop lines that go beyond the checkpoint, so that the rounds can be run again."""
@@ -109,7 +145,6 @@ class RunDirectory:
     def write_text(self, name: str, content: str) -> None:
         """Write one text file, whole or not at all."""
         write_atomically(self.path / name, content.encode())
-        flush_folder(self.path)
 
     def read_json(self, name: str) -> Record:
         """Read one JSON file of the run."""

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from crad.config import Experiment
+from crad.federation.records import Record
 from crad.results.selection import best_round
 
 SCHEMA = 1
-Record = dict[str, Any]
 
 
 def summarise(experiment: Experiment, *, rounds: Sequence[Record], partition: Mapping[str, Any], device: str) -> Record:
@@ -49,6 +49,8 @@ def summarise(experiment: Experiment, *, rounds: Sequence[Record], partition: Ma
         "round_seconds": statistics.median(record["timing"]["seconds"] for record in rounds),
         "total_seconds": sum(record["timing"]["seconds"] for record in rounds),
         "peak_memory_bytes": max(record["timing"]["peak_memory_bytes"] for record in rounds),
+        "train_images": partition["train_images"],
+        "test_images": partition["global_test_size"],
         "proxy_size": partition["proxy_size"],
         "data_sha256": partition["data_sha256"],
         "hardware": hardware(device),
@@ -86,13 +88,15 @@ def _per_class(clients: Sequence[Mapping[str, Any]], partition: Mapping[str, Any
     held = [sum(column) for column in zip(*partition["counts"], strict=True)]
     rows = []
     for label, name in enumerate(partition["class_names"]):
-        pairs = [(client["global"]["hits"][label], client["global"]["counts"][label]) for client in clients]
+        hits = [client["global"]["hits"][label] for client in clients]
+        count = clients[0]["global"]["counts"][label]  # the same test images for everybody
         rows.append(
             {
                 "class": label,
                 "name": name,
                 "private_samples": held[label],
-                "global_accuracy": statistics.fmean(100.0 * hits / max(1, count) for hits, count in pairs),
+                "test_samples": count,
+                "global_accuracy": 100.0 * statistics.fmean(hits) / count if count else None,
             }
         )
     return rows

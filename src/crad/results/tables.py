@@ -16,8 +16,8 @@ def comparison_header(rows: Sequence[Row]) -> list[str]:
         "± clients",
         "local acc %",
         "± clients",
-        f"global vs {first}",
-        f"local vs {first}",
+        f"Δ global to {first!r}",
+        f"Δ local to {first!r}",
         "MiB/client/round",
         "seconds",
     ]
