@@ -167,7 +167,7 @@ def test_the_selected_round_is_tested_highest_and_earliest(values):
 
 def test_the_header_names_the_method_compared_against():
     header = comparison_header(compare(SUMMARIES))
-    assert header[5:7] == ["global vs crad", "local vs crad"]
+    assert header[5:7] == ["Δ global to 'crad'", "Δ local to 'crad'"]
 
 
 def test_the_cells_by_hand():
