@@ -15,6 +15,7 @@ from crad.config import Experiment
 from crad.engines.serial import SerialEngine
 from crad.errors import RunError
 from crad.federation.exchange import MemoryExchange
+from crad.federation.message import pack
 from crad.federation.method import Method, Phase, RoundContext
 from crad.federation.peer import Peer
 from crad.federation.rounds import Rounds, draw_active
@@ -24,6 +25,7 @@ from crad.learning.device import repeatable
 from crad.learning.evaluation import ClassScore
 from crad.methods import METHODS, resolve_method
 from crad.methods.alone import train_alone
+from crad.models import Architecture, build_model
 from crad.randomness import torch_stream
 from tests import reference
 from tests.conftest import change
@@ -343,3 +345,15 @@ def test_statistics_are_measured_again_before_every_publishing(tiny):
         peers = METHODS["local"].roster(world)
     next(Rounds(Method("twice", (phase, phase)), peers, exchange=MemoryExchange(), engine=SerialEngine()).run())
     assert seen == [True] * 8
+
+
+@pytest.mark.parametrize(("small", "published_mib"), [("cnn6", 190.9), ("cnn6-wide", 194.3)])
+def test_snapshots_of_the_papers_pool_weigh_what_its_cost_table_says(small, published_mib):
+    """Nine receivers times the mean snapshot of ten clients, in MiB: 194.3 in the paper, which fits cnn6-wide."""
+    sizes = {}
+    for name in ("resnet18", "resnet18-half", small):
+        model = build_model(Architecture(name), num_classes=10, in_channels=3, image_size=(32, 32), seed=0)
+        sizes[name] = len(pack(model.state_dict(), kind="snapshot", peer=0, round_index=1).body)
+    pool = list(sizes.values())
+    sent = sum(9 * pool[client % 3] for client in range(10)) / 10
+    assert sent / 2**20 == pytest.approx(published_mib, abs=0.1)

@@ -16,7 +16,7 @@ PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
 :root{{--ink:#222;--paper:#fff;--grid:#ddd;color-scheme:light dark}}
 @media(prefers-color-scheme:dark){{:root{{--ink:#e8e8e8;--paper:#16181c;--grid:#3a3d44}}}}
 body{{font:16px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper)}}
-body{{max-width:60rem;margin:auto;padding:1rem}}
+body{{max-width:68rem;margin:auto;padding:1rem}}
 table{{border-collapse:collapse;display:block;overflow-x:auto;font-size:.9rem}}
 th,td{{padding:.3rem .5rem;border-bottom:1px solid var(--grid);text-align:right;white-space:nowrap}}
 th:first-child,td:first-child{{text-align:left}}
@@ -121,10 +121,11 @@ def _sentence(summary: Mapping[str, Any], method: str | None = None) -> str:
     who = f"{summary['clients']} clients" + (f", {active} active" if active != summary["clients"] else "")
     how = f"{summary['partition']}" + (f" alpha {summary['alpha']:g}" if summary["partition"] == "dirichlet" else "")
     hardware = summary["hardware"]
+    seed = f", seed {summary['seed']}" if method is None else ""
     return (
         f"{method or summary['method']} on {summary['dataset']} ({summary['train_images']} training and "
         f"{summary['test_images']} test images): {who}, {how}, {summary['rounds']} rounds, preset "
-        f"{summary['preset']}, seed {summary['seed']}, on {hardware['processor']} ({hardware['device']})."
+        f"{summary['preset']}{seed}, on {hardware['processor']} ({hardware['device']})."
     )
 
 
