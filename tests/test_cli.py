@@ -122,7 +122,7 @@ def test_explain_shows_every_teacher(finished, crad_command):
     assert code == 0
     assert "Student 1, test image 3" in out
     assert re.search(r"consensus \d+\.\d %, accepted", out)
-    assert len(re.findall(r"^  [023] +cnn6@0.125", out, re.MULTILINE)) == 3
+    assert len(re.findall(r"^ +[023] +cnn6@0.125", out, re.MULTILINE)) == 3
     code, out, _ = crad_command("explain", finished, "--json")
     success, failure = json.loads(out)
     assert code == 0

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from crad.results.comparison import METRICS, compare, to_json
 from crad.results.selection import best_round
-from crad.results.tables import comparison_cells, comparison_header, markdown, mib
+from crad.results.tables import COMPARISON_HEADER, comparison_caption, comparison_cells, markdown, mib
 
 EXAMPLES = settings(max_examples=25, derandomize=True, database=None, deadline=None)
 
@@ -165,9 +165,12 @@ def test_the_selected_round_is_tested_highest_and_earliest(values):
 # --- tables
 
 
-def test_the_header_names_the_method_compared_against():
-    header = comparison_header(compare(SUMMARIES))
-    assert header[5:7] == ["Δ global to 'crad'", "Δ local to 'crad'"]
+def test_the_caption_names_the_method_compared_against_and_every_short_title():
+    caption = comparison_caption(compare(SUMMARIES))
+    assert "Δ: against 'crad', paired by seed" in caption
+    assert "mean ± deviation over seeds" in caption
+    assert all(word in caption for word in ("MiB sent per client and round", "spread over clients", "seconds per run"))
+    assert len(COMPARISON_HEADER) == len(comparison_cells(compare(SUMMARIES))[0])
 
 
 def test_the_cells_by_hand():
@@ -185,7 +188,7 @@ def test_one_seed_shows_no_deviation():
 
 def test_there_is_a_title_for_every_cell():
     rows = compare(SUMMARIES)
-    assert {len(cells) for cells in comparison_cells(rows)} == {len(comparison_header(rows))}
+    assert {len(cells) for cells in comparison_cells(rows)} == {len(COMPARISON_HEADER)}
     assert METRICS == ("global_accuracy", "local_accuracy")
 
 

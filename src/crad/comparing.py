@@ -12,7 +12,7 @@ from crad.federation.files import write_atomically
 from crad.results.comparison import Row, compare, to_json
 from crad.results.report import comparison_report
 from crad.results.run_directory import RunDirectory
-from crad.results.tables import comparison_cells, comparison_header, markdown
+from crad.results.tables import COMPARISON_HEADER, comparison_caption, comparison_cells, markdown
 
 
 def run_folder(folder: Path, experiment: Experiment) -> tuple[Path, bool]:
@@ -30,7 +30,7 @@ def write_comparison(folder: Path, results: Sequence[Result]) -> list[Row]:
     """Write `comparison.json`, `comparison.md` and `report.html` into the folder of the runs."""
     summaries = [result.summary for result in results]
     rows = compare(summaries)
-    table = markdown(comparison_header(rows), comparison_cells(rows))
+    table = f"{markdown(COMPARISON_HEADER, comparison_cells(rows))}\n{comparison_caption(rows)}\n"
     first_seed = summaries[0]["seed"]
     curves = {
         result.summary["method"]: [

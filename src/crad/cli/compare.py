@@ -103,7 +103,7 @@ def _compare(experiments: Sequence[Experiment], folder: Path, *, is_quiet: bool,
     from crad.cli.tables import plain_table
     from crad.comparing import run_folder, write_comparison
     from crad.results.report import headline
-    from crad.results.tables import comparison_cells, comparison_header
+    from crad.results.tables import COMPARISON_HEADER, comparison_caption, comparison_cells
 
     display = Display(Console(stderr=True), is_quiet=is_quiet, num_runs=len(experiments))
     results: list[Result] = []
@@ -126,7 +126,8 @@ def _compare(experiments: Sequence[Experiment], folder: Path, *, is_quiet: bool,
     if not is_quiet:
         # As wide as it needs: a table that is cut or wrapped cannot be read.
         console = Console() if Console().is_terminal else Console(width=160)
-        console.print(plain_table(comparison_header(rows), comparison_cells(rows)))
+        console.print(plain_table(COMPARISON_HEADER, comparison_cells(rows)))
+        console.print(comparison_caption(rows), highlight=False)
         if headline(rows):
             console.print(headline(rows), highlight=False)
         typer.echo(f"Report: {folder / 'report.html'}")

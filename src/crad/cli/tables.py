@@ -18,10 +18,10 @@ BLUES = (255, 195, 153, 117, 75, 33, 27, 19)  # of the 256-colour palette, light
 
 
 def plain_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None) -> Table:
-    """First column left, the others right; nothing wraps."""
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+    """First column left, the others right; on a narrow terminal cells wrap, nothing is cut."""
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1, 0, 0), pad_edge=False)
     for number, name in enumerate(header):
-        table.add_column(Text(name), justify="right" if number else "left", no_wrap=True)
+        table.add_column(Text(name), justify="right" if number else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     return table

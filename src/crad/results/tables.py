@@ -6,21 +6,16 @@ from collections.abc import Sequence
 
 from crad.results.comparison import METRICS, Figure, Row
 
+COMPARISON_HEADER = ("method", "global %", "±", "local %", "±", "Δ global", "Δ local", "MiB", "s")
 
-def comparison_header(rows: Sequence[Row]) -> list[str]:
-    """Column titles; the difference columns name the method they are measured against."""
-    first = rows[0].method
-    return [
-        "method",
-        "global acc %",
-        "± clients",
-        "local acc %",
-        "± clients",
-        f"Δ global to {first!r}",
-        f"Δ local to {first!r}",
-        "MiB/client/round",
-        "seconds",
-    ]
+
+def comparison_caption(rows: Sequence[Row]) -> str:
+    """What the short column titles mean."""
+    seeds = "mean ± deviation over seeds; " if len(rows[0].seeds) > 1 else ""
+    return (
+        f"Accuracy in percent; {seeds}±: spread over clients; Δ: against {rows[0].method!r}, paired by seed; "
+        "MiB sent per client and round; seconds per run."
+    )
 
 
 def comparison_cells(rows: Sequence[Row]) -> list[list[str]]:
