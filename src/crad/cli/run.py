@@ -6,7 +6,7 @@ import json
 import shlex
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +17,7 @@ from crad.errors import ConfigError
 
 if TYPE_CHECKING:
     from crad.api import Result
+    from crad.cli.progress import Display
 
 ResumeFlag = Annotated[
     Path | None, typer.Option("--resume", metavar="DIR", help="Continue the run in this directory where it stopped.")
@@ -52,7 +53,7 @@ def run_command(
 
 
 def run_shown(
-    display: Any,  # noqa: ANN401  # a Display; imported late
+    display: Display,
     experiment: Experiment,
     directory: Path,
     *,
