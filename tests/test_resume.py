@@ -126,7 +126,9 @@ def start(experiment_file: Path, run: Path) -> subprocess.Popen[str]:
 
 def wait_for_line(run: Path, lines: int, process: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
+    is_over = False
+    while time.monotonic() < deadline and not is_over:
+        is_over = process.poll() is not None  # looked at first: what it wrote before it ended counts
         file = run / "rounds.jsonl"
         if file.is_file() and file.read_text().count("\n") >= lines:
             return
@@ -186,6 +188,12 @@ def test_the_checkpoints_kept_are_the_newest_and_the_best(experiment, whole):
     best = json.loads((whole / "summary.json").read_text())["best_round"]
     kept = {path.name for path in (whole / "checkpoint").iterdir()}
     assert kept == {f"round-{best:05d}", "round-00004"}
+
+
+def test_the_best_round_is_kept_while_newer_ones_come_and_go(experiment, tmp_path, monkeypatch):
+    monkeypatch.setattr("crad.api.best_round", lambda records: records[0])
+    crad.run(change(experiment, method="local", rounds=3, models=("cnn6",)), output=tmp_path / "run")
+    assert {path.name for path in (tmp_path / "run" / "checkpoint").iterdir()} == {"round-00001", "round-00003"}
 
 
 def test_changed_data_is_noticed_on_resume(experiment, tmp_path, tiny_npz):
