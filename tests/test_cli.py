@@ -302,6 +302,17 @@ def test_own_model_and_own_method_by_import_path(quick_toml, tmp_path, monkeypat
     assert (code, "Student 0, test image 0" in out) == (0, True), err
 
 
+def test_a_faulty_model_of_ones_own_is_refused_before_anything_is_written(
+    quick_toml, tmp_path, monkeypatch, crad_command
+):
+    (tmp_path / "faulty.py").write_text("from torch import nn\ndef build(n, c):\n    return nn.Flatten()\n")
+    monkeypatch.chdir(tmp_path)
+    code, _, err = crad_command("run", "-c", quick_toml, "--models", "faulty:build", "-o", "run")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "must give finite floats of shape [2, 4]" in err
+    assert not (tmp_path / "run").exists()
+
+
 def test_own_image_folder_runs_from_end_to_end(quick_toml, tmp_path, crad_command):
     from PIL import Image
 

@@ -100,11 +100,13 @@ class _Run:
         self._directory = directory
         self._hooks = hooks
         self._partition = partition_record(world)
+        reset_peak_memory(world.device)
+        # Every model is built and tried before anything is written: a faulty one leaves no directory behind.
+        with repeatable(torch_seed(world.experiment.seed, "roster"), world.device):
+            self._peers = method.roster(world)
 
     def execute(self, *, is_new: bool) -> Result:
-        reset_peak_memory(self._world.device)
-        with repeatable(torch_seed(self._experiment.seed, "roster"), self._world.device):
-            peers = self._method.roster(self._world)
+        peers = self._peers
         if self._directory is not None and is_new:
             self._begin(self._directory)
         records = [] if self._directory is None or is_new else self._restore(self._directory, peers)

@@ -17,7 +17,7 @@ from crad.errors import ConfigError
 if TYPE_CHECKING:
     from crad.api import Result
 
-DEMO_METHODS = "local,uniform,crad"
+DEFAULT_METHODS = "local,uniform,crad"
 
 Methods = Annotated[
     str, typer.Option("--methods", metavar="A,B,...", help="Methods; differences are against the first.")
@@ -31,7 +31,7 @@ FolderOfRuns = Annotated[
 @with_experiment_flags(without=("method", "seed"))
 def compare_command(
     settings: Settings,
-    methods: Methods = "local,uniform,crad",
+    methods: Methods = DEFAULT_METHODS,
     seeds: Seeds = None,
     config: ConfigFile = None,
     output: FolderOfRuns = None,
@@ -49,7 +49,7 @@ def compare_command(
 @with_experiment_flags(without=("method", "seed", "preset"))
 def demo_command(
     settings: Settings,
-    methods: Methods = DEMO_METHODS,
+    methods: Methods = DEFAULT_METHODS,
     seeds: Seeds = None,
     output: FolderOfRuns = None,
     quiet: Quiet = False,
@@ -124,7 +124,7 @@ def _compare(experiments: Sequence[Experiment], folder: Path, *, is_quiet: bool,
         typer.echo((folder / "comparison.json").read_text())
         return
     if not is_quiet:
-        # As wide as it needs: a table that is cut or wrapped cannot be read.
+        # Piped, the table is as wide as it needs; on a narrow terminal its cells wrap.
         console = Console() if Console().is_terminal else Console(width=160)
         console.print(plain_table(COMPARISON_HEADER, comparison_cells(rows)))
         console.print(comparison_caption(rows), highlight=False)
