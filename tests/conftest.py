@@ -45,6 +45,7 @@ def tiny(tiny_npz: Path) -> Experiment:
         proxy_size=8,
         seed=5,
         device="cpu",
+        workers=1,
     )
 
 

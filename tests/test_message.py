@@ -424,7 +424,7 @@ X = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
     ids=range(6),
 )
 def test_a_header_that_lies_about_its_data_is_refused(header, data):
-    with pytest.raises(SnapshotError, match="peer 1 sent an unreadable body"):
+    with pytest.raises(SnapshotError, match="peer 1 sent a body with a malformed header"):
         expect_x(with_header(header, data))
 
 

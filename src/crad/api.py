@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +14,15 @@ import numpy as np
 from crad.config import Experiment
 from crad.data.catalog import absolute_name
 from crad.data.dataset import Dataset
-from crad.engines.serial import SerialEngine
+from crad.engines import make_engine
 from crad.errors import RunError
 from crad.federation.checkpoint import latest_round, load_checkpoint, save_checkpoint
 from crad.federation.exchange import MemoryExchange
 from crad.federation.memory import reset_peak_memory
 from crad.federation.method import Method
-from crad.federation.peer import Peer
+from crad.federation.peer import new_model
 from crad.federation.records import Record, round_record
+from crad.federation.roster import Roster
 from crad.federation.rounds import Rounds, Step
 from crad.federation.world import World, build_world
 from crad.learning.device import repeatable
@@ -50,6 +52,7 @@ class Hooks:
     on_partition: Callable[[Record], None] = lambda partition: None
     on_step: Callable[[Step], None] = lambda step: None
     on_round: Callable[[Record], None] = lambda record: None
+    on_notice: Callable[[str], None] = lambda text: None  # something went wrong and was put right
 
 
 def run(
@@ -100,24 +103,42 @@ class _Run:
         self._directory = directory
         self._hooks = hooks
         self._partition = partition_record(world)
-        reset_peak_memory(world.device)
-        # Every model is built and tried before anything is written: a faulty one leaves no directory behind.
+        self._members = method.roster(world)
+        # Every kind of model is built and tried before anything is written: a faulty one leaves no directory behind.
         with repeatable(torch_seed(world.experiment.seed, "roster"), world.device):
-            self._peers = method.roster(world)
+            for architecture in dict.fromkeys(member.architecture for member in self._members):
+                new_model(world, architecture, seed=0)
 
     def execute(self, *, is_new: bool) -> Result:
-        peers = self._peers
+        if self._directory is not None:
+            return self._execute_in(self._directory.checkpoint_folder, is_new=is_new)
+        with tempfile.TemporaryDirectory(prefix="crad-") as folder:
+            return self._execute_in(Path(folder), is_new=is_new)
+
+    def _execute_in(self, folder: Path, *, is_new: bool) -> Result:
         if self._directory is not None and is_new:
             self._begin(self._directory)
-        records = [] if self._directory is None or is_new else self._restore(self._directory, peers)
+        roster = Roster(self._world, self._members, folder)
+        records = [] if self._directory is None or is_new else self._restore(self._directory, roster)
         self._hooks.on_partition(self._partition)
-        loop = Rounds(self._method, peers, exchange=MemoryExchange(), engine=SerialEngine())
-        for done in loop.run(after=len(records), on_step=self._hooks.on_step):
-            records.append(round_record(done, peers))
-            if self._directory is not None:
-                self._save(self._directory, records, peers)
-            self._hooks.on_round(records[-1])
-        summary = summarise(self._experiment, rounds=records, partition=self._partition, device=self._world.device)
+        reset_peak_memory(self._world.device)
+        engine = make_engine(self._world, self._method, notice=self._hooks.on_notice)
+        try:
+            loop = Rounds(self._method, roster, exchange=MemoryExchange(), engine=engine)
+            for done in loop.run(after=len(records), on_step=self._hooks.on_step):
+                records.append(round_record(done, roster))
+                self._save(records, roster)
+                self._hooks.on_round(records[-1])
+        finally:
+            engine.close()
+            roster.forget_messages()
+        summary = summarise(
+            self._experiment,
+            rounds=records,
+            partition=self._partition,
+            device=self._world.device,
+            workers=engine.workers,
+        )
         if self._directory is not None:
             self._directory.write_text("report.html", run_report(self._experiment, summary, records, self._partition))
             self._directory.write_json("summary.json", summary)
@@ -127,28 +148,30 @@ class _Run:
         directory.write_json("partition.json", self._partition)
         directory.write_text("partition.svg", partition_picture(self._partition))
 
-    def _restore(self, directory: RunDirectory, peers: list[Peer]) -> list[Record]:
+    def _restore(self, directory: RunDirectory, roster: Roster) -> list[Record]:
         if (directory.path / "partition.json").is_file():
             check_same_data(directory, self._partition)
         else:
             directory.write_json("partition.json", self._partition)
         directory.write_text("partition.svg", partition_picture(self._partition))
         directory.full_rounds()  # damaged records are refused before anything is cut
-        reached = latest_round(directory.checkpoint_folder)
+        reached = latest_round(roster.folder)
         if reached is None:
             return directory.cut_rounds(after=0)
         records = directory.cut_rounds(after=reached)
-        load_checkpoint(directory.checkpoint_folder, round_index=reached, peers=peers)
+        load_checkpoint(roster, round_index=reached)
         return records
 
-    def _save(self, directory: RunDirectory, records: list[Record], peers: list[Peer]) -> None:
+    def _save(self, records: list[Record], roster: Roster) -> None:
+        if self._directory is None:
+            roster.forget_states()
+            return
         # The line first: a checkpoint without its line would lose a round, a line without its checkpoint is cut.
-        directory.append_round(records[-1])
+        self._directory.append_round(records[-1])
         best = best_round(records)
         save_checkpoint(
-            directory.checkpoint_folder,
+            roster,
             round_index=records[-1]["round"],
-            peers=peers,
             changed=set(records[-1]["active"]),
             keep=set() if best is None else {best["round"]},
         )

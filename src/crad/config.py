@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from crad.errors import ConfigError, unknown_name
 
@@ -24,6 +24,19 @@ PartitionKind = Literal["dirichlet", "iid", "shards"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 AtLeastOne = Annotated[int, Field(ge=1)]
+
+
+def _whole_or_auto(value: object) -> object:
+    if value == "auto" or (isinstance(value, int) and value >= 1):
+        return value
+    if isinstance(value, str) and value.isdecimal() and int(value) >= 1:
+        return int(value)
+    raise ValueError("expected auto or a whole number of at least 1")
+
+
+TeacherPrecision = Literal["fp32", "bf16"]
+EngineKind = Literal["auto", "serial", "processes", "ray"]
+Workers = Annotated[int | Literal["auto"], BeforeValidator(_whole_or_auto)]
 
 
 class Experiment(BaseModel):
@@ -72,8 +85,10 @@ class Experiment(BaseModel):
     private_counts: Positive | None = Field(None, description="Publish counts with Laplace noise of this epsilon")
     eval_every: AtLeastOne = Field(1, description="Rounds between evaluations on the test sets")
     device: Device = Field("auto", description="Where to compute")
-    engine: Literal["serial"] = Field("serial", description="How the clients of a round are run")
-    workers: Annotated[int, Field(ge=1, le=1)] = Field(1, description="Processes; this version has the serial engine")
+    teacher_precision: TeacherPrecision = Field("fp32", description="Numbers in which teachers run; bf16 needs CUDA")
+    engine: EngineKind = Field("auto", description="Where clients run: in this process, in processes here, or on Ray")
+    workers: Workers = Field("auto", description="Processes, one client at a time each; auto: one per core")
+    ray_address: str | None = Field(None, description="Ray cluster to join with --engine ray [default: start one here]")
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401  # pydantic checks each
         """Settings over those of their preset; refused with one clear line."""
@@ -86,11 +101,15 @@ class Experiment(BaseModel):
     def _check_together(self) -> Experiment:
         if self.active is not None and self.active > self.clients:
             raise ValueError(f"active is {self.active}, but there are only {self.clients} clients")
+        if self.engine == "serial" and self.workers not in ("auto", 1):
+            raise ValueError(f"engine serial is one process, but workers is {self.workers}; choose engine processes")
+        if self.ray_address is not None and self.engine != "ray":
+            raise ValueError(f"ray_address is for engine ray, but engine is {self.engine}")
         return self
 
 
 # Fields that change how a run is executed, never what comes out of it (on one kind of device).
-EXECUTION_FIELDS = frozenset({"device", "engine", "workers"})
+EXECUTION_FIELDS = frozenset({"device", "engine", "workers", "ray_address"})
 
 PRESETS: dict[str, dict[str, Any]] = {
     # The paper's protocol in full: needs a GPU, or days.

@@ -6,6 +6,7 @@ Reads the selected round's checkpoint, lets every other client speak as a teache
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -15,10 +16,13 @@ from crad.api import check_same_data, partition_record
 from crad.data.tensors import ImageSet
 from crad.errors import ConfigError, RunError
 from crad.federation.checkpoint import latest_round, load_checkpoint, saved_rounds
-from crad.federation.peer import Peer
+from crad.federation.message import Statistics
+from crad.federation.peer import Peer, class_statistics
+from crad.federation.roster import Place, Roster
+from crad.federation.work import load_tensors
 from crad.federation.world import World, build_world
 from crad.learning.device import repeatable
-from crad.learning.teachers import soft_predictions
+from crad.learning.teachers import PreparedTeacher, TeacherEngine, soft_predictions
 from crad.methods import resolve_method
 from crad.methods.distillation import statistics_tensors
 from crad.results.run_directory import RunDirectory
@@ -73,14 +77,14 @@ class RunInspector:
         self.round_index = _selected_round(directory)
         self.world: World = build_world(self.experiment)
         check_same_data(directory, partition_record(self.world))
-        with repeatable(0, self.world.device):
-            self.peers: list[Peer] = method.roster(self.world)
-        load_checkpoint(directory.checkpoint_folder, round_index=self.round_index, peers=self.peers)
+        self.roster = Roster(self.world, method.roster(self.world), directory.checkpoint_folder)
+        load_checkpoint(self.roster, round_index=self.round_index)
+        self._engine = TeacherEngine(device=self.world.device, precision=self.experiment.teacher_precision)
 
     def trace(self, *, student: int, image: int, class_index: int | None) -> ImageTrace:
         """One image and class; the class defaults to the true one."""
         test = self.world.global_test
-        _check_index("student", student, len(self.peers))
+        _check_index("student", student, len(self.roster))
         _check_index("image", image, len(test))
         true_class = int(test.labels[image])
         asked = true_class if class_index is None else class_index
@@ -94,7 +98,7 @@ class RunInspector:
         Success: the image where the rule's target for the true class exceeds the uniform mean's most.
         Failure: the image where it falls short of it most.
         """
-        _check_index("student", student, len(self.peers))
+        _check_index("student", student, len(self.roster))
         test = self.world.global_test
         searched = slice(0, min(SEARCHED_IMAGES, len(test)))
         q_KBC, trace = self._combine(student, searched)
@@ -111,11 +115,11 @@ class RunInspector:
         test = self.world.global_test
         images = ImageSet(test.images[where], test.labels[where])
         counts_KC, accuracies_KC, cross_entropies_KC = statistics_tensors(
-            [peer.statistics(with_cross_entropy=self._rule.needs_cross_entropy) for peer in teachers]
+            [self._statistics(place, with_cross_entropy=self._rule.needs_cross_entropy) for place in teachers]
         )
         with repeatable(0, self.world.device):
             q_KBC = soft_predictions(
-                [lambda peer=peer: peer.model for peer in teachers],  # type: ignore[misc]
+                [partial(self._run_of, place) for place in teachers],
                 self.world.preparation.inputs(images.images),
                 temperature=self.experiment.temperature,
             )
@@ -131,18 +135,28 @@ class RunInspector:
         )
         return q_KBC, trace
 
-    def _teachers(self, student: int) -> list[Peer]:
-        return [peer for peer in self.peers if peer.index != student]
+    def _teachers(self, student: int) -> list[Place]:
+        return [place for place in self.roster if place.index != student]
+
+    def _statistics(self, place: Place, *, with_cross_entropy: bool = False) -> Statistics:
+        return class_statistics(self.world, place.index, place.measured, with_cross_entropy=with_cross_entropy)
+
+    def _run_of(self, place: Place) -> PreparedTeacher:
+        """One teacher at a time comes from its resting state."""
+        peer = Peer(self.world, place.member)
+        if place.state is not None:
+            peer.load_state(load_tensors(place.state), place.measured)
+        return self._engine.prepare(peer.model.eval().requires_grad_(False), key=place.member.architecture.id)
 
     def _view(self, student: int, image: int, row: int, label: int, q_KBC: Tensor, trace: Trace) -> ImageTrace:
         names = self.world.dataset.class_names
         teachers = []
-        for k, peer in enumerate(self._teachers(student)):
-            statistics = peer.statistics()
+        for k, place in enumerate(self._teachers(student)):
+            statistics = self._statistics(place)
             teachers.append(
                 TeacherView(
-                    client=peer.index,
-                    architecture=peer.architecture.id,
+                    client=place.index,
+                    architecture=place.member.architecture.id,
                     count=statistics.counts[label],
                     accuracy=statistics.accuracies[label],
                     probability=float(q_KBC[k, row, label]),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from crad.federation.records import Record
     from crad.federation.rounds import Step
 
+SLOW_STAGE_SECONDS = 5.0
 SHOWN_CLIENTS = 30  # a larger partition is only saved as a picture
 
 
@@ -34,6 +35,7 @@ class Display:
         self._started = 0.0
         self._first_round: int | None = None
         self._rounds = 0
+        self._stage_began = self._stage_said = 0.0
 
     @contextmanager
     def running(self, label: str, *, is_partition_shown: bool = True) -> Iterator[Hooks]:
@@ -46,9 +48,11 @@ class Display:
             yield Hooks()
         elif self._console.is_terminal:
             with _live(self._console) as self._progress:
-                yield Hooks(self._partition if is_partition_shown else _ignore, self._live_step, _ignore)
+                yield Hooks(self._partition if is_partition_shown else _ignore, self._live_step, _ignore, self.say)
         else:
-            yield Hooks(self._partition if is_partition_shown else _ignore, self._note_step, self._plain_round)
+            yield Hooks(
+                self._partition if is_partition_shown else _ignore, self._note_step, self._plain_round, self.say
+            )
         self._done_runs += 1
 
     def say(self, text: str) -> None:
@@ -63,20 +67,33 @@ class Display:
     def _live_step(self, step: Step) -> None:
         assert self._progress is not None
         if self._task is None:
-            done = (step.round_index - 1) * step.active
-            self._task = self._progress.add_task(
-                self._label, total=step.rounds * step.active, completed=done, status=""
+            done = max(0, step.round_index - 1)
+            self._task = self._progress.add_task(self._label, total=step.rounds, completed=done, status="")
+        if step.stage == "learning":
+            status = (
+                f"round {step.round_index}/{step.rounds}  client {step.client}  loss {step.loss:.3f}  "
+                f"validation {step.validation_accuracy:.1f} %"
             )
-        status = (
-            f"round {step.round_index}/{step.rounds}  client {step.client}  loss {step.loss:.3f}  "
-            f"validation {step.validation_accuracy:.1f} %"
-        )
-        self._progress.update(self._task, advance=1, status=status)
+            reached = step.round_index - 1 + step.position / step.total
+            self._progress.update(self._task, completed=reached, status=status)
+        else:
+            self._progress.update(self._task, status=f"{step.stage} clients {step.position}/{step.total}")
 
     def _note_step(self, step: Step) -> None:
         self._rounds = step.rounds
-        if self._first_round is None:
+        if step.stage == "learning" and self._first_round is None:
             self._first_round = step.round_index
+        self._say_slow_stage(step)
+
+    def _say_slow_stage(self, step: Step) -> None:
+        """Many clients take long to measure: a line now and then, with the time left."""
+        now = time.monotonic()
+        if step.position == 1:
+            self._stage_began = self._stage_said = now
+        if step.stage != "learning" and now - self._stage_said > SLOW_STAGE_SECONDS and step.position < step.total:
+            self._stage_said = now
+            left = (now - self._stage_began) / max(1, step.position - 1) * (step.total - step.position)
+            self.say(f"{self._label}  {step.stage} clients {step.position}/{step.total}  left {duration(left)}")
 
     def _plain_round(self, record: Record) -> None:
         assert self._first_round is not None, "a round has steps"

@@ -1,1 +1,47 @@
-"""Where the clients of a round are run: here, in this process, one after the other."""
+"""Where the clients of a round are run: in this process, in one process per core, on a Ray cluster."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from crad.engines.serial import SerialEngine
+from crad.federation.method import Method
+from crad.federation.work import Engine
+from crad.federation.world import World
+
+
+def make_engine(world: World, method: Method, *, notice: Callable[[str], None] = lambda text: None) -> Engine:
+    """The engine that the settings ask for; `auto` takes one process per core where that is more than one.
+
+    `notice` hears of what went wrong and was put right, such as a worker that died.
+    """
+    experiment = world.experiment
+    if experiment.engine == "ray":
+        from crad.engines.cluster import RayEngine
+
+        return RayEngine(world, workers=experiment.workers, address=experiment.ray_address, notice=notice)
+    workers = count_workers(world)
+    if experiment.engine == "serial" or (experiment.engine == "auto" and workers == 1):
+        return SerialEngine(world, method)
+    from crad.engines.processes import ProcessEngine
+
+    return ProcessEngine(world, workers=workers, notice=notice)
+
+
+def count_workers(world: World) -> int:
+    """How many processes a run on this machine uses: never more than clients that can work at once."""
+    experiment = world.experiment
+    if experiment.engine == "serial":
+        return 1
+    wanted = experiment.workers
+    if wanted == "auto":
+        # A GPU is shared badly by processes; on a CPU one single-threaded process per core is the fastest.
+        wanted = count_cores() if world.device == "cpu" else 1
+    return min(wanted, experiment.active or experiment.clients)
+
+
+def count_cores() -> int:
+    """The cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)  # not on a Mac
+    return len(affinity(0)) if affinity else os.cpu_count() or 1

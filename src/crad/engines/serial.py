@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
 
-from crad.federation.peer import Peer
-
-T = TypeVar("T")
+from crad.federation.memory import peak_memory_bytes
+from crad.federation.method import Method
+from crad.federation.work import Bench, Outcome, Task
+from crad.federation.world import World
+from crad.learning.device import tune_malloc
 
 
 class SerialEngine:
-    """Runs the work for each peer in turn."""
+    """Does the tasks in turn."""
 
-    def each(self, work: Callable[[Peer], T], peers: Sequence[Peer]) -> Iterator[T]:
-        """Results in the order of the peers, each as soon as it is there."""
-        return (work(peer) for peer in peers)
+    workers = 1
+
+    def __init__(self, world: World, method: Method) -> None:
+        if world.device == "cpu":
+            tune_malloc()
+        self.bench = Bench(world, method)
+        self._device = world.device
+
+    def each(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+        """The outcomes in the order of the tasks, each as soon as it is there."""
+        return (self.bench.do(task) for task in tasks)
+
+    def peak_memory_bytes(self) -> int:
+        """The highest memory of this process."""
+        return peak_memory_bytes(self._device)
+
+    def close(self) -> None:
+        """Nothing was started."""

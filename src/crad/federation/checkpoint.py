@@ -1,68 +1,60 @@
-"""The state of all peers after a round, on disk: `checkpoint/round-00012/`, complete or not there at all."""
+"""The state of all peers after a round, on disk: complete or not there at all.
+
+`checkpoint/round-00012.json` says how every peer stands and in which file of `checkpoint/states/` its tensors lie. A
+state file is never changed, so a peer that did not learn is simply named again.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import shutil
-from collections.abc import Collection, Sequence
-from contextlib import suppress
-from dataclasses import asdict
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
-from safetensors import SafetensorError
-
 from crad.errors import RunError
-from crad.federation.files import flush_folder, write_flushed
-from crad.federation.peer import Peer, Standing
-from crad.learning.evaluation import ClassScore
+from crad.federation.files import flush_folder, write_atomically
+from crad.federation.peer import standing_from_json, standing_to_json
+from crad.federation.roster import Place, Roster
+from crad.federation.work import load_tensors
 
-SCHEMA = 1
-_FOLDER = re.compile(r"round-(\d{5,})")
+SCHEMA = 2
+_FILE = re.compile(r"round-(\d{5,})\.json")
 
 
-def save_checkpoint(
-    folder: Path, *, round_index: int, peers: Sequence[Peer], changed: Collection[int], keep: Collection[int]
-) -> None:
-    """Write the round's state, then drop older rounds except those in `keep`.
+def save_checkpoint(roster: Roster, *, round_index: int, changed: Collection[int], keep: Collection[int]) -> None:
+    """Write the round's state, then drop older rounds except those in `keep`."""
+    for index in changed:
+        state = roster[index].state
+        assert state is not None, "who learned has a state"
+        _flush_file(state)
+    flush_folder(roster.states)
+    content = {"schema": SCHEMA, "round": round_index, "peers": [_to_json(place) for place in roster]}
+    write_atomically(round_file(roster.folder, round_index), json.dumps(content).encode())
+    kept_states: set[Path] = set()
+    for old_round in saved_rounds(roster.folder):
+        if old_round == round_index:
+            continue
+        if old_round in keep:
+            kept_states |= _states_of(roster, old_round)
+        else:
+            round_file(roster.folder, old_round).unlink()
+    roster.forget_states(keep=kept_states)
 
-    Peers that did not learn in this round share their file with the previous checkpoint.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    before = latest_round(folder)
-    writing = folder / ".writing"
-    shutil.rmtree(writing, ignore_errors=True)
-    writing.mkdir()
+
+def load_checkpoint(roster: Roster, *, round_index: int) -> None:
+    """Put all places back to where they were after a round."""
+    file = round_file(roster.folder, round_index)
     try:
-        for peer in peers:
-            old = None if before is None else round_folder(folder, before) / _file_name(peer.index)
-            _write_peer(peer, writing / _file_name(peer.index), old=None if peer.index in changed else old)
-        state = {"schema": SCHEMA, "round": round_index, "peers": [_standing_to_json(peer) for peer in peers]}
-        write_flushed(writing / "state.json", json.dumps(state).encode())
-        flush_folder(writing)
-        writing.rename(round_folder(folder, round_index))
-        flush_folder(folder)
-    except BaseException:
-        shutil.rmtree(writing, ignore_errors=True)
-        raise
-    for old_round in saved_rounds(folder):
-        if old_round != round_index and old_round not in keep:
-            _remove(round_folder(folder, old_round))
-
-
-def load_checkpoint(folder: Path, *, round_index: int, peers: Sequence[Peer]) -> None:
-    """Put all peers back to where they were after a round."""
-    place = round_folder(folder, round_index)
-    try:
-        state = json.loads((place / "state.json").read_text())
-        for peer, entry in zip(peers, state["peers"], strict=True):
-            tensors = safetensors.torch.load_file(place / _file_name(peer.index))
-            peer.load_state(tensors, _standing_from_json(entry))
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        raise RunError(f"checkpoint {place} cannot be read ({error}); remove it to go on from an older one") from error
+        content = json.loads(file.read_text())
+        for place, entry in zip(list(roster), content["peers"], strict=True):
+            state = None if entry["state"] is None else roster.states / entry["state"]
+            if state is not None:
+                load_tensors(state)  # damaged or missing files are found now, not in the middle of a round
+            roster.update(place.index, standing=standing_from_json(entry["standing"]), state=state)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"checkpoint {file} cannot be read ({error}); remove it to go on from an older one") from error
 
 
 def latest_round(folder: Path) -> int | None:
@@ -74,50 +66,28 @@ def saved_rounds(folder: Path) -> list[int]:
     """All complete rounds on disk."""
     if not folder.is_dir():
         return []
-    return sorted(int(match[1]) for path in folder.iterdir() if (match := _FOLDER.fullmatch(path.name)))
+    return sorted(int(match[1]) for path in folder.iterdir() if (match := _FILE.fullmatch(path.name)))
 
 
-def round_folder(folder: Path, round_index: int) -> Path:
-    """Where a round's state lies."""
-    return folder / f"round-{round_index:05d}"
+def round_file(folder: Path, round_index: int) -> Path:
+    """What says where a round's states lie."""
+    return folder / f"round-{round_index:05d}.json"
 
 
-def _file_name(peer: int) -> str:
-    return f"peer-{peer:04d}.safetensors"
+def _to_json(place: Place) -> dict[str, Any]:
+    return {
+        "index": place.index,
+        "architecture": place.member.architecture.id,
+        "standing": standing_to_json(place.measured),
+        "state": None if place.state is None else place.state.name,
+    }
 
 
-def _write_peer(peer: Peer, path: Path, *, old: Path | None) -> None:
-    if old is not None and old.is_file():
-        with suppress(OSError):  # a file system without hard links gets a copy below
-            os.link(old, path)
-            return
-    write_flushed(path, safetensors.torch.save(peer.state()))
+def _states_of(roster: Roster, round_index: int) -> set[Path]:
+    content = json.loads(round_file(roster.folder, round_index).read_text())
+    return {roster.states / entry["state"] for entry in content["peers"] if entry["state"] is not None}
 
 
-def _remove(folder: Path) -> None:
-    # Renamed first, so that a kill in the middle leaves no half checkpoint under a valid name.
-    doomed = folder.with_name(".removing")
-    shutil.rmtree(doomed, ignore_errors=True)
-    folder.rename(doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
-
-
-def _standing_to_json(peer: Peer) -> dict[str, Any]:
-    return {"index": peer.index, "architecture": peer.architecture.id, "standing": asdict(peer.standing)}
-
-
-def _standing_from_json(entry: dict[str, Any]) -> Standing:
-    standing = entry["standing"]
-    return Standing(
-        validation=tuple(_score(score) for score in standing["validation"]),
-        local=None if standing["local"] is None else tuple(_score(score) for score in standing["local"]),
-        overall=None if standing["overall"] is None else _score(standing["overall"]),
-    )
-
-
-def _score(entry: dict[str, Any]) -> ClassScore:
-    return ClassScore(
-        counts=tuple(entry["counts"]),
-        hits=tuple(entry["hits"]),
-        cross_entropy_sums=tuple(entry["cross_entropy_sums"]),
-    )
+def _flush_file(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

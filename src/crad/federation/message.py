@@ -8,15 +8,17 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import mmap
 import struct
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 import safetensors.torch
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from safetensors import SafetensorError
 from torch import Tensor
 
 from crad.errors import SnapshotError
@@ -53,15 +55,24 @@ class Manifest(BaseModel):
 
 @dataclass(frozen=True)
 class Message:
-    """Immutable bytes on an exchange."""
+    """Immutable bytes on an exchange. A large body may lie in a file that nobody changes, mapped into memory."""
 
     manifest: bytes
-    body: bytes
+    body: bytes | memoryview
+    file: Path | None = None  # where the body lies, for those who would rather map it than be sent it
 
     @property
     def payload_bytes(self) -> int:
         """What it costs to send this to one receiver."""
         return len(self.manifest) + len(self.body)
+
+
+def message_in_file(manifest: bytes, file: Path) -> Message:
+    """A message whose body stays on disk: readers on this machine share its pages and copy nothing."""
+    with file.open("rb") as handle:
+        # A private mapping: torch wants writable memory, and a write would still never reach the file.
+        body = memoryview(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_COPY))
+    return Message(manifest, body, file)
 
 
 def pack(
@@ -120,21 +131,29 @@ def read_manifest(message: Message, *, sender: int, round_index: int, kind: str)
 
 
 def read_body(message: Message, *, sender: int, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a body whose names, shapes and dtypes equal the expected ones and whose values are finite."""
-    found = _read_header(message.body, sender)
-    for name in sorted({*expected, *found}):
+    """The tensors of a body whose names, shapes and dtypes equal the expected ones and whose values are finite.
+
+    They look into the body, nothing is copied: read them, never write to them.
+    """
+    try:
+        layout = read_layout(message.body)
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise SnapshotError(f"peer {sender} sent a body with a malformed header: {printable(error)}") from error
+    for name in sorted({*expected, *layout}):
         wanted = _describe(expected[name]) if name in expected else "nothing"
-        got = found.get(name, "nothing")
+        got = layout[name].description if name in layout else "nothing"
         if wanted != got:
             raise SnapshotError(f"peer {sender} sent {printable(got)} as tensor {printable(name)!r}, expected {wanted}")
-    try:
-        tensors = safetensors.torch.load(message.body)
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise SnapshotError(f"peer {sender} sent an unreadable body: {printable(error)}") from error
+    tensors = {name: view_tensor(message.body, place) for name, place in layout.items()}
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise SnapshotError(f"peer {sender} sent a non-finite value in tensor {printable(name)!r}")
     return tensors
+
+
+def read_state(stored: bytes | memoryview) -> dict[str, Tensor]:
+    """The tensors of our own safetensors bytes, without a copy."""
+    return {name: view_tensor(stored, place) for name, place in read_layout(stored).items()}
 
 
 def printable(text: object) -> str:
@@ -153,20 +172,70 @@ DTYPE_NAMES = {torch.float32: "F32", torch.float64: "F64", torch.float16: "F16",
 }
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies in a safetensors body."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int  # in the body
+    stop: int
+
+    @property
+    def description(self) -> str:
+        """As `_describe` puts it."""
+        return f"{self.dtype} {list(self.shape)}"
+
+
+def read_layout(body: bytes | memoryview) -> dict[str, Place]:
+    """The header of a safetensors body; refused unless its tensors cover the body exactly, each once.
+
+    Shapes can be compared before any tensor is made, so a lying header cannot ask for memory.
+    """
+    (length,) = struct.unpack_from("<Q", body)
+    if length > len(body) - 8:
+        raise ValueError("the header is longer than the body")
+    header = json.loads(bytes(body[8 : 8 + length]))
+    places = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            dict(entry)
+            continue
+        start, stop = (8 + length + _natural(offset) for offset in entry["data_offsets"])
+        places[name] = Place(entry["dtype"], tuple(map(_natural, entry["shape"])), start, stop)
+    reached = 8 + length
+    for name, place in sorted(places.items(), key=lambda item: (item[1].start, item[1].stop)):
+        size = _DTYPES[place.dtype].itemsize * math.prod(place.shape)
+        if place.start != reached or place.stop - place.start != size:
+            raise ValueError(f"tensor {name!r} is not where its shape says")
+        reached = place.stop
+    if reached != len(body):
+        raise ValueError("the tensors do not fill the body")
+    return places
+
+
+def view_tensor(body: bytes | memoryview, place: Place) -> Tensor:
+    """One tensor of a body, sharing its memory."""
+    dtype = _DTYPES[place.dtype]
+    if place.start == place.stop:
+        return torch.empty(place.shape, dtype=dtype)
+    raw = body[place.start : place.stop]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # "not writable": nobody writes
+        flat = torch.frombuffer(raw, dtype=torch.uint8)
+    if flat.data_ptr() % dtype.itemsize:
+        flat = flat.clone()  # a header of odd length: numbers must lie at multiples of their size
+    return flat.view(dtype).view(place.shape)
+
+
+def _natural(number: object) -> int:
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise ValueError(f"expected a whole number, got {number!r}")
+    return number
+
+
 def _describe(tensor: Tensor) -> str:
     return f"{DTYPE_NAMES.get(tensor.dtype, str(tensor.dtype))} {list(tensor.shape)}"
 
 
-def _read_header(body: bytes, sender: int) -> dict[str, str]:
-    # Shapes are compared before any tensor is made, so a lying header cannot ask for memory.
-    try:
-        (length,) = struct.unpack_from("<Q", body)
-        header = json.loads(body[8 : 8 + length])
-        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        for entry in entries.values():
-            start, stop = entry["data_offsets"]
-            if not (0 <= start <= stop <= len(body)) or math.prod(entry["shape"]) > len(body):
-                raise ValueError("offsets outside the body")
-        return {name: f"{entry['dtype']} {entry['shape']}" for name, entry in entries.items()}
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise SnapshotError(f"peer {sender} sent a body with a malformed header: {printable(error)}") from error
+_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}

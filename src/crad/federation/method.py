@@ -8,7 +8,7 @@ from typing import Any
 
 from crad.aggregation import Rule
 from crad.federation.message import Message
-from crad.federation.peer import Peer
+from crad.federation.peer import Member, Peer
 from crad.federation.teachers import TeacherShelf
 from crad.federation.world import World
 
@@ -43,12 +43,9 @@ class Phase:
     publish: Callable[[Peer, RoundContext], Message] | None = None
 
 
-def one_peer_per_client(world: World) -> list[Peer]:
+def one_member_per_client(world: World) -> list[Member]:
     """The usual roster: client i is peer i with its own shard and architecture."""
-    return [
-        Peer(world, index=client, clients=(client,), architecture=world.architecture_of(client))
-        for client in range(world.experiment.clients)
-    ]
+    return [Member(i, clients=(i,), architecture=world.architecture_of(i)) for i in range(world.experiment.clients)]
 
 
 @dataclass(frozen=True)
@@ -57,5 +54,5 @@ class Method:
 
     name: str
     phases: tuple[Phase, ...]
-    roster: Callable[[World], list[Peer]] = one_peer_per_client
+    roster: Callable[[World], list[Member]] = one_member_per_client
     rule: Rule | None = None  # how it combines teachers, where it does; what `crad explain` traces

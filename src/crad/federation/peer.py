@@ -1,12 +1,19 @@
-"""A peer: its model, its private data, and what it knows about itself. The one thing that changes in a run."""
+"""A peer: its model, its private data, and what it knows about itself. The one thing that changes in a run.
+
+A `Member` is its place on the roster, a `Standing` how it does, a `Peer` the member at work. Between two pieces of
+work a peer is only its `state`, on disk.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from crad.data.partition import Shard
@@ -30,28 +37,69 @@ class Standing:
     overall: ClassScore | None = None  # on the data set's own test images
 
 
-class Peer:
-    """One member of the roster. Usually holds one shard; the centralised ceiling holds them all."""
+def standing_to_json(standing: Standing) -> dict[str, Any]:
+    """As a plain dictionary; floats survive JSON exactly."""
+    local, overall = standing.local, standing.overall
+    return {
+        "validation": [vars(score) for score in standing.validation],
+        "local": None if local is None else [vars(score) for score in local],
+        "overall": None if overall is None else vars(overall),
+    }
 
-    def __init__(self, world: World, *, index: int, clients: tuple[int, ...], architecture: Architecture) -> None:
+
+def standing_from_json(entry: Mapping[str, Any]) -> Standing:
+    """What `standing_to_json` wrote."""
+    local, overall = entry["local"], entry["overall"]
+    return Standing(
+        validation=tuple(_score_from_json(score) for score in entry["validation"]),
+        local=None if local is None else tuple(_score_from_json(score) for score in local),
+        overall=None if overall is None else _score_from_json(overall),
+    )
+
+
+def _score_from_json(entry: Mapping[str, Any]) -> ClassScore:
+    return ClassScore(
+        counts=tuple(entry["counts"]),
+        hits=tuple(entry["hits"]),
+        cross_entropy_sums=tuple(entry["cross_entropy_sums"]),
+    )
+
+
+@dataclass(frozen=True)
+class Member:
+    """A place on the roster: whose shards, which network. Costs nothing until it is at work."""
+
+    index: int
+    clients: tuple[int, ...]  # usually one; the centralised ceiling holds all shards, a generator none
+    architecture: Architecture
+
+
+class Peer:
+    """A member at work: its model, optimiser and private data in memory."""
+
+    def __init__(self, world: World, member: Member, *, model: nn.Module | None = None) -> None:
+        """Begins with the member's first weights, or with a model whose weights `load_state` will overwrite."""
         self.world = world
-        self.index = index
-        self.clients = clients
-        self.architecture = architecture
-        experiment = world.experiment
-        self.model = new_model(world, architecture, seed=torch_seed(experiment.seed, "peer", index, "weights"))
-        self.optimizer = make_optimizer(self.model, experiment)
-        shards = [world.shards[client] for client in clients]
-        nothing = np.empty(0, dtype=np.int64)  # a roster member may own no data at all
-        self.train = world.images(np.concatenate([nothing, *(shard.train for shard in shards)]))
-        self._halves = [_halves(world, shard) for shard in shards]
-        self._count_noise = self._draw_count_noise()
-        self.standing = self._validate()
+        self.index, self.clients, self.architecture = member.index, member.clients, member.architecture
+        seed = torch_seed(world.experiment.seed, "peer", member.index, "weights")
+        self.model = new_model(world, member.architecture, seed=seed) if model is None else model
+        self.optimizer = make_optimizer(self.model, world.experiment)
+        self.standing = Standing(validation=())
 
     @property
     def num_classes(self) -> int:
         """C, the number of classes."""
         return self.world.num_classes
+
+    @cached_property
+    def train(self) -> ImageSet:
+        """The training part of its shards."""
+        nothing = np.empty(0, dtype=np.int64)  # a roster member may own no data at all
+        return self.world.images(np.concatenate([nothing, *(shard.train for shard in self._shards)]))
+
+    @property
+    def _shards(self) -> list[Shard]:
+        return [self.world.shards[client] for client in self.clients]
 
     def snapshot(self, round_index: int, *, with_cross_entropy: bool = False) -> Message:
         """The frozen model with its class statistics, as bytes."""
@@ -66,13 +114,7 @@ class Peer:
 
     def statistics(self, *, with_cross_entropy: bool = False) -> Statistics:
         """What the peer says of itself per class, from its validation half; counts noised if private."""
-        own = _sum_scores(self.standing.validation)
-        counts = np.maximum(0.0, np.asarray(own.counts, dtype=np.float64) + self._count_noise)
-        return Statistics(
-            counts=tuple(counts.tolist()),
-            accuracies=tuple(own.class_accuracies()),
-            cross_entropies=tuple(own.class_cross_entropies()) if with_cross_entropy else None,
-        )
+        return class_statistics(self.world, self.index, self.standing, with_cross_entropy=with_cross_entropy)
 
     def revalidate(self) -> None:
         """Measure the model after it has learned; its test results are stale from now on."""
@@ -84,7 +126,7 @@ class Peer:
             return
         self.standing = Standing(
             validation=self.standing.validation,
-            local=tuple(self._score(test) for _, test in self._halves),
+            local=tuple(self._score(self.world.images(shard.test)) for shard in self._shards),
             overall=self._score(self.world.global_test),
         )
 
@@ -108,18 +150,30 @@ class Peer:
         self.standing = standing
 
     def _validate(self) -> Standing:
-        return Standing(validation=tuple(self._score(validation) for validation, _ in self._halves))
+        return Standing(validation=tuple(self._score(self.world.images(shard.validation)) for shard in self._shards))
 
     def _score(self, images: ImageSet) -> ClassScore:
         return score(self.model, images, preparation=self.world.preparation, num_classes=self.num_classes)
 
-    def _draw_count_noise(self) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-        # One draw per client, class and run: counts do not change over the rounds, so neither may the noise.
-        epsilon = self.world.experiment.private_counts
-        if epsilon is None:
-            return np.zeros(self.num_classes)
-        rng = stream(self.world.experiment.seed, "peer", self.index, "private-counts")
-        return rng.laplace(scale=1 / epsilon, size=self.num_classes)
+
+def class_statistics(world: World, peer: int, standing: Standing, *, with_cross_entropy: bool = False) -> Statistics:
+    """What a peer publishes of itself per class, from its validation half; counts noised if private."""
+    own = _sum_scores(standing.validation)
+    counts = np.maximum(0.0, np.asarray(own.counts, dtype=np.float64) + count_noise(world, peer))
+    return Statistics(
+        counts=tuple(counts.tolist()),
+        accuracies=tuple(own.class_accuracies()),
+        cross_entropies=tuple(own.class_cross_entropies()) if with_cross_entropy else None,
+    )
+
+
+def count_noise(world: World, peer: int) -> NDArray[np.float64]:
+    """One draw per client, class and run: counts do not change over the rounds, so neither may the noise."""
+    epsilon = world.experiment.private_counts
+    if epsilon is None:
+        return np.zeros(world.num_classes)
+    rng = stream(world.experiment.seed, "peer", peer, "private-counts")
+    return rng.laplace(scale=1 / epsilon, size=world.num_classes)
 
 
 def new_model(world: World, architecture: Architecture, *, seed: int) -> nn.Module:
@@ -132,10 +186,6 @@ def new_model(world: World, architecture: Architecture, *, seed: int) -> nn.Modu
         seed=seed,
     )
     return model.to(device=world.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
-
-
-def _halves(world: World, shard: Shard) -> tuple[ImageSet, ImageSet]:
-    return world.images(shard.validation), world.images(shard.test)
 
 
 def _sum_scores(scores: tuple[ClassScore, ...]) -> ClassScore:

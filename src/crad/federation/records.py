@@ -5,57 +5,65 @@ Accuracies are in percent. What depends on the clock or the machine stands under
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from crad.federation.method import Learned
-from crad.federation.peer import Peer, Standing
+from crad.federation.roster import Place, Roster
 from crad.federation.rounds import Round
 from crad.learning.evaluation import ClassScore
 
 Record = dict[str, Any]
 
 
-def round_record(done: Round, peers: Sequence[Peer]) -> Record:
-    """The line of `rounds.jsonl` for a finished round."""
-    clients = [client for peer in peers for client in client_records(peer, done.learned.get(peer.index))]
-    for client in clients:
-        client["sent_bytes"] = done.sent_bytes.get(client["client"], 0)
-        client["received_bytes"] = done.received_bytes.get(client["client"], 0)
+def round_record(done: Round, roster: Roster) -> Record:
+    """The line of `rounds.jsonl` for a finished round.
+
+    `clients` lists those whose figures are new: in the first round everybody, later those that took part or were
+    tested. The others stand as in their last entry (`crad.results.selection.clients_at`); all count in the means.
+    """
+    measured = set(done.measured)
+    clients = []
+    for place in (place for place in roster if place.index in measured):
+        for entry in client_records(place, done.learned.get(place.index)):
+            sent, received = done.sent_bytes.get(place.index, 0), done.received_bytes.get(place.index, 0)
+            clients.append({**entry, "sent_bytes": sent, "received_bytes": received})
+    standings = [place.measured for place in roster]
+    local = [score for standing in standings for score in standing.local or ()]
+    overall = [standing.overall for standing in standings for _ in standing.validation if standing.overall]
     return {
         "round": done.index,
         "active": list(done.active),
         "missing": {str(index): absent for index, absent in done.missing.items()},
-        "validation_accuracy": mean_of(clients, "validation_accuracy"),
-        "local_accuracy": mean_of(clients, "local_accuracy") if done.is_tested else None,
-        "global_accuracy": mean_of(clients, "global_accuracy") if done.is_tested else None,
+        "validation_accuracy": _mean([score for standing in standings for score in standing.validation]),
+        "local_accuracy": _mean(local) if done.is_tested else None,
+        "global_accuracy": _mean(overall) if done.is_tested else None,
         "payload_bytes": sum(done.sent_bytes.values()),
         "clients": clients,
         "timing": {"seconds": done.seconds, "peak_memory_bytes": done.peak_memory_bytes},
     }
 
 
-def client_records(peer: Peer, learned: Learned | None) -> list[Record]:
+def client_records(place: Place, learned: Learned | None) -> list[Record]:
     """One entry per client behind a peer: accuracies, hits per class, losses, whom it trusted."""
-    standing = peer.standing
-    return [_client_record(peer, client, place, standing, learned) for place, client in enumerate(peer.clients)]
+    return [_client_record(place, client, part, learned) for part, client in enumerate(place.member.clients)]
 
 
-def mean_of(clients: Sequence[Mapping[str, Any]], key: str) -> float:
-    """Mean of one figure over all clients."""
-    return float(sum(client[key] for client in clients) / len(clients))
+def _mean(scores: Sequence[ClassScore]) -> float:
+    return sum(score.accuracy for score in scores) / len(scores)
 
 
-def _client_record(peer: Peer, client: int, place: int, standing: Standing, learned: Learned | None) -> Record:
-    local = None if standing.local is None else standing.local[place]
+def _client_record(place: Place, client: int, part: int, learned: Learned | None) -> Record:
+    standing = place.measured
+    local = None if standing.local is None else standing.local[part]
     return {
         "client": client,
-        "architecture": peer.architecture.id,
+        "architecture": place.member.architecture.id,
         "is_active": learned is not None,
-        "validation_accuracy": standing.validation[place].accuracy,
+        "validation_accuracy": standing.validation[part].accuracy,
         "local_accuracy": None if local is None else local.accuracy,
         "global_accuracy": None if standing.overall is None else standing.overall.accuracy,
-        "validation": _hits(standing.validation[place]),
+        "validation": _hits(standing.validation[part]),
         "local": None if local is None else _hits(local),
         "global": None if standing.overall is None else _hits(standing.overall),
         "losses": {} if learned is None else learned.losses,

@@ -3,41 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
 
-from crad.errors import RunError
 from crad.federation.exchange import Exchange
-from crad.federation.memory import peak_memory_bytes
-from crad.federation.method import Learned, Method, Phase, RoundContext
-from crad.federation.peer import Peer
-from crad.federation.teachers import TeacherShelf
-from crad.learning.device import repeatable
-from crad.randomness import stream, torch_seed
+from crad.federation.message import message_in_file
+from crad.federation.method import Learned, Method, Phase
+from crad.federation.roster import Place, Roster
+from crad.federation.work import Engine, Outcome, Task, Verb
+from crad.randomness import stream
 
-T = TypeVar("T")
-
-
-class Engine(Protocol):
-    """Runs the same work for several peers; the order and the place must not matter."""
-
-    def each(self, work: Callable[[Peer], T], peers: Sequence[Peer]) -> Iterator[T]:
-        """Results in the order of the peers."""
-        ...
+Stage = Literal["measuring", "learning", "testing"]
 
 
 @dataclass(frozen=True)
 class Step:
-    """One peer has finished learning and been validated: what a progress display needs."""
+    """One peer has been measured, has learned or has been tested: what a progress display needs."""
 
+    stage: Stage
     round_index: int
     rounds: int
-    position: int  # of this peer among the active, from 1
-    active: int
+    position: int  # how many peers of this stage are done
+    total: int
     client: int
-    loss: float
-    validation_accuracy: float
+    loss: float = float("nan")
+    validation_accuracy: float = float("nan")
 
 
 @dataclass(frozen=True)
@@ -51,124 +43,168 @@ class Round:
     sent_bytes: dict[int, int]
     received_bytes: dict[int, int]
     is_tested: bool
+    measured: tuple[int, ...]  # whose figures are new since the round before
     seconds: float
     peak_memory_bytes: int
+
+
+OnStep = Callable[[Step], None]
 
 
 class Rounds:
     """All rounds of one experiment over one roster."""
 
-    def __init__(self, method: Method, peers: Sequence[Peer], *, exchange: Exchange, engine: Engine) -> None:
+    def __init__(self, method: Method, roster: Roster, *, exchange: Exchange, engine: Engine) -> None:
         self._method = method
-        self._peers = peers
+        self._roster = roster
         self._exchange = exchange
         self._engine = engine
-        self._experiment = peers[0].world.experiment
-        self._shelf = TeacherShelf(peers[0].world)
+        self._experiment = roster.world.experiment
+        self._pace: dict[tuple[str, str], float] = {}  # seconds per sample, by verb and architecture
 
-    def run(self, *, after: int = 0, on_step: Callable[[Step], None] | None = None) -> Iterator[Round]:
-        """The rounds after a given one, in order; the peers are up to date whenever a round is yielded."""
+    def run(self, *, after: int = 0, on_step: OnStep = lambda step: None) -> Iterator[Round]:
+        """The rounds after a given one, in order; the roster is up to date whenever a round is yielded."""
+        self._measure(on_step)
         for round_index in range(after + 1, self._experiment.rounds + 1):
-            yield self._run_one(round_index, on_step or (lambda step: None))
+            yield self._run_one(round_index, on_step)
 
-    def _run_one(self, round_index: int, on_step: Callable[[Step], None]) -> Round:
+    def _run_one(self, round_index: int, on_step: OnStep) -> Round:
         started = time.perf_counter()
-        active = draw_active(self._peers, self._experiment.active, seed=self._experiment.seed, round_index=round_index)
+        drawn = draw_active(len(self._roster), self._experiment.active, self._experiment.seed, round_index)
+        active = tuple(list(self._roster)[i].index for i in drawn)
         sent_before, received_before = dict(self._exchange.ledger.sent), dict(self._exchange.ledger.received)
         learned: dict[int, Learned] = {}
         missing: dict[int, list[int]] = {}
         following = [*self._method.phases[1:], None]
-        for phase, after in zip(self._method.phases, following, strict=True):
+        for number, (phase, after) in enumerate(zip(self._method.phases, following, strict=True)):
+            self._publish(number, phase, active, round_index)
             # Statistics are published with the weights they were measured on.
             is_measured = after is None or after.publish is not None
-            self._publish(phase, active, round_index)
-            for peer, report, absent in self._learn(phase, active, round_index, is_measured=is_measured):
-                learned[peer.index] = _merge(learned.get(peer.index), report)
-                if absent:
-                    missing[peer.index] = sorted({*missing.get(peer.index, []), *absent})
+            tasks, absent = self._learning(number, phase, active, round_index, is_measured=is_measured)
+            missing |= {index: sorted({*missing.get(index, []), *those}) for index, those in absent.items()}
+            for position, outcome in enumerate(self._engine.each(tasks), start=1):
+                self._take(outcome, number, round_index)
+                assert outcome.learned is not None, "learning reports"
+                learned[outcome.peer] = _merge(learned.get(outcome.peer), outcome.learned)
                 if after is None:
-                    on_step(self._step(peer, learned[peer.index], round_index, active))
+                    on_step(self._step("learning", round_index, position, len(tasks), outcome))
+        self._roster.forget_messages(before=round_index)
         is_tested = round_index % self._experiment.eval_every == 0 or round_index == self._experiment.rounds
-        if is_tested:
-            self._test(round_index)
+        tested = self._test(round_index, on_step) if is_tested else []
+        first = [place.index for place in self._roster] if round_index == 1 else []
         ledger = self._exchange.ledger
         return Round(
             index=round_index,
-            active=tuple(peer.index for peer in active),
-            learned=learned,
-            missing=missing,
-            sent_bytes={p.index: ledger.sent[p.index] - sent_before.get(p.index, 0) for p in self._peers},
-            received_bytes={p.index: ledger.received[p.index] - received_before.get(p.index, 0) for p in self._peers},
+            active=active,
+            learned={index: learned[index] for index in active},
+            missing={index: missing[index] for index in active if index in missing},
+            sent_bytes={p.index: ledger.sent[p.index] - sent_before.get(p.index, 0) for p in self._roster},
+            received_bytes={p.index: ledger.received[p.index] - received_before.get(p.index, 0) for p in self._roster},
             is_tested=is_tested,
+            measured=tuple(sorted({*active, *tested, *first})),
             seconds=time.perf_counter() - started,
-            peak_memory_bytes=peak_memory_bytes(self._peers[0].world.device),
+            peak_memory_bytes=self._engine.peak_memory_bytes(),
         )
 
-    def _publish(self, phase: Phase, active: Sequence[Peer], round_index: int) -> None:
+    def _measure(self, on_step: OnStep) -> None:
+        """Everybody's first standing: the metrics average over all clients, also those that are never drawn."""
+        new = [place for place in self._roster if place.standing is None]
+        tasks = [self._task("begin", place) for place in new]
+        for position, outcome in enumerate(self._engine.each(tasks), start=1):
+            self._roster.update(outcome.peer, standing=outcome.standing)
+            on_step(self._step("measuring", 0, position, len(tasks), outcome))
+
+    def _publish(self, number: int, phase: Phase, active: Sequence[int], round_index: int) -> None:
         # Everybody publishes before anybody learns: round r-1 snapshots hold by construction.
         if phase.publish is None:
             return
-        context = RoundContext(round_index, self._shelf)
-        for peer in active:
-            message = phase.publish(peer, context)
-            self._exchange.publish(round_index, sender=peer.index, kind=phase.kind, message=message)
+        folder = self._roster.messages_of(round_index)
+        folder.mkdir(exist_ok=True)
+        files = {i: folder / f"peer-{i:04d}-phase-{number}.safetensors" for i in active}
+        tasks = [self._task("publish", self._roster[i], round_index, number, save_to=files[i]) for i in active]
+        manifests = {outcome.peer: outcome.manifest for outcome in self._engine.each(tasks)}
+        for index in active:
+            message = message_in_file(manifests[index] or b"", files[index])
+            self._exchange.publish(round_index, sender=index, kind=phase.kind, message=message)
 
-    def _learn(
-        self, phase: Phase, active: Sequence[Peer], round_index: int, *, is_measured: bool
-    ) -> Iterator[tuple[Peer, Learned, list[int]]]:
-        context = RoundContext(round_index, self._shelf)
+    def _learning(
+        self, number: int, phase: Phase, active: Sequence[int], round_index: int, *, is_measured: bool
+    ) -> tuple[list[Task], dict[int, list[int]]]:
+        tasks, missing = [], {}
+        for index in active:
+            others = [other for other in active if other != index] if phase.publish else []
+            got, absent = self._exchange.collect(round_index, receiver=index, peers=others, kind=phase.kind)
+            save_to = self._roster.new_state(index, round_index=round_index, phase=number)
+            task = self._task("learn", self._roster[index], round_index, number, save_to=save_to)
+            tasks.append(replace(task, messages=got, is_measured=is_measured))
+            if absent:
+                missing[index] = absent
+        return tasks, missing
 
-        def work(peer: Peer) -> tuple[Peer, Learned, list[int]]:
-            others = [other.index for other in active if other is not peer] if phase.publish else []
-            got, absent = self._exchange.collect(round_index, receiver=peer.index, peers=others, kind=phase.kind)
-            seed = torch_seed(self._experiment.seed, *context.purpose(peer, phase.kind, "torch"))
-            with repeatable(seed, peer.world.device):
-                report = phase.learn(peer, got, context)
-                _check_converging(peer, report.losses, round_index)
-                if is_measured:
-                    peer.revalidate()
-                    sums = [total for one in peer.standing.validation for total in one.cross_entropy_sums]
-                    _check_converging(peer, {"validation": sum(sums)}, round_index)
-            return peer, report, absent
+    def _test(self, round_index: int, on_step: OnStep) -> list[int]:
+        """Both metrics of everybody whose model has moved since they were last measured."""
+        stale = [place for place in self._roster if place.measured.overall is None and place.member.clients]
+        tasks = [self._task("test", place, round_index) for place in stale]
+        for position, outcome in enumerate(self._engine.each(tasks), start=1):
+            self._roster.update(outcome.peer, standing=outcome.standing)
+            self._note_pace(outcome)
+            on_step(self._step("testing", round_index, position, len(tasks), outcome))
+        return [place.index for place in stale]
 
-        return self._engine.each(work, active)
+    def _task(
+        self, verb: Verb, place: Place, round_index: int = 0, phase: int = 0, *, save_to: Path | None = None
+    ) -> Task:
+        return Task(
+            verb,
+            place.index,
+            place.standing,
+            place.state,
+            round_index=round_index,
+            phase=phase,
+            save_to=save_to,
+            cost=self._expected_seconds(verb, place),
+        )
 
-    def _test(self, round_index: int) -> None:
-        def work(peer: Peer) -> None:
-            with repeatable(torch_seed(self._experiment.seed, "test", round_index), peer.world.device):
-                peer.test()
+    def _take(self, outcome: Outcome, phase: int, round_index: int) -> None:
+        state = self._roster.new_state(outcome.peer, round_index=round_index, phase=phase)
+        self._roster.update(outcome.peer, standing=outcome.standing, state=state)
+        self._note_pace(outcome)
 
-        for _ in self._engine.each(work, self._peers):
-            pass
+    def _samples(self, place: Place) -> int:
+        return sum(len(self._roster.world.shards[client].train) for client in place.member.clients)
 
-    def _step(self, peer: Peer, learned: Learned, round_index: int, active: Sequence[Peer]) -> Step:
+    def _note_pace(self, outcome: Outcome) -> None:
+        place = self._roster[outcome.peer]
+        key = (outcome.verb, place.member.architecture.id)
+        self._pace[key] = outcome.seconds / max(1, self._samples(place))
+
+    def _expected_seconds(self, verb: Verb, place: Place) -> float:
+        # An architecture that has not been timed yet counts as slow as the slowest: better begun early than late.
+        known = [pace for (what, _), pace in self._pace.items() if what == verb]
+        pace = self._pace.get((verb, place.member.architecture.id), max(known, default=1.0))
+        return pace * self._samples(place)
+
+    def _step(self, stage: Stage, round_index: int, position: int, total: int, outcome: Outcome) -> Step:
+        accuracies = [score.accuracy for score in outcome.standing.validation]
+        losses = {} if outcome.learned is None else outcome.learned.losses
         return Step(
+            stage=stage,
             round_index=round_index,
             rounds=self._experiment.rounds,
-            position=1 + [other.index for other in active].index(peer.index),
-            active=len(active),
-            client=peer.index,
-            loss=learned.losses.get("total", float("nan")),
-            validation_accuracy=_mean([score.accuracy for score in peer.standing.validation]),
+            position=position,
+            total=total,
+            client=outcome.peer,
+            loss=losses.get("total", float("nan")),
+            validation_accuracy=sum(accuracies) / len(accuracies) if accuracies else float("nan"),
         )
 
 
-def draw_active(peers: Sequence[Peer], active: int | None, *, seed: int, round_index: int) -> list[Peer]:
-    """The clients of a round, drawn without replacement; everybody when no number is set."""
-    if active is None or active >= len(peers):
-        return list(peers)
-    chosen = stream(seed, "round", round_index, "participation").choice(len(peers), size=active, replace=False)
-    return [peers[i] for i in sorted(chosen.tolist())]
-
-
-def _check_converging(peer: Peer, losses: Mapping[str, float], round_index: int) -> None:
-    wrong = {name: value for name, value in losses.items() if not abs(value) < float("inf")}
-    if wrong:
-        name, value = next(iter(wrong.items()))
-        raise RunError(
-            f"client {peer.index} ({peer.architecture}) diverged in round {round_index}: its {name} loss is {value}; "
-            f"lower lr (now {peer.world.experiment.lr:g}) or clip_norm (now {peer.world.experiment.clip_norm:g})"
-        )
+def draw_active(members: int, active: int | None, seed: int, round_index: int) -> list[int]:
+    """The members of a round, drawn without replacement; everybody when no number is set."""
+    if active is None or active >= members:
+        return list(range(members))
+    chosen = stream(seed, "round", round_index, "participation").choice(members, size=active, replace=False)
+    return sorted(chosen.tolist())
 
 
 def _merge(before: Learned | None, now: Learned) -> Learned:
@@ -176,7 +212,3 @@ def _merge(before: Learned | None, now: Learned) -> Learned:
         return now
     notes: dict[str, Any] = {**before.notes, **now.notes}
     return Learned({**before.losses, **now.losses}, {**before.trust, **now.trust}, notes)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else float("nan")

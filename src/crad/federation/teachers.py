@@ -10,7 +10,10 @@ from crad.errors import SnapshotError
 from crad.federation.message import Message, Statistics, printable, read_body, read_manifest
 from crad.federation.peer import SNAPSHOT, new_model
 from crad.federation.world import World
+from crad.learning.teachers import PreparedTeacher, TeacherEngine
 from crad.models import Architecture
+
+PREPARED_BYTES = 64 * 2**20  # of prepared teachers kept for the next student of the round
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,7 @@ class Snapshot:
     """A peer's frozen model as received: safe to load, not yet loaded."""
 
     peer: int
+    round_index: int
     architecture: str
     statistics: Statistics
     tensors: dict[str, Tensor]
@@ -30,13 +34,19 @@ class TeacherShelf:
         self._world = world
         self._allowed = {world.architecture_of(i).id for i in range(world.experiment.clients)}
         self._models: dict[str, nn.Module] = {}
-        self._decoded: dict[int, tuple[Message, int, Snapshot]] = {}
+        self._decoded: dict[int, tuple[Message, Snapshot]] = {}
+        self._prepared: dict[int, tuple[Snapshot, PreparedTeacher]] = {}
+        self._engine = TeacherEngine(
+            device=world.device,
+            precision=world.experiment.teacher_precision,
+            expected_samples=_expected_samples(world),
+        )
 
     def decode(self, message: Message, *, sender: int, round_index: int) -> Snapshot:
         """The snapshot in a message; refused unless sender, round, architecture, shapes and values are right."""
         known = self._decoded.get(sender)
-        if known is not None and known[0] is message and known[1] == round_index:
-            return known[2]
+        if known is not None and known[1].round_index == round_index and _is_same(known[0], message):
+            return known[1]
         manifest = read_manifest(message, sender=sender, round_index=round_index, kind=SNAPSHOT)
         if manifest.architecture not in self._allowed:
             # Names outside the settings are never looked up: resolving one may import code.
@@ -47,23 +57,50 @@ class TeacherShelf:
         statistics = _check_statistics(manifest.statistics, sender=sender, num_classes=self._world.num_classes)
         expected = self._model(manifest.architecture).state_dict()
         tensors = read_body(message, sender=sender, expected=expected)
-        if any(round_ != round_index for _, round_, _ in self._decoded.values()):
-            self._decoded.clear()  # last round's teachers, also of peers that are not active now
-        snapshot = Snapshot(sender, manifest.architecture, statistics, tensors)
-        self._decoded[sender] = (message, round_index, snapshot)
+        self._forget_rounds_before(round_index)
+        snapshot = Snapshot(sender, round_index, manifest.architecture, statistics, tensors)
+        self._decoded[sender] = (message, snapshot)
         return snapshot
 
-    def lend(self, snapshot: Snapshot) -> nn.Module:
-        """The teacher, ready to run until the next one of its architecture is lent."""
+    def lend(self, snapshot: Snapshot) -> PreparedTeacher:
+        """The teacher, ready to run. Small ones stay prepared for the next student; large ones come one at a time."""
+        known = self._prepared.get(snapshot.peer)
+        if known is not None and known[0] is snapshot:
+            return known[1]
         model = self._model(snapshot.architecture)
         model.load_state_dict(snapshot.tensors)
-        return model
+        prepared = self._engine.prepare(model, key=snapshot.architecture)
+        held = sum(other.nbytes for _, other in self._prepared.values())
+        if held + prepared.nbytes <= PREPARED_BYTES:
+            self._prepared[snapshot.peer] = (snapshot, prepared)
+        return prepared
+
+    def _forget_rounds_before(self, round_index: int) -> None:
+        # Last round's teachers, also of peers that are not active now.
+        if any(snapshot.round_index != round_index for _, snapshot in self._decoded.values()):
+            self._decoded.clear()
+            self._prepared.clear()
 
     def _model(self, architecture: str) -> nn.Module:
         if architecture not in self._models:
             model = new_model(self._world, Architecture.parse(architecture), seed=0)
             self._models[architecture] = model.eval().requires_grad_(False)
         return self._models[architecture]
+
+
+def _is_same(known: Message, message: Message) -> bool:
+    """Without reading the body again: the very bytes, or the same file, which nobody changes."""
+    is_same_file = known.file is not None and known.file == message.file
+    return known.manifest == message.manifest and (known.body is message.body or is_same_file)
+
+
+def _expected_samples(world: World) -> int:
+    """How many inputs one architecture's teachers will see in the whole run, about: what a compiler must earn on."""
+    experiment = world.experiment
+    active = experiment.active or experiment.clients
+    images = sum(len(shard.train) for shard in world.shards) * active // max(1, experiment.clients)
+    teachers = (active - 1) / len(experiment.models)
+    return int(images * teachers * experiment.local_epochs * experiment.rounds)
 
 
 def _quoted(architecture: str | None) -> str:

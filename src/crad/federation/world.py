@@ -59,10 +59,13 @@ class World:
         return class_counts(self.dataset.train_labels, num_classes=self.num_classes, parts=parts)
 
 
-def build_world(experiment: Experiment) -> World:
-    """Load, limit, take out the proxy images, divide. Everything that can be refused is refused here."""
+def build_world(experiment: Experiment, dataset: Dataset | None = None) -> World:
+    """Load, limit, take out the proxy images, divide. Everything that can be refused is refused here.
+
+    Another process of the same run hands over the data set as it was loaded and limited there.
+    """
     device = choose_device(experiment.device)
-    dataset = load_dataset(
+    dataset = dataset or load_dataset(
         experiment.dataset,
         train_limit=experiment.train_limit,
         test_limit=experiment.test_limit,

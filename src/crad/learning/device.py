@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,6 +22,26 @@ def choose_device(wanted: Device) -> str:
         present = ", ".join(name for name, is_there in available.items() if is_there)
         raise ConfigError(f"device {wanted!r} is not available on this machine; available: {present}")
     return wanted
+
+
+# Freed activations stay with the process instead of being returned and faulted in again by the next batch.
+MALLOC_SETTINGS = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": "20000000000",
+    "MALLOC_TOP_PAD_": "268435456",
+}
+_MALLOPT_CODES = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_TOP_PAD_": -2, "MALLOC_MMAP_MAX_": -4}
+
+
+def tune_malloc() -> bool:
+    """The same settings for a process that is already running, where the C library is glibc."""
+    if sys.platform != "linux":
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    limit = 2**31 - 1  # mallopt takes a C int
+    return all(mallopt(_MALLOPT_CODES[name], min(int(value), limit)) for name, value in MALLOC_SETTINGS.items())
 
 
 @contextmanager

@@ -8,23 +8,38 @@ Shapes: K teachers, B samples, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 TEACHER_BATCH = 64  # larger ones are slower on a CPU
 
-Teacher = Callable[[], nn.Module]  # gives the frozen model, ready to run; the next call may reuse its memory
+Run = Callable[[Tensor], Tensor]
 
 
-@torch.no_grad()
-def teacher_logits(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Logits of one frozen teacher in evaluation mode, [B,C]. Eq. 1."""
-    model.eval()
-    return torch.cat([model(chunk) for chunk in torch.split(inputs, TEACHER_BATCH)])
+class PreparedTeacher:
+    nbytes = 0
+
+    def __init__(self, model):
+        import copy
+
+        self.model = copy.deepcopy(model)
+        self.nbytes = sum(t.nbytes for t in model.state_dict().values())
+
+    @torch.no_grad()
+    def __call__(self, inputs):
+        return torch.cat([self.model(chunk) for chunk in torch.split(inputs, TEACHER_BATCH)])
 
 
-def soft_predictions(teachers: Sequence[Teacher], inputs: Tensor, *, temperature: float) -> Tensor:
+class TeacherEngine:
+    def __init__(self, *, device, precision="fp32", expected_samples=0):
+        pass
+
+    def prepare(self, model, *, key):
+        return PreparedTeacher(model)
+
+
+def soft_predictions(teachers, inputs: Tensor, *, temperature: float) -> Tensor:
     """Softened class probabilities of every teacher on the same inputs, [K,B,C]. Eq. 2."""
-    return torch.stack([torch.softmax(teacher_logits(teacher(), inputs) / temperature, dim=1) for teacher in teachers])
+    return torch.stack([torch.softmax(teacher()(inputs) / temperature, dim=1) for teacher in teachers])

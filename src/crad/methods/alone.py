@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from crad.federation.message import Message
 from crad.federation.method import Learned, Method, Phase, RoundContext
-from crad.federation.peer import Peer
+from crad.federation.peer import Member, Peer
 from crad.federation.world import World
 from crad.learning.epoch import Block
 from crad.learning.losses import private_loss
@@ -26,11 +26,10 @@ def train_alone(peer: Peer, messages: Mapping[int, Message], context: RoundConte
     return Learned(train_epochs(peer, context, loss_for=loss_for))
 
 
-def one_peer_for_all(world: World) -> list[Peer]:
+def one_member_for_all(world: World) -> list[Member]:
     """A roster of one that holds every shard."""
-    clients = tuple(range(world.experiment.clients))
-    return [Peer(world, index=0, clients=clients, architecture=world.architecture_of(0))]
+    return [Member(0, clients=tuple(range(world.experiment.clients)), architecture=world.architecture_of(0))]
 
 
 LOCAL = Method("local", phases=(Phase("alone", learn=train_alone),))
-CENTRALIZED = Method("centralized", phases=(Phase("alone", learn=train_alone),), roster=one_peer_for_all)
+CENTRALIZED = Method("centralized", phases=(Phase("alone", learn=train_alone),), roster=one_member_for_all)

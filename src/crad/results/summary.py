@@ -12,16 +12,18 @@ from typing import Any
 
 from crad.config import Experiment
 from crad.federation.records import Record
-from crad.results.selection import best_round
+from crad.results.selection import best_round, clients_at
 
 SCHEMA = 1
 
 
-def summarise(experiment: Experiment, *, rounds: Sequence[Record], partition: Mapping[str, Any], device: str) -> Record:
+def summarise(
+    experiment: Experiment, *, rounds: Sequence[Record], partition: Mapping[str, Any], device: str, workers: int = 1
+) -> Record:
     """The summary of a complete run; accuracies in percent, means over all clients."""
     best = best_round(rounds)
     assert best is not None, "the last round is always tested"
-    clients = best["clients"]
+    clients = clients_at(rounds, best["round"])
     return {
         "schema": SCHEMA,
         "method": experiment.method,
@@ -53,7 +55,7 @@ def summarise(experiment: Experiment, *, rounds: Sequence[Record], partition: Ma
         "test_images": partition["global_test_size"],
         "proxy_size": partition["proxy_size"],
         "data_sha256": partition["data_sha256"],
-        "hardware": hardware(device),
+        "hardware": {**hardware(device), "workers": workers},
         "versions": versions(),
     }
 

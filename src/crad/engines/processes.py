@@ -1,0 +1,196 @@
+"""One single-threaded process per core. Tasks go out longest first; a worker that dies is replaced, its task redone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from socket import socketpair
+from typing import IO, Any
+
+import crad
+from crad import errors
+from crad.engines.arrays import describe_dataset, write_arrays
+from crad.engines.wire import outcome_from_bytes, task_to_bytes
+from crad.errors import RunError
+from crad.federation.memory import peak_memory_bytes
+from crad.federation.work import Outcome, Task
+from crad.federation.world import World
+from crad.learning.device import MALLOC_SETTINGS
+
+MAX_DEATHS = 3  # of workers over one task, before the run is given up
+GRACE_SECONDS = 5.0  # for a worker to end when told to
+
+
+class ProcessEngine:
+    """Keeps a fixed number of worker processes busy."""
+
+    def __init__(self, world: World, *, workers: int, notice: Callable[[str], None] = lambda text: None) -> None:
+        self._world = world
+        self._notice = notice
+        self._peaks: Counter[int] = Counter()
+        # Without a name from the start: nothing is left behind, however this process ends.
+        self._data: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed in `close`
+        self._order = json.dumps(
+            {
+                "experiment": world.experiment.model_dump(),
+                "path": [str(Path(entry).absolute()) for entry in sys.path],
+                "arrays": write_arrays(world.dataset, self._data),
+                "dataset": describe_dataset(world.dataset),
+            }
+        ).encode()
+        self.workers = workers
+        self._workers = [self._start() for _ in range(workers)]
+
+    def each(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+        """The outcomes as they come."""
+        waiting = deque(sorted(tasks, key=lambda task: -task.cost))
+        deaths: Counter[int] = Counter()
+        try:
+            while waiting or any(worker.task for worker in self._workers):
+                for worker in self._workers:
+                    if waiting and worker.is_free:
+                        worker.give(waiting.popleft())
+                for worker in self._readable():
+                    try:
+                        outcome = worker.receive()
+                    except (EOFError, OSError):
+                        waiting.extendleft(self._bury(worker, deaths))
+                        continue
+                    if outcome is not None:
+                        self._peaks[worker.pid] = max(self._peaks[worker.pid], outcome.peak_memory_bytes)
+                        yield outcome
+        finally:
+            # The caller has lost interest, or a client has failed: what is still going on is of no use.
+            for worker in [worker for worker in self._workers if worker.task]:
+                self._replace(worker)
+
+    def peak_memory_bytes(self) -> int:
+        """The sum of every process's peak, at most: pages that several of them look into count for each."""
+        return peak_memory_bytes("cpu") + sum(self._peaks.values())
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the workers."""
+        return [worker.pid for worker in self._workers]
+
+    def close(self) -> None:
+        """End all workers and wait until they are gone."""
+        for worker in self._workers:
+            worker.end()
+        self._workers = []
+        self._data.close()
+
+    def _start(self) -> _Worker:
+        return _Worker(self._order, self._data.fileno())
+
+    def _readable(self) -> list[_Worker]:
+        by_connection = {worker.connection: worker for worker in self._workers if not worker.is_free}
+        return [by_connection[connection] for connection in wait(list(by_connection)) if connection in by_connection]
+
+    def _bury(self, worker: _Worker, deaths: Counter[int]) -> list[Task]:
+        """Replace a worker that died; its task, if it had one, is to be done again."""
+        code = worker.end()
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        task = worker.task
+        whose = -1 if task is None else task.peer
+        deaths[whose] += 1
+        work = "before its first task" if task is None else f"while it worked for client {task.peer}"
+        if deaths[whose] >= MAX_DEATHS:
+            raise RunError(
+                f"a worker died {work} ({how}), {MAX_DEATHS} times in a row; if memory is short (signal 9), use fewer "
+                "--workers; --engine serial shows an error that a worker cannot"
+            )
+        self._notice(f"worker {worker.pid} died {work} ({how}); a new one does it again")
+        self._replace(worker)
+        return [] if task is None else [task]
+
+    def _replace(self, worker: _Worker) -> None:
+        worker.end()
+        self._workers[self._workers.index(worker)] = self._start()
+
+
+class _Worker:
+    """The parent's end of one worker process."""
+
+    def __init__(self, order: bytes, data: int) -> None:
+        mine, theirs = socketpair()
+        leash_theirs, self._leash = os.pipe()
+        inherited = (theirs.fileno(), leash_theirs, data)
+        self._process = subprocess.Popen(  # noqa: S603  # our own module, no shell
+            [sys.executable, "-m", "crad.engines.worker", *map(str, inherited)],
+            pass_fds=inherited,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            process_group=0,  # Ctrl-C in a terminal reaches the parent alone
+        )
+        theirs.close()
+        os.close(leash_theirs)
+        self.connection = Connection(mine.detach())
+        self.task: Task | None = None
+        self._is_ready = False
+        with suppress(OSError):  # it died at once: seen when its answer is read
+            self.connection.send_bytes(order)
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it has set up and has nothing to do."""
+        return self._is_ready and self.task is None
+
+    def give(self, task: Task) -> None:
+        """Hand over a task."""
+        self.task = task
+        with suppress(OSError):  # it died: seen when its answer is read
+            self.connection.send_bytes(task_to_bytes(task))
+
+    def receive(self) -> Outcome | None:
+        """Its answer: an outcome, or None when it has set up. What it raised is raised here."""
+        content = self.connection.recv_bytes()
+        if content.startswith(b'{"error"'):
+            raise _error_from(json.loads(content))
+        if not self._is_ready:
+            self._is_ready = True
+            return None
+        self.task = None
+        return outcome_from_bytes(content)
+
+    def end(self) -> int:
+        """End the process and return its exit code."""
+        if not self.connection.closed:
+            self.connection.close()
+            os.close(self._leash)
+            if self._process.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(0.2)  # it may just be dying by itself: its own code says more
+                self._process.terminate()
+        try:
+            return self._process.wait(GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+
+def _environment() -> dict[str, str]:
+    source = str(Path(crad.__file__).resolve().parent.parent)
+    path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+    return {**os.environ, **MALLOC_SETTINGS, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": path}
+
+
+def _error_from(entry: dict[str, Any]) -> Exception:
+    if entry["error"] is None:
+        return RuntimeError(f"a worker failed:\n{entry['traceback']}")
+    kind = getattr(errors, entry["error"])
+    error: Exception = kind(entry["message"])
+    return error

@@ -1,0 +1,86 @@
+"""Tasks and outcomes as bytes between this process and its workers: JSON, with paths in place of contents."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from crad.federation.message import message_in_file
+from crad.federation.method import Learned
+from crad.federation.peer import standing_from_json, standing_to_json
+from crad.federation.work import Outcome, Task
+
+ANY_BYTES = "latin-1"  # every byte is a character and back
+
+
+def task_to_bytes(task: Task) -> bytes:
+    """A task whose state and messages lie in files."""
+    messages = {
+        sender: [message.manifest.decode(ANY_BYTES), str(message.file)] for sender, message in task.messages.items()
+    }
+    assert not isinstance(task.state, memoryview), "workers on this machine read files"
+    entry = {
+        "verb": task.verb,
+        "peer": task.peer,
+        "standing": None if task.standing is None else standing_to_json(task.standing),
+        "state": None if task.state is None else str(task.state),
+        "round_index": task.round_index,
+        "phase": task.phase,
+        "messages": messages,
+        "is_measured": task.is_measured,
+        "save_to": None if task.save_to is None else str(task.save_to),
+    }
+    return json.dumps(entry).encode()
+
+
+def task_from_bytes(content: bytes) -> Task:
+    """What `task_to_bytes` wrote."""
+    entry = json.loads(content)
+    messages = entry["messages"].items()
+    return Task(
+        entry["verb"],
+        entry["peer"],
+        None if entry["standing"] is None else standing_from_json(entry["standing"]),
+        None if entry["state"] is None else Path(entry["state"]),
+        round_index=entry["round_index"],
+        phase=entry["phase"],
+        messages={int(sender): message_in_file(m.encode(ANY_BYTES), Path(file)) for sender, (m, file) in messages},
+        is_measured=entry["is_measured"],
+        save_to=None if entry["save_to"] is None else Path(entry["save_to"]),
+    )
+
+
+def outcome_to_bytes(outcome: Outcome) -> bytes:
+    """An outcome whose content lies in a file."""
+    assert outcome.content is None, "workers on this machine write files"
+    learned = outcome.learned
+    entry = {
+        "verb": outcome.verb,
+        "peer": outcome.peer,
+        "standing": standing_to_json(outcome.standing),
+        "learned": None if learned is None else vars(learned),
+        "manifest": None if outcome.manifest is None else outcome.manifest.decode(ANY_BYTES),
+        "seconds": outcome.seconds,
+        "peak_memory_bytes": outcome.peak_memory_bytes,
+    }
+    return json.dumps(entry).encode()
+
+
+def outcome_from_bytes(content: bytes) -> Outcome:
+    """What `outcome_to_bytes` wrote."""
+    entry = json.loads(content)
+    return Outcome(
+        entry["verb"],
+        entry["peer"],
+        standing_from_json(entry["standing"]),
+        learned=None if entry["learned"] is None else _learned(entry["learned"]),
+        manifest=None if entry["manifest"] is None else entry["manifest"].encode(ANY_BYTES),
+        seconds=entry["seconds"],
+        peak_memory_bytes=entry["peak_memory_bytes"],
+    )
+
+
+def _learned(entry: dict[str, Any]) -> Learned:
+    trust = {int(teacher): row for teacher, row in entry["trust"].items()}  # JSON keys are text
+    return Learned(entry["losses"], trust, entry["notes"])

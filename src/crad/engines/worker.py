@@ -1,0 +1,66 @@
+"""A worker process: one thread, one client at a time, until its parent has no more for it or is gone.
+
+Started by `crad.engines.processes` with three inherited file descriptors: the line to its parent, a leash that closes
+when the parent dies, and the data set as raw bytes that all workers map into memory.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import signal
+import sys
+import threading
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+from crad.config import Experiment
+from crad.data.dataset import Dataset
+from crad.engines.arrays import map_arrays
+from crad.engines.wire import outcome_to_bytes, task_from_bytes
+from crad.errors import CradError
+from crad.federation.work import Bench
+from crad.federation.world import build_world
+from crad.methods import resolve_method
+
+
+def main() -> None:
+    """Serve the parent at the other end of the line."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it ends us
+    line, leash, data = (int(word) for word in sys.argv[1:4])
+    threading.Thread(target=_end_with_parent, args=(leash,), daemon=True).start()
+    connection = Connection(line)
+    try:
+        bench = _set_up(json.loads(connection.recv_bytes()), data)
+        connection.send_bytes(b"{}")
+        while True:
+            connection.send_bytes(outcome_to_bytes(bench.do(task_from_bytes(connection.recv_bytes()))))
+    except EOFError:
+        return
+    except Exception as error:
+        connection.send_bytes(_error_to_bytes(error))
+
+
+def _set_up(order: dict[str, Any], data: int) -> Bench:
+    sys.path[:] = order["path"]
+    experiment = Experiment(**order["experiment"])
+    content = memoryview(mmap.mmap(data, 0, access=mmap.ACCESS_READ))
+    parts: dict[str, Any] = {**order["dataset"], **map_arrays(content, order["arrays"])}
+    dataset = Dataset(**{**parts, "class_names": tuple(parts["class_names"])})
+    return Bench(build_world(experiment, dataset), resolve_method(experiment.method))
+
+
+def _end_with_parent(leash: int) -> None:
+    os.read(leash, 1)  # nobody ever writes: it returns when the other end is closed, however the parent ended
+    os._exit(1)
+
+
+def _error_to_bytes(error: Exception) -> bytes:
+    kind = type(error).__name__ if isinstance(error, CradError) else None
+    return json.dumps({"error": kind, "message": str(error), "traceback": traceback.format_exc()}).encode()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Who is on the roster, how each one does, and where its state rests between two pieces of work."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from crad.federation.peer import Member, Standing
+from crad.federation.world import World
+
+
+@dataclass(frozen=True)
+class Place:
+    """One member as the loop sees it: no model, only where its state lies."""
+
+    member: Member
+    standing: Standing | None = None  # None until it has been measured for the first time
+    state: Path | None = None  # None: it has not learned yet, its first weights follow from the seed
+
+    @property
+    def index(self) -> int:
+        """Its number on the roster."""
+        return self.member.index
+
+    @property
+    def measured(self) -> Standing:
+        """Its standing, which everybody has once the rounds have begun."""
+        assert self.standing is not None, "measured at the beginning"
+        return self.standing
+
+
+class Roster:
+    """All members of one run. A state is a file that is never changed, only replaced by another file."""
+
+    def __init__(self, world: World, members: Sequence[Member], folder: Path) -> None:
+        self.world = world
+        self.folder = folder
+        self._places = {member.index: Place(member) for member in members}
+        self.states.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def states(self) -> Path:
+        """The folder of the resting states."""
+        return self.folder / "states"
+
+    def __iter__(self) -> Iterator[Place]:
+        return iter(self._places.values())
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: int) -> Place:
+        return self._places[index]
+
+    def update(self, index: int, *, standing: Standing, state: Path | None = None) -> None:
+        """A member was measured, or has learned and has a new state."""
+        place = self._places[index]
+        self._places[index] = replace(place, standing=standing, state=place.state if state is None else state)
+
+    def new_state(self, index: int, *, round_index: int, phase: int) -> Path:
+        """Where the state goes that a member will have after a phase of a round."""
+        return self.states / f"peer-{index:04d}-round-{round_index:05d}-phase-{phase}.safetensors"
+
+    def messages_of(self, round_index: int) -> Path:
+        """The folder of the messages that are published in a round."""
+        return self.folder / f"messages-{round_index:05d}"
+
+    def forget_messages(self, before: int | None = None) -> None:
+        """Remove the messages of the rounds before this one, or all."""
+        for folder in self.folder.glob("messages-*"):
+            if before is None or int(folder.name.removeprefix("messages-")) < before:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def forget_states(self, keep: Collection[Path] = ()) -> None:
+        """Remove the states that neither the roster nor the caller needs any more."""
+        needed = {place.state for place in self} | set(keep)
+        for file in self.states.iterdir():
+            if file not in needed:
+                file.unlink(missing_ok=True)

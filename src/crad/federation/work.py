@@ -1,0 +1,188 @@
+"""What is done for one peer, as a function of bytes: the same in this process, in another one, on another machine.
+
+A `Task` says what to do and where the peer's state and its messages lie; an `Outcome` says what came of it. A `Bench`
+is a process's place of work: it holds the data and one model per architecture, and does one task at a time.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from crad.errors import RunError
+from crad.federation.memory import peak_memory_bytes
+from crad.federation.message import Message, read_state
+from crad.federation.method import Learned, Method, RoundContext
+from crad.federation.peer import Member, Peer, Standing
+from crad.federation.teachers import TeacherShelf
+from crad.federation.world import World
+from crad.learning.device import repeatable
+from crad.randomness import torch_seed
+
+Verb = Literal["begin", "publish", "learn", "test"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One piece of work for one peer."""
+
+    verb: Verb
+    peer: int
+    standing: Standing | None = None  # None before the beginning
+    state: Path | memoryview | None = None  # None: the first weights, which follow from the seed
+    round_index: int = 0
+    phase: int = 0
+    messages: Mapping[int, Message] = field(default_factory=dict)
+    is_measured: bool = False  # validate after learning
+    save_to: Path | None = None  # where the new state or the message's body goes; None: into the outcome
+    cost: float = 0.0  # expected, in any unit: the longest are begun first
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a task."""
+
+    verb: Verb
+    peer: int
+    standing: Standing
+    learned: Learned | None = None
+    manifest: bytes | None = None  # of the message that was published
+    content: bytes | None = None  # the new state or the message's body, where no file was named for it
+    seconds: float = 0.0
+    peak_memory_bytes: int = 0  # of the process that did it, so far
+
+
+class Engine(Protocol):
+    """Has tasks done somewhere; the order and the place must not matter."""
+
+    @property
+    def workers(self) -> int:
+        """How many processes do tasks at the same time."""
+        ...
+
+    def each(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+        """The outcomes as they come, in any order."""
+        ...
+
+    def peak_memory_bytes(self) -> int:
+        """The highest memory of all processes together."""
+        ...
+
+    def close(self) -> None:
+        """End whatever was started."""
+        ...
+
+
+class Bench:
+    """Does tasks, one at a time: only the peer at work has its model in memory."""
+
+    def __init__(self, world: World, method: Method) -> None:
+        self._world = world
+        self._method = method
+        self._members = {member.index: member for member in method.roster(world)}
+        self._models: dict[str, torch.nn.Module] = {}
+        self.shelf = TeacherShelf(world)
+
+    def do(self, task: Task) -> Outcome:
+        """Do a task; the outcome depends on the task alone."""
+        started = time.perf_counter()
+        verbs: dict[Verb, Callable[[Peer, Task], Outcome]] = {
+            "begin": self._begin,
+            "publish": self._publish,
+            "learn": self._learn,
+            "test": self._test,
+        }
+        kind = self._method.phases[task.phase].kind
+        words = ("peer", task.peer, "round", task.round_index, kind if task.verb == "learn" else task.verb, "torch")
+        with repeatable(torch_seed(self._world.experiment.seed, *words), self._world.device):
+            outcome = verbs[task.verb](self._at_work(task), task)
+        return _timed(outcome, time.perf_counter() - started, peak_memory_bytes(self._world.device))
+
+    def _at_work(self, task: Task) -> Peer:
+        member = self._members[task.peer]
+        peer = Peer(self._world, member, model=None if task.state is None else self._model(member))
+        self._models[member.architecture.id] = peer.model
+        if task.state is not None:
+            assert task.standing is not None, "a state comes with its standing"
+            peer.load_state(load_tensors(task.state), task.standing)
+        elif task.standing is not None:
+            peer.standing = task.standing
+        return peer
+
+    def _model(self, member: Member) -> torch.nn.Module | None:
+        # Every tensor of it is overwritten, so the model of the last peer of this architecture will do.
+        return self._models.get(member.architecture.id)
+
+    def _begin(self, peer: Peer, task: Task) -> Outcome:
+        peer.revalidate()
+        return Outcome(task.verb, peer.index, peer.standing)
+
+    def _publish(self, peer: Peer, task: Task) -> Outcome:
+        publish = self._method.phases[task.phase].publish
+        assert publish is not None, "only phases that publish are asked to"
+        message = publish(peer, RoundContext(task.round_index, self.shelf))
+        content = _deliver(bytes(message.body), task.save_to)
+        return Outcome(task.verb, peer.index, peer.standing, manifest=message.manifest, content=content)
+
+    def _learn(self, peer: Peer, task: Task) -> Outcome:
+        context = RoundContext(task.round_index, self.shelf)
+        learned = self._method.phases[task.phase].learn(peer, task.messages, context)
+        _check_converging(peer, learned.losses, task.round_index)
+        if task.is_measured:
+            peer.revalidate()
+            sums = [total for one in peer.standing.validation for total in one.cross_entropy_sums]
+            _check_converging(peer, {"validation": sum(sums)}, task.round_index)
+        content = _deliver(safetensors.torch.save(peer.state()), task.save_to)
+        return Outcome(task.verb, peer.index, peer.standing, learned=learned, content=content)
+
+    def _test(self, peer: Peer, task: Task) -> Outcome:
+        peer.test()
+        return Outcome(task.verb, peer.index, peer.standing)
+
+
+def load_tensors(stored: Path | memoryview) -> dict[str, Tensor]:
+    """The tensors of a stored state, looking into its bytes."""
+    if isinstance(stored, Path):
+        with stored.open("rb") as file:
+            stored = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+    return read_state(stored)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that is whole as soon as it has its name; not flushed to the disk."""
+    beside = path.with_name(f".{path.name}.writing")
+    try:
+        beside.write_bytes(content)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def _deliver(content: bytes, path: Path | None) -> bytes | None:
+    if path is None:
+        return content
+    write_whole(path, content)
+    return None
+
+
+def _timed(outcome: Outcome, seconds: float, peak: int) -> Outcome:
+    return Outcome(**{**vars(outcome), "seconds": seconds, "peak_memory_bytes": peak})
+
+
+def _check_converging(peer: Peer, losses: Mapping[str, float], round_index: int) -> None:
+    wrong = {name: value for name, value in losses.items() if not abs(value) < float("inf")}
+    if wrong:
+        name, value = next(iter(wrong.items()))
+        raise RunError(
+            f"client {peer.index} ({peer.architecture}) diverged in round {round_index}: its {name} loss is {value}; "
+            f"lower lr (now {peer.world.experiment.lr:g}) or clip_norm (now {peer.world.experiment.clip_norm:g})"
+        )
