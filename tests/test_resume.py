@@ -23,7 +23,7 @@ import crad
 from crad.api import Hooks
 from crad.config import to_toml
 from crad.errors import RunError
-from crad.federation import checkpoint, files
+from crad.federation import files
 from crad.results.run_directory import RunDirectory
 from tests.conftest import change
 from tests.test_golden import without_timing
@@ -32,13 +32,14 @@ from tests.test_golden import without_timing
 def final_state(run: Path) -> tuple[list[Any], dict[str, torch.Tensor], Any]:
     """Records without times, all tensors of the last checkpoint, and the standing of every peer."""
     rounds = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
-    last = sorted((run / "checkpoint").glob("round-*"))[-1]
+    state = json.loads(sorted((run / "checkpoint").glob("round-*.json"))[-1].read_text())
     tensors = {
-        f"{file.name}:{name}": tensor
-        for file in sorted(last.glob("*.safetensors"))
-        for name, tensor in safetensors.torch.load_file(file).items()
+        f"{entry['index']}:{name}": tensor
+        for entry in state["peers"]
+        if entry["state"] is not None
+        for name, tensor in safetensors.torch.load_file(run / "checkpoint" / "states" / entry["state"]).items()
     }
-    return without_timing(rounds), tensors, json.loads((last / "state.json").read_text())
+    return without_timing(rounds), tensors, state
 
 
 def assert_same_end(run: Path, other: Path) -> None:
@@ -91,26 +92,39 @@ class Fault(Enum):
     """Where the disk fails."""
 
     LINE = "rounds.jsonl"
-    PEER = "peer-0001.safetensors"
-    STATE = "state.json"
+    STATE = "peer-0001"
+    MESSAGE = "peer-0002-phase-0"
+    CHECKPOINT = ".round-00002.json.writing"
     SUMMARY = ".summary.json.writing"
 
 
 @pytest.mark.parametrize("fault", Fault)
 def test_a_full_disk_loses_nothing(experiment, whole, tmp_path, monkeypatch, fault):
-    write, countdown = files.write_flushed, 2 if fault is not Fault.SUMMARY else 1
+    write, write_bytes = files.write_flushed, Path.write_bytes
+    countdown = 1 if fault in (Fault.SUMMARY, Fault.CHECKPOINT) else 2
+
+    def is_full(path: Path) -> bool:
+        nonlocal countdown
+        if not path.name.removeprefix(".").startswith(fault.value.removeprefix(".")):
+            return False
+        countdown -= 1
+        return countdown == 0
 
     def full(path: Path, content: bytes, *, mode: str = "wb") -> None:
-        nonlocal countdown
-        if path.name == fault.value:
-            countdown -= 1
-            if countdown == 0:
-                write(path, content[: len(content) // 2], mode=mode)  # half of it still fitted
-                raise OSError(errno.ENOSPC, "No space left on device")
+        if is_full(path):
+            write(path, content[: len(content) // 2], mode=mode)  # half of it still fitted
+            raise OSError(errno.ENOSPC, "No space left on device")
         write(path, content, mode=mode)
 
-    for module in (files, checkpoint, sys.modules["crad.results.run_directory"]):
+    def full_too(path: Path, content: bytes) -> int:
+        if is_full(path):
+            write_bytes(path, content[: len(content) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write_bytes(path, content)
+
+    for module in (files, sys.modules["crad.results.run_directory"]):
         monkeypatch.setattr(module, "write_flushed", full)
+    monkeypatch.setattr(Path, "write_bytes", full_too)
     with pytest.raises(RunError, match=r"No space left on device.*crad run --resume"):
         crad.run(experiment, output=tmp_path / "run")
     monkeypatch.undo()
@@ -186,14 +200,18 @@ def test_a_complete_run_is_only_read(experiment, whole):
 
 def test_the_checkpoints_kept_are_the_newest_and_the_best(experiment, whole):
     best = json.loads((whole / "summary.json").read_text())["best_round"]
-    kept = {path.name for path in (whole / "checkpoint").iterdir()}
-    assert kept == {f"round-{best:05d}", "round-00004"}
+    rounds = {f"round-{best:05d}.json", "round-00004.json"}
+    assert {path.name for path in (whole / "checkpoint").iterdir()} == {*rounds, "states"}
+    peers = [entry for name in rounds for entry in json.loads((whole / "checkpoint" / name).read_text())["peers"]]
+    named = {entry["state"] for entry in peers if entry["state"] is not None}
+    assert {path.name for path in (whole / "checkpoint" / "states").iterdir()} == named
 
 
 def test_the_best_round_is_kept_while_newer_ones_come_and_go(experiment, tmp_path, monkeypatch):
     monkeypatch.setattr("crad.api.best_round", lambda records: records[0])
     crad.run(change(experiment, method="local", rounds=3, models=("cnn6",)), output=tmp_path / "run")
-    assert {path.name for path in (tmp_path / "run" / "checkpoint").iterdir()} == {"round-00001", "round-00003"}
+    kept = {path.name for path in (tmp_path / "run" / "checkpoint").iterdir()}
+    assert kept == {"round-00001.json", "round-00003.json", "states"}
 
 
 def test_changed_data_is_noticed_on_resume(experiment, tmp_path, tiny_npz):

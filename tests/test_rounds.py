@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 import torch.nn.functional as F
 
@@ -17,10 +19,12 @@ from crad.errors import RunError
 from crad.federation.exchange import MemoryExchange
 from crad.federation.message import pack
 from crad.federation.method import Method, Phase, RoundContext
-from crad.federation.peer import Peer
+from crad.federation.peer import Member, Peer, count_noise
+from crad.federation.roster import Roster
 from crad.federation.rounds import Rounds, draw_active
 from crad.federation.teachers import TeacherShelf
-from crad.federation.world import World, build_world
+from crad.federation.work import load_tensors
+from crad.federation.world import build_world
 from crad.learning.device import repeatable
 from crad.learning.evaluation import ClassScore
 from crad.methods import METHODS, resolve_method
@@ -31,12 +35,52 @@ from tests import reference
 from tests.conftest import change
 
 
-def start(experiment: Experiment) -> tuple[World, list[Peer], Rounds]:
-    world = build_world(experiment)
-    method = resolve_method(experiment.method)
-    with repeatable(0, "cpu"):
-        peers = method.roster(world)
-    return world, peers, Rounds(method, peers, exchange=MemoryExchange(), engine=SerialEngine())
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    """Where the states of a test's federations rest."""
+    monkeypatch.setattr(f"{__name__}.FOLDER", tmp_path / "federations")
+
+
+FOLDER = Path()
+
+
+class Federation:
+    """An experiment's loop with everything that it runs on within reach, measured and ready for its first round."""
+
+    def __init__(self, experiment: Experiment, method: Method | None = None, engine: type[SerialEngine] = SerialEngine):
+        self.world = build_world(experiment)
+        self.method = method or resolve_method(experiment.method)
+        folder = FOLDER / str(len(list(FOLDER.glob("*"))))
+        self.roster = Roster(self.world, self.method.roster(self.world), folder)
+        self.engine = engine(self.world, self.method)
+        self.rounds = Rounds(self.method, self.roster, exchange=MemoryExchange(), engine=self.engine)
+        self.rounds._measure(lambda step: None)
+        self.running = self.rounds.run()
+
+    def next_round(self):
+        return next(self.running)
+
+    def peers(self) -> list[Peer]:
+        """Every member as it stands, at work."""
+        return [self.peer(place.index) for place in self.roster]
+
+    def peer(self, index: int) -> Peer:
+        place = self.roster[index]
+        peer = Peer(self.world, place.member)
+        peer.standing = place.measured
+        if place.state is not None:
+            peer.load_state(load_tensors(place.state), place.measured)
+        return peer
+
+    def put(self, peer: Peer) -> None:
+        """Let a member go on from a state that a test has made."""
+        path = self.roster.states / f"made-{peer.index}.safetensors"
+        path.write_bytes(safetensors.torch.save(peer.state()))
+        self.roster.update(peer.index, standing=peer.standing, state=path)
+
+
+def start(experiment: Experiment) -> Federation:
+    return Federation(experiment)
 
 
 def weights(peers: list[Peer]) -> list[dict[str, torch.Tensor]]:
@@ -49,18 +93,18 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 def test_one_crad_round_equals_a_naive_loop_written_from_the_method(tiny):
     """Batch by batch, teacher by teacher, with the slow reference rule: the same weights up to rounding."""
-    world, peers, rounds = start(tiny)
-    _, naive_peers, _ = start(tiny)
-    next(rounds.run())
+    fast, slow = start(tiny), start(tiny)
+    world, naive_peers = slow.world, slow.peers()
+    fast.next_round()
 
-    frozen = [peer.model.eval() for peer in start(tiny)[1]]
+    frozen = [peer.model.eval() for peer in slow.peers()]
     statistics = [peer.statistics() for peer in naive_peers]
     with repeatable(0, "cpu"):
         for student in naive_peers:
             _train_naively(student, world, frozen, statistics)
-    for fast, slow in zip(peers, naive_peers, strict=True):
-        for name, tensor in fast.model.state_dict().items():
-            torch.testing.assert_close(tensor, slow.model.state_dict()[name], rtol=2e-3, atol=2e-4)
+    for mine, naive in zip(fast.peers(), naive_peers, strict=True):
+        for name, tensor in mine.model.state_dict().items():
+            torch.testing.assert_close(tensor, naive.model.state_dict()[name], rtol=2e-3, atol=2e-4)
 
 
 def _train_naively(student, world, frozen, statistics):
@@ -95,10 +139,11 @@ def _train_naively(student, world, frozen, statistics):
 
 def test_students_learn_from_snapshots_of_the_round_before(tiny, monkeypatch):
     """The last student's teachers are the models as they were before anybody learned."""
-    _, peers, rounds = start(tiny)
-    before = weights(peers)
+    federation = start(tiny)
+    before = weights(federation.peers())
     seen: dict[int, dict[str, torch.Tensor]] = {}
-    decode = rounds._shelf.decode
+    shelf = federation.engine.bench.shelf
+    decode = shelf.decode
 
     def spy(message, *, sender, round_index):
         snapshot = decode(message, sender=sender, round_index=round_index)
@@ -106,9 +151,9 @@ def test_students_learn_from_snapshots_of_the_round_before(tiny, monkeypatch):
         assert snapshot.tensors is seen[sender], "decoded twice"
         return snapshot
 
-    monkeypatch.setattr(rounds._shelf, "decode", spy)
-    next(rounds.run())
-    after = weights(peers)
+    monkeypatch.setattr(shelf, "decode", spy)
+    federation.next_round()
+    after = weights(federation.peers())
     for index in range(tiny.clients):
         assert same(seen[index], before[index])
         assert not same(after[index], before[index])
@@ -116,16 +161,12 @@ def test_students_learn_from_snapshots_of_the_round_before(tiny, monkeypatch):
 
 def test_order_of_the_clients_does_not_change_any_weight(tiny):
     class Backwards(SerialEngine):
-        def each(self, work, peers):
-            results = {id(peer): work(peer) for peer in reversed(peers)}
-            return iter([results[id(peer)] for peer in peers])
+        def each(self, tasks):
+            return super().each(list(reversed(tasks)))
 
-    _, forward, rounds = start(tiny)
-    next(rounds.run())
-    _, backward, _ = start(tiny)
-    method = resolve_method(tiny.method)
-    next(Rounds(method, backward, exchange=MemoryExchange(), engine=Backwards()).run())
-    assert all(same(a, b) for a, b in zip(weights(forward), weights(backward), strict=True))
+    forward, backward = Federation(tiny), Federation(tiny, engine=Backwards)
+    assert forward.next_round().learned == backward.next_round().learned
+    assert all(same(a, b) for a, b in zip(weights(forward.peers()), weights(backward.peers()), strict=True))
 
 
 def test_all_methods_share_partition_weights_participation_and_batches(tiny):
@@ -137,8 +178,8 @@ def test_all_methods_share_partition_weights_participation_and_batches(tiny):
                 np.array_equal(getattr(mine, part), getattr(theirs, part)) for part in ("train", "validation", "test")
             )
         assert np.array_equal(world.proxy, first.proxy)
-    rosters = [METHODS[name].roster(world) for name, world in worlds.items()]
-    assert all(same(a, b) for roster in rosters[1:] for a, b in zip(weights(rosters[0]), weights(roster), strict=True))
+    rosters = [weights(start(change(tiny, method=name)).peers()) for name in worlds]
+    assert all(same(a, b) for roster in rosters[1:] for a, b in zip(rosters[0], roster, strict=True))
 
 
 def test_proxy_images_are_held_by_no_client(tiny):
@@ -155,8 +196,7 @@ def test_proxy_set_is_never_more_than_a_tenth(tiny):
 
 def test_payload_is_what_was_really_sent(tiny):
     result = crad.run(change(tiny, rounds=1))
-    _, peers, _ = start(tiny)
-    sizes = [peer.snapshot(1).payload_bytes for peer in peers]
+    sizes = [peer.snapshot(1).payload_bytes for peer in start(tiny).peers()]
     clients = result.rounds[0]["clients"]
     assert [client["sent_bytes"] for client in clients] == [3 * size for size in sizes]
     assert [client["received_bytes"] for client in clients] == [sum(sizes) - size for size in sizes]
@@ -172,23 +212,22 @@ def test_local_sends_nothing_and_centralized_is_one_model(tiny):
 
 
 def test_only_the_active_learn_and_publish_and_the_others_keep_their_model(tiny):
-    _, peers, rounds = start(change(tiny, active=2))
-    before = weights(peers)
-    done = next(rounds.run())
+    federation = start(change(tiny, active=2))
+    before = weights(federation.peers())
+    done = federation.next_round()
     assert len(done.active) == 2
-    for peer, old in zip(peers, weights(peers), strict=True):
-        assert same(old, before[peer.index]) == (peer.index not in done.active)
+    for peer in federation.peers():
+        assert same(peer.model.state_dict(), before[peer.index]) == (peer.index not in done.active)
         assert (done.sent_bytes[peer.index] > 0) == (peer.index in done.active)
         assert peer.standing.overall is not None, "metrics average over all clients"
 
 
 def test_participation_is_drawn_without_replacement_by_seed_and_round(tiny):
-    peers = [type("P", (), {"index": i})() for i in range(20)]
-    draws = [tuple(p.index for p in draw_active(peers, 10, seed=1, round_index=r)) for r in range(1, 30)]
+    draws = [tuple(draw_active(20, 10, seed=1, round_index=r)) for r in range(1, 30)]
     assert all(len(set(draw)) == 10 for draw in draws)
     assert len(set(draws)) > 20
     assert set().union(*draws) == set(range(20))
-    assert draws[4] == tuple(p.index for p in draw_active(peers, 10, seed=1, round_index=5))
+    assert draws[4] == tuple(draw_active(20, 10, seed=1, round_index=5))
 
 
 def test_a_single_client_trains_alone_whatever_the_method(tiny):
@@ -218,10 +257,12 @@ def test_tests_are_measured_only_when_asked_and_always_at_the_end(tiny):
 
 
 def test_private_counts_are_noised_once_and_never_redrawn(tiny):
-    _, peers, rounds = start(change(tiny, private_counts=1.0))
+    federation = start(change(tiny, private_counts=1.0))
+    peers = federation.peers()
     true = [peer.standing.validation[0].counts for peer in peers]
     first = [peer.statistics().counts for peer in peers]
-    next(rounds.run())
+    federation.next_round()
+    peers = federation.peers()
     assert first == [peer.statistics().counts for peer in peers]
     noise = np.array(first) - np.array(true)
     assert np.abs(noise).max() > 0.1
@@ -233,11 +274,7 @@ def test_private_counts_are_noised_once_and_never_redrawn(tiny):
 
 def test_private_counts_have_the_laplace_scale(tiny):
     world = build_world(change(tiny, private_counts=0.5))
-    draws = []
-    for index in range(300):
-        peer = object.__new__(Peer)
-        peer.world, peer.index = world, index
-        draws.append(peer._draw_count_noise())
+    draws = [count_noise(world, index) for index in range(300)]
     # The mean absolute deviation of Laplace(1/epsilon) is 1/epsilon.
     assert np.abs(np.concatenate(draws)).mean() == pytest.approx(2.0, rel=0.15)
 
@@ -264,12 +301,14 @@ def test_records_are_enough_to_draw_every_curve(tiny):
 
 def test_a_teacher_that_gives_no_numbers_is_left_out_and_named(tiny, monkeypatch):
     """Finite weights can still make NaN: a negative running variance passes every check of the bytes."""
-    _, peers, rounds = start(tiny)
+    federation = start(tiny)
+    broken = federation.peer(2)
     with torch.no_grad():
-        next(b for name, b in peers[2].model.named_buffers() if name.endswith("running_var")).fill_(-1.0)
-    monkeypatch.setattr(peers[2], "revalidate", lambda: None)
-    peers[2].standing = peers[1].standing
-    done = next(rounds.run())
+        next(b for name, b in broken.model.named_buffers() if name.endswith("running_var")).fill_(-1.0)
+    federation.put(broken)
+    revalidate = Peer.revalidate
+    monkeypatch.setattr(Peer, "revalidate", lambda self: None if self.index == 2 else revalidate(self))
+    done = federation.next_round()
     for student in (0, 1, 3):
         assert done.learned[student].notes["refused"] == {"2": "peer 2 gives non-finite predictions"}
         assert set(done.learned[student].trust[2]) == {0.0}
@@ -277,36 +316,41 @@ def test_a_teacher_that_gives_no_numbers_is_left_out_and_named(tiny, monkeypatch
 
 
 def test_a_snapshot_that_is_refused_does_not_stop_the_others(tiny, monkeypatch):
-    _, peers, rounds = start(tiny)
-    honest = peers[1].snapshot
-    monkeypatch.setattr(peers[1], "snapshot", lambda round_index, **keywords: honest(round_index + 1, **keywords))
-    done = next(rounds.run())
+    federation = start(tiny)
+    honest = Peer.snapshot
+
+    def early(self, round_index, **keywords):
+        return honest(self, round_index + (self.index == 1), **keywords)
+
+    monkeypatch.setattr(Peer, "snapshot", early)
+    done = federation.next_round()
     assert "expected 'snapshot' of round 1" in done.learned[0].notes["refused"]["1"]
     assert set(done.learned[0].trust) == {2, 3}
     assert "refused" not in done.learned[1].notes
 
 
 def test_a_model_that_breaks_in_its_last_step_is_named_too(tiny, monkeypatch):
-    _, peers, rounds = start(change(tiny, method="local"))
-    validate = peers[1]._validate
+    federation = start(change(tiny, method="local"))
+    validate = Peer._validate
 
-    def broken():
-        with torch.no_grad():
-            next(peers[1].model.parameters()).fill_(float("nan"))
-        return validate()
+    def broken(self):
+        if self.index == 1:
+            with torch.no_grad():
+                next(self.model.parameters()).fill_(float("nan"))
+        return validate(self)
 
-    monkeypatch.setattr(peers[1], "_validate", broken)
+    monkeypatch.setattr(Peer, "_validate", broken)
     with pytest.raises(RunError, match=r"client 1 .* diverged in round 1: its validation loss is nan"):
-        next(rounds.run())
+        federation.next_round()
 
 
 def test_cross_entropies_are_published_only_for_the_rule_that_needs_them(tiny):
     """Exact ones would tell which classes a client lacks, whatever the noise on its counts."""
     for method, is_sent in (("crad", False), ("inverse-ce", True)):
-        _, peers, _ = start(change(tiny, method=method))
+        federation = start(change(tiny, method=method))
         publish = METHODS[method].phases[0].publish
         assert publish is not None
-        message = publish(peers[0], RoundContext(1, TeacherShelf(peers[0].world)))
+        message = publish(federation.peer(0), RoundContext(1, TeacherShelf(federation.world)))
         assert ("cross_entropies" in json.loads(message.manifest)["statistics"]) == is_sent
 
 
@@ -316,14 +360,16 @@ def test_a_class_without_samples_publishes_the_cross_entropy_of_a_guess():
 
 
 def test_only_the_snapshots_of_this_round_are_held(tiny):
-    _, _, rounds = start(change(tiny, active=2, rounds=4))
-    for _ in rounds.run():
-        assert len(rounds._shelf._decoded) == 2
+    federation = start(change(tiny, active=2, rounds=4))
+    for done in federation.running:
+        assert len(federation.engine.bench.shelf._decoded) == 2
+        assert [path.name for path in federation.roster.folder.glob("messages-*")] == [f"messages-{done.index:05d}"]
 
 
 def test_a_roster_member_may_own_no_data(tiny):
     world = build_world(tiny)
-    peer = Peer(world, index=4, clients=(), architecture=world.architecture_of(0))
+    peer = Peer(world, Member(4, clients=(), architecture=world.architecture_of(0)))
+    peer.revalidate()
     peer.test()
     assert len(peer.train) == 0
     assert peer.standing.validation == ()
@@ -340,10 +386,7 @@ def test_statistics_are_measured_again_before_every_publishing(tiny):
         return peer.snapshot(context.round_index)
 
     phase = Phase("snapshot", learn=train_alone, publish=publish)
-    world = build_world(change(tiny, rounds=1))
-    with repeatable(0, "cpu"):
-        peers = METHODS["local"].roster(world)
-    next(Rounds(Method("twice", (phase, phase)), peers, exchange=MemoryExchange(), engine=SerialEngine()).run())
+    Federation(change(tiny, rounds=1), Method("twice", (phase, phase))).next_round()
     assert seen == [True] * 8
 
 
