@@ -50,7 +50,7 @@ def assert_same_end(run: Path, other: Path) -> None:
     assert tensors.keys() == other_tensors.keys()
     assert all(torch.equal(tensors[name], other_tensors[name]) for name in tensors)
     mine, theirs = (json.loads((path / "summary.json").read_text()) for path in (run, other))
-    for key in ("round_seconds", "total_seconds", "peak_memory_bytes"):
+    for key in ("round_seconds", "total_seconds", "peak_memory_bytes", "hardware"):
         mine.pop(key), theirs.pop(key)
     assert mine == theirs
 

@@ -1,0 +1,244 @@
+"""Worker processes: the same weights as one process, whatever happens to the workers, and none is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import crad
+from crad.api import Hooks
+from crad.config import Experiment, to_toml
+from crad.engines import count_cores, count_workers, make_engine
+from crad.engines.processes import MAX_DEATHS, ProcessEngine
+from crad.engines.serial import SerialEngine
+from crad.engines.wire import outcome_from_bytes, outcome_to_bytes, task_from_bytes, task_to_bytes
+from crad.errors import ConfigError, RunError
+from crad.federation.message import Message
+from crad.federation.method import Learned
+from crad.federation.peer import Standing
+from crad.federation.work import Outcome, Task
+from crad.federation.world import build_world
+from crad.learning.evaluation import ClassScore
+from crad.methods import resolve_method
+from tests.conftest import change
+from tests.test_resume import assert_same_end
+
+
+@pytest.fixture(scope="module")
+def experiment(tiny) -> Experiment:
+    return change(tiny, rounds=2, active=3, eval_every=2)
+
+
+@pytest.fixture(scope="module")
+def alone(experiment, tmp_path_factory) -> Path:
+    """The run in one process."""
+    path: Path = tmp_path_factory.mktemp("alone") / "run"
+    crad.run(experiment, output=path)
+    return path
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started and that are still there."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid and fields[0] != "Z":
+            found.append(int(status.parent.name))
+    return found
+
+
+def wait_until(condition, *, seconds: float = 60.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.02)
+
+
+def test_two_workers_give_the_weights_and_records_of_one(experiment, alone, tmp_path):
+    result = crad.run(change(experiment, workers=2), output=tmp_path / "run")
+    assert_same_end(tmp_path / "run", alone)
+    assert result.summary["hardware"]["workers"] == 2
+    assert not children(os.getpid())
+
+
+def test_killed_workers_are_replaced_and_their_clients_done_again(experiment, alone, tmp_path):
+    """One while it works, one before it is asked; the run ends as if nothing had happened."""
+    notices: list[str] = []
+    killed: list[int] = []
+
+    def kill(step):
+        if len(killed) < 2 and step.stage == "learning":
+            pid = children(os.getpid())[-len(killed)]
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+
+    crad.run(
+        change(experiment, workers=2), output=tmp_path / "run", hooks=Hooks(on_step=kill, on_notice=notices.append)
+    )
+    assert len(killed) == 2
+    assert_same_end(tmp_path / "run", alone)
+    assert len(notices) == 2
+    assert all("signal 9" in notice for notice in notices)
+    assert not children(os.getpid())
+
+
+def test_a_client_that_kills_every_worker_ends_the_run_with_a_clear_line(tiny, tmp_path, monkeypatch):
+    (tmp_path / "deadly.py").write_text(
+        "import os\n"
+        "from crad.federation.method import Method, Phase\n"
+        "def learn(peer, messages, context):\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "METHOD = Method('deadly', (Phase('alone', learn=learn),))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunError, match=rf"a worker died .* \(signal 9\), {MAX_DEATHS} times .* --workers"):
+        crad.run(change(tiny, method="deadly:METHOD", clients=2, workers=2))
+    assert not children(os.getpid())
+
+
+def test_what_a_worker_raises_is_raised_here(tiny, tmp_path, monkeypatch):
+    with pytest.raises(RunError, match=r"client \d .* diverged in round \d.*lower lr"):
+        crad.run(change(tiny, method="local", lr=1e20, workers=2))
+    (tmp_path / "faulty.py").write_text(
+        "from crad.federation.method import Method, Phase\n"
+        "def learn(peer, messages, context):\n"
+        "    raise LookupError('the cause of it')\n"
+        "METHOD = Method('faulty', (Phase('alone', learn=learn),))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RuntimeError, match=r"(?s)a worker failed.*learn.*LookupError: the cause of it"):
+        crad.run(change(tiny, method="faulty:METHOD", clients=2, workers=2))
+    assert not children(os.getpid())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=["ctrl-c", "term", "kill"])
+def test_no_worker_outlives_the_command(experiment, alone, tmp_path, number):
+    (tmp_path / "experiment.toml").write_text(to_toml(change(experiment, workers=2, rounds=50)))
+    command = [sys.executable, "-m", "crad", "run", "--config", "experiment.toml", "--output", "run"]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
+    rounds = tmp_path / "run" / "rounds.jsonl"
+    wait_until(lambda: rounds.is_file() and rounds.read_text().count("\n") >= 1)
+    workers = children(process.pid)
+    assert len(workers) == 2
+    process.send_signal(number)
+    process.wait(timeout=60)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), seconds=10)
+    assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+def test_a_run_begun_with_two_workers_is_continued_by_one(experiment, alone, tmp_path):
+    def stop(step):
+        if step.stage == "learning" and step.round_index == 2:
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        crad.run(change(experiment, workers=2), output=tmp_path / "run", hooks=Hooks(on_step=stop))
+    crad.run(experiment, output=tmp_path / "run", resume=True)
+    assert_same_end(tmp_path / "run", alone)
+
+
+def test_the_longest_tasks_are_begun_first(tiny, tmp_path, monkeypatch):
+    given: list[int] = []
+    give = sys.modules["crad.engines.processes"]._Worker.give
+
+    def spy(worker, task):
+        given.append(task.peer)
+        give(worker, task)
+
+    monkeypatch.setattr("crad.engines.processes._Worker.give", spy)
+    engine = ProcessEngine(build_world(tiny), workers=1)
+    try:
+        tasks = [Task("begin", peer, cost=cost) for peer, cost in enumerate([2.0, 9.0, 0.5, 4.0])]
+        outcomes = list(engine.each(tasks))
+    finally:
+        engine.close()
+    assert given == [1, 3, 0, 2]
+    assert [outcome.peer for outcome in outcomes] == given
+
+
+def test_an_engine_goes_on_after_its_user_lost_interest(tiny):
+    """The outcomes that nobody wanted must not be taken for those of the next tasks."""
+    engine = ProcessEngine(build_world(tiny), workers=2)
+    try:
+        next(engine.each([Task("begin", peer) for peer in range(4)]))
+        outcomes = list(engine.each([Task("begin", peer) for peer in (3, 2)]))
+    finally:
+        engine.close()
+    assert sorted(outcome.peer for outcome in outcomes) == [2, 3]
+
+
+def test_tasks_and_outcomes_survive_the_wire_exactly(tmp_path):
+    score = ClassScore((3, 0), (1, 0), (0.1 + 0.2, 1e-300))
+    standing = Standing((score,), None, score)
+    body = tmp_path / "body"
+    body.write_bytes(b"abc")
+    message = Message(b'{"\xff\x00', b"abc", body)
+    task = Task("learn", 3, standing, tmp_path / "s", 7, 1, {2: message}, True, tmp_path / "to")
+    again = task_from_bytes(task_to_bytes(task))
+    assert (again.messages[2].manifest, bytes(again.messages[2].body)) == (message.manifest, b"abc")
+    assert {**vars(again), "messages": None} == {**vars(task), "messages": None}
+    learned = Learned({"total": 1 / 3}, {2: [0.5, 0.25]}, {"refused": {"1": "why"}})
+    outcome = Outcome("learn", 3, standing, learned, b"\xfe{", None, 0.25, 12345)
+    assert outcome_from_bytes(outcome_to_bytes(outcome)) == outcome
+
+
+def test_how_many_workers_a_run_gets(tiny, monkeypatch):
+    def workers(**settings):
+        return count_workers(build_world(change(tiny, **settings)))
+
+    monkeypatch.setattr("crad.engines.count_cores", lambda: 3)
+    assert count_cores() >= 1
+    assert workers(workers="auto") == 3
+    assert workers(workers="auto", clients=2) == 2
+    assert workers(workers="auto", active=1) == 1
+    assert workers(workers=8) == 4
+    assert workers(workers="auto", engine="serial") == 1
+    world = build_world(tiny)
+    assert isinstance(make_engine(world, resolve_method("crad")), SerialEngine)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"workers": 0}, "workers = 0: expected auto or a whole number of at least 1"),
+        ({"workers": "many"}, "workers = 'many': expected auto or a whole number"),
+        ({"engine": "serial", "workers": 2}, "engine serial is one process, but workers is 2"),
+        ({"engine": "thread"}, "engine = 'thread'"),
+        ({"ray_address": "10.0.0.1:6379"}, "ray_address is for engine ray, but engine is auto"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings, words):
+    with pytest.raises(ConfigError) as refusal:
+        Experiment(**settings)
+    assert words in str(refusal.value)
+
+
+def test_rounds_list_only_clients_whose_figures_are_new(tiny):
+    """Records must not grow with the clients that do nothing, and still tell how everybody stood."""
+    from crad.results.selection import clients_at
+
+    result = crad.run(change(tiny, active=2, rounds=4, eval_every=2))
+    listed = [[client["client"] for client in line["clients"]] for line in result.rounds]
+    assert listed[0] == [0, 1, 2, 3]
+    assert listed[2] == result.rounds[2]["active"]
+    for line in result.rounds:
+        everybody = clients_at(result.rounds, line["round"])
+        assert [client["client"] for client in everybody] == [0, 1, 2, 3]
+        mean = sum(client["validation_accuracy"] for client in everybody) / 4
+        assert line["validation_accuracy"] == pytest.approx(mean)
+        if line["global_accuracy"] is not None:
+            assert line["global_accuracy"] == pytest.approx(sum(c["global_accuracy"] for c in everybody) / 4)
+    assert json.loads(json.dumps(result.summary))["global_accuracy_per_client"] == [
+        client["global_accuracy"] for client in clients_at(result.rounds, result.summary["best_round"])
+    ]
