@@ -1,0 +1,1 @@
+"""One module per question; each says what it needs."""
