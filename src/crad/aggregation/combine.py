@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from crad.aggregation.filters import Selection
+from crad.aggregation.filters import Selection, everybody
 from crad.aggregation.inputs import Evidence, check_evidence
 from crad.aggregation.rules import Rule, resolve_rule
 from crad.config import Unsupported
@@ -36,8 +36,14 @@ class Combination:
     """What the combiner made: the target, who had which share of the say, and the selection behind it."""
 
     target_BC: Tensor
-    share_KBC: Tensor
+    weight_KBC: Tensor  # not normalised, zero for whoever was not heard
     selection: Selection
+
+    @property
+    def share_KBC(self) -> Tensor:  # noqa: N802  # tensors carry their shape in the name
+        """The weights as shares of one over the teachers; zero throughout where nobody was heard."""
+        total_BC = self.weight_KBC.sum(dim=0)
+        return self.weight_KBC / torch.where(total_BC > 0, total_BC, 1)
 
 
 def aggregate(
@@ -77,7 +83,12 @@ def explain(
     keep_KBC = made.selection.keep_KBC.cpu().numpy()
     supported_K1C = made.selection.supported_KC.unsqueeze(1).cpu().numpy()
     state = np.where(keep_KBC, "kept", np.where(supported_K1C, "outlier", "unsupported"))
-    return Trace(state, made.share_KBC, made.selection.consensus_BC, made.selection.band_BC, made.target_BC)
+    # A class that nobody supports is shown with everybody's mean and spread.
+    is_orphan_C = ~made.selection.supported_KC.any(dim=0)
+    shown = everybody(evidence)
+    consensus_BC = torch.where(is_orphan_C, shown.consensus_BC, made.selection.consensus_BC)
+    band_BC = torch.where(is_orphan_C, shown.band_BC, made.selection.band_BC)
+    return Trace(state, made.share_KBC, consensus_BC, band_BC, made.target_BC)
 
 
 def combine(evidence: Evidence, rule: str | Rule, *, unsupported: Unsupported) -> Combination:
@@ -87,28 +98,33 @@ def combine(evidence: Evidence, rule: str | Rule, *, unsupported: Unsupported) -
     chosen = resolve_rule(rule)
     q_KBC = evidence.q_KBC
     selection = chosen.keep(evidence)
-    weight_KBC = _kept_weights(chosen, evidence, selection)
-    total_BC = weight_KBC.sum(dim=0)
+    weight_KBC, total_BC = _kept_weights(chosen, evidence, selection)
 
     # Eq. 8, left: the weighted average per class
     value_BC = (weight_KBC * q_KBC).sum(dim=0) / (total_BC + evidence.epsilon)
-    share_KBC = weight_KBC / torch.where(total_BC > 0, total_BC, 1)
 
-    mean_BC = q_KBC.mean(dim=0)
-    if unsupported == "consensus":
+    is_orphan_BC = total_BC == 0
+    if unsupported == "consensus" and is_orphan_BC.any():
         # Nobody may speak for the class: the plain mean of all peers, or its mass would be lost.
-        is_orphan_BC = ~selection.keep_KBC.any(dim=0)
-        value_BC = torch.where(is_orphan_BC, mean_BC, value_BC)
-        share_KBC = torch.where(is_orphan_BC, 1 / q_KBC.shape[0], share_KBC)
+        value_BC = torch.where(is_orphan_BC, q_KBC.mean(dim=0), value_BC)
+        weight_KBC += is_orphan_BC.to(weight_KBC.dtype)
 
     # Eq. 8, right: back to the simplex. A row without any mass has no literal answer; it gets the plain mean.
     mass_B1 = value_BC.sum(dim=1, keepdim=True)
     has_mass_B1 = mass_B1 > 0
-    target_BC = torch.where(has_mass_B1, value_BC / torch.where(has_mass_B1, mass_B1, 1), mean_BC)
-    return Combination(target_BC, share_KBC, selection)
+    if has_mass_B1.all():
+        return Combination(value_BC / mass_B1, weight_KBC, selection)
+    target_BC = torch.where(has_mass_B1, value_BC / torch.where(has_mass_B1, mass_B1, 1), q_KBC.mean(dim=0))
+    return Combination(target_BC, weight_KBC, selection)
 
 
-def _kept_weights(rule: Rule, evidence: Evidence, selection: Selection) -> Tensor:
-    weight_KBC = torch.where(selection.keep_KBC, rule.weigh(evidence, selection), 0)
+def _kept_weights(rule: Rule, evidence: Evidence, selection: Selection) -> tuple[Tensor, Tensor]:
+    """The weights of the kept and their sum over the teachers, which is zero only where nobody is kept."""
+    keep_KBC, given_KBC = selection.keep_KBC, rule.weigh(evidence, selection)
+    if ((given_KBC > 0) & (given_KBC < torch.inf)).all():
+        weight_KBC = keep_KBC.to(given_KBC.dtype).mul_(given_KBC)  # several times faster than torch.where
+        return weight_KBC, weight_KBC.sum(dim=0)
+    weight_KBC = torch.where(keep_KBC, given_KBC, 0)
     # Weights that are all zero say nothing about whom to prefer: weigh the kept equally.
-    return torch.where(selection.keep_KBC & (weight_KBC.sum(dim=0) == 0), 1, weight_KBC)
+    weight_KBC = torch.where(keep_KBC & (weight_KBC.sum(dim=0) == 0), 1, weight_KBC)
+    return weight_KBC, weight_KBC.sum(dim=0)

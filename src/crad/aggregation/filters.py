@@ -8,13 +8,17 @@ import torch
 from torch import Tensor
 
 from crad.aggregation.inputs import Evidence
+from crad.aggregation.median import supported_median
 
 TIE_TOLERANCE = 1e-7  # two teachers deviate equally from their mean; rounding must not drop one
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which teachers may speak, and the consensus and acceptance band that decided it."""
+    """Which teachers may speak, and the consensus and acceptance band that decided it.
+
+    A class that nobody supports has no consensus of its own: 0, with an infinite band, and nobody is kept.
+    """
 
     keep_KBC: Tensor
     supported_KC: Tensor
@@ -38,26 +42,15 @@ def supported_and_agreeing(evidence: Evidence) -> Selection:
     """Teachers with enough samples of the class that deviate from the consensus by at most the median."""
     q_KBC = evidence.q_KBC
     supported_KC = (evidence.counts_KC >= evidence.min_support).to(q_KBC.device)
-    num_supported_C = supported_KC.sum(dim=0)
     supported_K1C = supported_KC.unsqueeze(1)
 
     # Eq. 4: the preliminary consensus over the supported teachers, and each one's deviation from it
-    consensus_BC = (q_KBC * supported_K1C).sum(dim=0) / num_supported_C.clamp(min=1)
-    deviation_KBC = (q_KBC - consensus_BC).abs()
+    num_supported_C = supported_KC.sum(dim=0).clamp(min=1)
+    consensus_BC = (q_KBC * supported_K1C.to(q_KBC.dtype)).sum(dim=0) / num_supported_C
+    deviation_KBC = (q_KBC - consensus_BC).abs_()
 
     # Eq. 5: tau is the median deviation of the supported. The lower median of an even count keeps the same
     # half as the averaged one, and is one of the deviations itself.
-    ordered_KBC = deviation_KBC.masked_fill(~supported_K1C, torch.inf).sort(dim=0).values
-    middle_C = (num_supported_C - 1).clamp(min=0) // 2
-    band_BC = ordered_KBC.gather(0, middle_C.expand(1, *consensus_BC.shape)).squeeze(0)
-    keep_KBC = supported_K1C & (deviation_KBC <= band_BC + TIE_TOLERANCE)
-
-    # A class that nobody supports: shown with everybody's mean and spread, kept for nobody.
-    is_orphan_C = num_supported_C == 0
-    fallback = everybody(evidence)
-    return Selection(
-        keep_KBC=keep_KBC,
-        supported_KC=supported_KC,
-        consensus_BC=torch.where(is_orphan_C, fallback.consensus_BC, consensus_BC),
-        band_BC=torch.where(is_orphan_C, fallback.band_BC, band_BC),
-    )
+    band_BC = supported_median(deviation_KBC, supported_KC)
+    keep_KBC = (deviation_KBC <= band_BC + TIE_TOLERANCE).logical_and_(supported_K1C)
+    return Selection(keep_KBC, supported_KC, consensus_BC, band_BC)

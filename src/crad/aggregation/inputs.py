@@ -70,8 +70,7 @@ def _check_predictions(q: Tensor) -> None:
     if q.numel() == 0:
         return
     q = q.detach()
-    lowest = q.amin().item()
-    highest = q.amax().item()
+    lowest, highest = (extreme.item() for extreme in torch.aminmax(q))
     if not (math.isfinite(lowest) and math.isfinite(highest)):
         bad = int((~torch.isfinite(q)).nonzero()[0, 0])
         raise AggregationError(f"q of teacher {bad} holds a non-finite value; leave that teacher out")
