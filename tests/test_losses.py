@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from crad.learning.losses import distillation_loss, private_loss
-from crad.learning.teachers import soft_predictions
+from crad.learning.teachers import TeacherEngine, soft_predictions
 
 EXAMPLES = settings(max_examples=25, derandomize=True, database=None, deadline=None)
 
@@ -104,7 +104,9 @@ def test_the_gradient_by_hand():
 
 def test_gradients_reach_the_student_and_never_a_teacher():
     inputs, student, teacher = torch.eye(2, 3), nn.Linear(3, 2), nn.Linear(3, 2)
-    (target,) = soft_predictions([lambda: teacher], inputs, temperature=2.0)
+    (target,) = soft_predictions(
+        [lambda: TeacherEngine(device="cpu").prepare(teacher, key="t")], inputs, temperature=2.0
+    )
     assert not target.requires_grad
     loss_of(student(inputs), target=target).total.backward()
     assert all(parameter.grad is not None for parameter in student.parameters())

@@ -36,11 +36,7 @@ class TeacherShelf:
         self._models: dict[str, nn.Module] = {}
         self._decoded: dict[int, tuple[Message, Snapshot]] = {}
         self._prepared: dict[int, tuple[Snapshot, PreparedTeacher]] = {}
-        self._engine = TeacherEngine(
-            device=world.device,
-            precision=world.experiment.teacher_precision,
-            expected_samples=_expected_samples(world),
-        )
+        self._engine = TeacherEngine(device=world.device, precision=world.experiment.teacher_precision)
 
     def decode(self, message: Message, *, sender: int, round_index: int) -> Snapshot:
         """The snapshot in a message; refused unless sender, round, architecture, shapes and values are right."""
@@ -92,15 +88,6 @@ def _is_same(known: Message, message: Message) -> bool:
     """Without reading the body again: the very bytes, or the same file, which nobody changes."""
     is_same_file = known.file is not None and known.file == message.file
     return known.manifest == message.manifest and (known.body is message.body or is_same_file)
-
-
-def _expected_samples(world: World) -> int:
-    """How many inputs one architecture's teachers will see in the whole run, about: what a compiler must earn on."""
-    experiment = world.experiment
-    active = experiment.active or experiment.clients
-    images = sum(len(shard.train) for shard in world.shards) * active // max(1, experiment.clients)
-    teachers = (active - 1) / len(experiment.models)
-    return int(images * teachers * experiment.local_epochs * experiment.rounds)
 
 
 def _quoted(architecture: str | None) -> str:

@@ -3,43 +3,129 @@
 A teacher's output on a sample is needed once per epoch, so it is computed teacher by teacher over a block of the
 shard before the student trains on that block: the same augmented tensors, one teacher in memory at a time.
 
-Shapes: K teachers, B samples, C classes.
+Shapes: K teachers, B samples, C classes, D channels, H and W the sides of the image.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from crad.errors import ConfigError
+from crad.learning.fused import Plan, UnplannableError, fill_slots, is_fusible, make_plan
+from crad.learning.winograd import Workspace
 
 TEACHER_BATCH = 64  # larger ones are slower on a CPU
+GPU_TEACHER_BATCH = 512  # a small batch leaves a GPU waiting for the next launch
 
-Run = Callable[[Tensor], Tensor]
+Run = Callable[[Tensor], Tensor]  # inputs [B,D,H,W] to logits [B,C]
+Teacher = Callable[[], Run]  # gives the frozen teacher, ready to run
 
 
-class PreparedTeacher:
-    nbytes = 0
+class HasBytes(Protocol):
+    """Something that knows how much memory it holds."""
 
-    def __init__(self, model):
-        import copy
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        ...
 
-        self.model = copy.deepcopy(model)
-        self.nbytes = sum(t.nbytes for t in model.state_dict().values())
 
-    @torch.no_grad()
-    def __call__(self, inputs):
-        return torch.cat([self.model(chunk) for chunk in torch.split(inputs, TEACHER_BATCH)])
+def soft_predictions(teachers: Sequence[Teacher], inputs: Tensor, *, temperature: float) -> Tensor:
+    """Softened class probabilities of every teacher on the same inputs, [K,B,C]. Eq. 2."""
+    with torch.no_grad():
+        return torch.stack([torch.softmax(teacher()(inputs) / temperature, dim=1) for teacher in teachers])
 
 
 class TeacherEngine:
-    def __init__(self, *, device, precision="fp32", expected_samples=0):
-        pass
+    """Prepares snapshots to run fast on one device. For one thread at a time: its teachers share scratch memory."""
 
-    def prepare(self, model, *, key):
-        return PreparedTeacher(model)
+    def __init__(self, *, device: str, precision: str = "fp32") -> None:
+        known = ("fp32", "bf16") if device.startswith("cuda") else ("fp32",)
+        if precision not in known:
+            raise ConfigError(f"precision {precision!r} is not available on {device!r}; available: {', '.join(known)}")
+        self._device, self._precision = device, precision
+        self._plans: dict[str, Plan | None] = {}
+        self._workspace = Workspace()
+
+    def prepare(self, model: nn.Module, *, key: str) -> PreparedTeacher:
+        """The model as it is now, ready to run; `key` names the architecture, whose plan is made once."""
+        model.eval()
+        plan = self._plan_for(model, key) if self._device == "cpu" and is_fusible(model) else None
+        if plan is None:
+            plain = PlainForward(model, device=self._device, precision=self._precision)
+            return PreparedTeacher(plain, list(plain.model.state_dict().values()), batch=self._batch)
+        slots, held = fill_slots(plan, model, self._workspace)
+        return PreparedTeacher(partial(plan.forward, slots), held, batch=self._batch)
+
+    @property
+    def _batch(self) -> int:
+        return TEACHER_BATCH if self._device == "cpu" else GPU_TEACHER_BATCH
+
+    def _plan_for(self, model: nn.Module, key: str) -> Plan | None:
+        if key not in self._plans:
+            try:
+                self._plans[key] = make_plan(model)
+            except UnplannableError:
+                self._plans[key] = None
+        return self._plans[key]
 
 
-def soft_predictions(teachers, inputs: Tensor, *, temperature: float) -> Tensor:
-    """Softened class probabilities of every teacher on the same inputs, [K,B,C]. Eq. 2."""
-    return torch.stack([torch.softmax(teacher()(inputs) / temperature, dim=1) for teacher in teachers])
+class PreparedTeacher:
+    """One snapshot, ready to run; it shares no memory with the model it was made from."""
+
+    def __init__(self, forward: Run, held: Sequence[HasBytes], *, batch: int) -> None:
+        self._forward, self._held, self._batch = forward, held, batch
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights held; exact after the first call of an architecture's first teacher, for others at once."""
+        return sum(one.nbytes for one in self._held)
+
+    @torch.no_grad()
+    def __call__(self, inputs_BDHW: Tensor) -> Tensor:
+        """Logits [B,C]. Eq. 1."""
+        return torch.cat([self._forward(chunk) for chunk in torch.split(inputs_BDHW, self._batch)])
+
+
+class PlainForward:
+    """A copy of the module itself, run channels-last: for other devices and for what has no plan."""
+
+    def __init__(self, model: nn.Module, *, device: str, precision: str) -> None:
+        self.model = copy.deepcopy(model).to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._device, self._layout = device, torch.channels_last
+        self._autocast = partial(torch.autocast, device, torch.bfloat16, enabled=precision == "bf16")
+
+    def __call__(self, inputs_BDHW: Tensor) -> Tensor:
+        """Logits [B,C] in single precision, of one chunk."""
+        try:
+            return self._logits(inputs_BDHW)
+        except RuntimeError:
+            if self._layout == torch.contiguous_format:
+                raise
+            self._layout = torch.contiguous_format  # some modules take views that channels-last maps do not have
+            self.model.to(memory_format=torch.contiguous_format)
+            return self._logits(inputs_BDHW)
+
+    def _logits(self, inputs_BDHW: Tensor) -> Tensor:
+        layout = self._layout if inputs_BDHW.dim() == 4 else torch.contiguous_format
+        # A clone, because the module may write to its input.
+        moved = to_device(inputs_BDHW, self._device).clone(memory_format=layout)
+        if self._device == "cpu":
+            logits_BC: Tensor = self.model(moved)
+            return logits_BC
+        with self._autocast():
+            logits_BC = self.model(moved)
+        return logits_BC.float()
+
+
+def to_device(inputs: Tensor, device: str) -> Tensor:
+    """Inputs on the device; from pinned memory to a GPU, so that copying and computing overlap."""
+    if device.startswith("cuda") and inputs.device.type == "cpu":
+        return inputs.pin_memory().to(device, non_blocking=True)
+    return inputs.to(device)
