@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,7 +26,7 @@ from crad.config import Experiment
 from crad.data.dataset import Dataset
 from crad.data.tensors import prepare
 from crad.errors import SnapshotError
-from crad.federation.message import Message, Statistics, pack, read_body, read_manifest
+from crad.federation.message import Message, Statistics, message_in_file, pack, read_body, read_manifest, read_state
 from crad.federation.peer import new_model
 from crad.federation.teachers import TeacherShelf
 from crad.federation.world import World
@@ -602,3 +603,28 @@ def test_a_buffer_that_is_a_view_into_a_weight_can_be_sent():
     tensors = {"weight": weight, "tail": weight[1:]}
     received = read_body(pack(tensors, kind="k", peer=0, round_index=0), sender=0, expected=tensors)
     assert received["tail"].tolist() == [2.0, 3.0]
+
+
+def test_a_mapped_body_is_looked_into_and_its_file_never_changes(tmp_path):
+    sent = genuine()
+    file = tmp_path / "body"
+    file.write_bytes(bytes(sent.body))
+    mapped = message_in_file(sent.manifest, file)
+    assert mapped.payload_bytes == sent.payload_bytes
+    first, second = (read_body(mapped, sender=SENDER, expected=sent_model().state_dict()) for _ in range(2))
+    name = next(iter(first))
+    assert first[name].data_ptr() == second[name].data_ptr(), "copied"
+    first[name].zero_()
+    assert file.read_bytes() == sent.body
+
+
+@pytest.mark.parametrize("padding", range(8))
+def test_tensors_at_odd_places_are_read_right(padding):
+    """Our writer pads the header so that numbers are aligned; another may not."""
+    body = safetensors.torch.save({"a": torch.arange(3.0), "b": torch.arange(2)})
+    (length,) = struct.unpack_from("<Q", body)
+    odd = struct.pack("<Q", length + padding) + body[8 : 8 + length] + b" " * padding + body[8 + length :]
+    for content in (odd, memoryview(bytearray(odd))):
+        tensors = read_state(content)
+        assert tensors["a"].tolist() == [0.0, 1.0, 2.0]
+        assert tensors["b"].tolist() == [0, 1]

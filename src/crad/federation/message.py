@@ -133,7 +133,7 @@ def read_manifest(message: Message, *, sender: int, round_index: int, kind: str)
 def read_body(message: Message, *, sender: int, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a body whose names, shapes and dtypes equal the expected ones and whose values are finite.
 
-    They look into the body, nothing is copied: read them, never write to them.
+    Of a mapped body nothing is copied, the tensors look into it: read them, never write to them.
     """
     try:
         layout = read_layout(message.body)
@@ -144,7 +144,7 @@ def read_body(message: Message, *, sender: int, expected: Mapping[str, Tensor]) 
         got = layout[name].description if name in layout else "nothing"
         if wanted != got:
             raise SnapshotError(f"peer {sender} sent {printable(got)} as tensor {printable(name)!r}, expected {wanted}")
-    tensors = {name: view_tensor(message.body, place) for name, place in layout.items()}
+    tensors = view_tensors(message.body, layout)
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise SnapshotError(f"peer {sender} sent a non-finite value in tensor {printable(name)!r}")
@@ -153,7 +153,7 @@ def read_body(message: Message, *, sender: int, expected: Mapping[str, Tensor]) 
 
 def read_state(stored: bytes | memoryview) -> dict[str, Tensor]:
     """The tensors of our own safetensors bytes, without a copy."""
-    return {name: view_tensor(stored, place) for name, place in read_layout(stored).items()}
+    return view_tensors(stored, read_layout(stored))
 
 
 def printable(text: object) -> str:
@@ -214,18 +214,20 @@ def read_layout(body: bytes | memoryview) -> dict[str, Place]:
     return places
 
 
-def view_tensor(body: bytes | memoryview, place: Place) -> Tensor:
-    """One tensor of a body, sharing its memory."""
-    dtype = _DTYPES[place.dtype]
-    if place.start == place.stop:
-        return torch.empty(place.shape, dtype=dtype)
-    raw = body[place.start : place.stop]
+def view_tensors(body: bytes | memoryview, layout: Mapping[str, Place]) -> dict[str, Tensor]:
+    """The tensors of a body: looking into a mapped one, copied from one that is a Python object."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # "not writable": nobody writes
-        flat = torch.frombuffer(raw, dtype=torch.uint8)
-    if flat.data_ptr() % dtype.itemsize:
-        flat = flat.clone()  # a header of odd length: numbers must lie at multiples of their size
-    return flat.view(dtype).view(place.shape)
+        whole = torch.frombuffer(body, dtype=torch.uint8)
+    if isinstance(body, bytes):
+        whole = whole.clone()  # bytes must never change
+    tensors = {}
+    for name, place in layout.items():
+        flat, dtype = whole[place.start : place.stop], _DTYPES[place.dtype]
+        if flat.data_ptr() % dtype.itemsize:
+            flat = flat.clone()  # a header of odd length: numbers must lie at multiples of their size
+        tensors[name] = flat.view(dtype).view(place.shape) if len(flat) else torch.empty(place.shape, dtype=dtype)
+    return tensors
 
 
 def _natural(number: object) -> int:
