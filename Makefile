@@ -1,6 +1,7 @@
 # Two commands on a fresh machine with Python 3.11, git and make:
 #   make demo   sets up, runs CRAD on images that come with a dependency, shows a table, writes a report
 #   make test   sets up, lint, types, tests
+# and where the time goes, about twenty minutes: make bench (QUICK=1 for three)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,13 +9,16 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # Tests read the real subsets from here when the folder is there; they skip where it is not.
 export CRAD_DATA ?= $(wildcard $(CURDIR)/../shared/data)
 
-.PHONY: demo test lint types setup clean
+.PHONY: demo test bench lint types setup clean
 
 demo: $(VENV)/.demo
 	$(BIN)/crad demo
 
 test: lint types
 	$(BIN)/pytest -n 2 --dist loadfile
+
+bench: $(VENV)/.bench
+	$(BIN)/python -m benchmarks $(if $(QUICK),--quick)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -33,6 +37,10 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.demo
 	$(PIP) --editable '.[dev]'
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.demo
+	$(PIP) --editable '.[bench]'
 	touch $@
 
 clean:

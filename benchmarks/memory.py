@@ -1,0 +1,83 @@
+"""Peak memory of whole runs, each in a process of its own, against the idle process that only holds the data."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from benchmarks.data import cifar_like
+from benchmarks.harness import Section, Settings, ask_child
+from crad.config import Experiment
+from crad.models import Architecture, build_model
+
+MIB = 2**20
+ACTIVE = 10
+
+
+def run(settings: Settings) -> Section:
+    """Narrow models with 10, 100 and 1000 clients, then the full-width pool with 100; never more than ten active."""
+    cases = [(10, 0.125), (100, 0.125), *settings.choose([(1000, 0.125), (100, 1.0)], [])]
+    rows, numbers = [], []
+    for clients, width in cases:
+        settings.say(f"{clients} clients, width {width:g}")
+        row = _measure(clients, width, settings)
+        numbers.append(row)
+        rows.append(
+            [
+                f"N={clients}, {ACTIVE} active, width {width:g}",
+                *(f"{row[key] / MIB:,.0f}" for key in ("base_bytes", "peak_bytes", "over_base_bytes", "needed_bytes")),
+                f"{row['over_base_bytes'] / row['needed_bytes']:.1f}",
+            ]
+        )
+    return Section(
+        "memory",
+        "Peak resident memory, MiB",
+        ("run", "idle with data", "peak", "over idle", "ten active models and a teacher", "over idle / that"),
+        rows,
+        notes=[
+            "Ten active models: their weights and momentum, and the largest model once more as a teacher. Gradients, "
+            "activations, messages and the allocator's slack come on top."
+        ],
+        numbers=numbers,
+    )
+
+
+def _measure(clients: int, width: float, settings: Settings) -> dict[str, Any]:
+    wanted = {
+        "dataset": cifar_like(settings.output),
+        "clients": clients,
+        "active": ACTIVE,
+        "rounds": 2,
+        "eval_every": 1000,
+        "train_limit": 10 * clients,
+        "test_limit": 10,
+        "proxy_size": 0,
+        "partition": "iid",
+        "width": width,
+        "device": "cpu",
+    }
+    if clients < 100:  # the smallest subset that still has ten images of every class
+        wanted["train_limit"] = 20 * clients
+    base, done = (ask_child(what, json.dumps(wanted)) for what in ("idle", "run"))
+    return {
+        "clients": clients,
+        "width": width,
+        "seconds": done["seconds"],
+        "base_bytes": base["peak_bytes"],
+        "peak_bytes": done["peak_bytes"],
+        "over_base_bytes": done["peak_bytes"] - base["peak_bytes"],
+        "needed_bytes": needed_bytes(Experiment(**wanted)),
+    }
+
+
+def needed_bytes(experiment: Experiment) -> int:
+    """Weights and momentum of ten models dealt out in turn, and the largest model once more."""
+    sizes = [model_bytes(name, experiment.width) for name in experiment.models]
+    active = sum(2 * sizes[client % len(sizes)] for client in range(ACTIVE))
+    return active + max(sizes)
+
+
+def model_bytes(name: str, width: float) -> int:
+    """Parameters and buffers of a model for ten classes of 32x32x3."""
+    model = build_model(Architecture(name, width), num_classes=10, in_channels=3, image_size=(32, 32), seed=0)
+    return sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())

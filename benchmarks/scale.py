@@ -1,0 +1,167 @@
+"""How seconds and bytes of a round grow with the clients, the shard and the classes, beside the expected growth."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import crad
+from benchmarks.data import noise_images
+from benchmarks.harness import Section, Settings
+from benchmarks.memory import model_bytes
+from crad.config import Experiment
+
+MIB = 2**20
+WIDTH = 0.125
+SHARD = 40  # images of a client where the shard is not what varies
+CLIENTS = 5  # where the clients are not
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One small chart: what varies, what is measured, and the growth that is expected."""
+
+    title: str
+    across: str
+    unit: str
+    sizes: Sequence[int]
+    measured: Sequence[float]
+    expected: Callable[[float], float]
+    law: str
+
+
+def run(settings: Settings) -> Section:
+    """Narrow models and small shards of noise: the growth is the same, the wait is not."""
+    by_clients = {n: _round(settings, clients=n) for n in settings.choose((5, 10, 20, 40), (4, 8, 16))}
+    by_shard = {n: _round(settings, shard=n) for n in settings.choose((40, 80, 160, 320), (40, 80, 160))}
+    by_classes = {n: _round(settings, classes=n) for n in settings.choose((10, 50, 100, 200), (10, 100))}
+    panels = _panels(by_clients, by_shard, by_classes)
+    rows = []
+    for panel in panels:
+        for size, value in zip(panel.sizes, panel.measured, strict=True):
+            expected = panel.expected(size)
+            rows.append([f"{panel.across} = {size}", f"{value:.2f} {panel.unit}", f"{expected:.2f} {panel.unit}"])
+    return Section(
+        "scale",
+        f"Growth of a round (width {WIDTH}, {SHARD} images and {CLIENTS} clients where not varied)",
+        ("varied", "measured", "expected"),
+        rows,
+        notes=[f"Expected, {panel.across} ({panel.unit}): {panel.law}." for panel in panels],
+        numbers=[{"clients": by_clients, "shard": by_shard, "classes": by_classes}],
+        pictures=draw(panels, settings),
+    )
+
+
+def _round(settings: Settings, *, clients: int = CLIENTS, shard: int = SHARD, classes: int = 10) -> dict[str, float]:
+    settings.say(f"{clients} clients, {shard} images each, {classes} classes")
+    experiment = Experiment(
+        dataset=noise_images(settings.output, num_classes=classes, num_train=max(clients * shard, 2 * classes)),
+        clients=clients,
+        rounds=settings.choose(5, 3),  # the first warms up, the last is tested
+        eval_every=1000,
+        test_limit=max(10, classes),
+        proxy_size=0,
+        partition="iid",
+        width=WIDTH,
+        device="cpu",
+    )
+    lines = crad.run(experiment).rounds[1:-1]
+    return {
+        "seconds": statistics.median(line["timing"]["seconds"] for line in lines),
+        "bytes": lines[0]["payload_bytes"],
+    }
+
+
+Measured = dict[int, dict[str, float]]
+
+
+def _panels(by_clients: Measured, by_shard: Measured, by_classes: Measured) -> list[Panel]:
+    pool = Experiment().models
+    sizes = [model_bytes(name, WIDTH) for name in pool]
+
+    def snapshot_mib(clients: float) -> float:
+        return sum(sizes[k % len(sizes)] for k in range(int(clients))) * (clients - 1) / MIB
+
+    flat = statistics.median(one["seconds"] for one in by_classes.values())
+    return [
+        _seconds_panel("Seconds by clients", "clients N", by_clients, lambda n: (n * (n - 1), n), "a N(N-1) + b N"),
+        Panel(
+            "Bytes by clients",
+            "clients N",
+            "MiB",
+            list(by_clients),
+            [one["bytes"] / MIB for one in by_clients.values()],
+            snapshot_mib,
+            "N(N-1) times the mean snapshot",
+        ),
+        _seconds_panel("Seconds by shard", "images per client", by_shard, lambda n: (n, 1), "a n + b"),
+        Panel(
+            "Seconds by classes",
+            "classes C",
+            "s",
+            list(by_classes),
+            [one["seconds"] for one in by_classes.values()],
+            lambda n: flat,
+            "flat",
+        ),
+    ]
+
+
+def _seconds_panel(
+    title: str, across: str, measured: Measured, terms: Callable[[float], tuple[float, float]], law: str
+) -> Panel:
+    """The two constants of the law come from the measurement (least squares), its shape does not."""
+    seconds = [one["seconds"] for one in measured.values()]
+    (a, b), *_ = np.linalg.lstsq(np.array([terms(size) for size in measured]), np.array(seconds), rcond=None)
+
+    def expected(size: float) -> float:
+        first, second = terms(size)
+        return float(a * first + b * second)
+
+    return Panel(title, across, "s", list(measured), seconds, expected, f"{law}, fitted a = {a:.2g} s, b = {b:.2g} s")
+
+
+def draw(panels: Sequence[Panel], settings: Settings) -> list[str]:
+    """The panels as one picture, PNG and SVG; nothing where the drawing packages are not installed."""
+    try:
+        import altair
+        import vl_convert  # noqa: F401  # what altair saves pictures with
+    except ImportError:
+        settings.say("no picture: install '.[bench]' for altair and vl-convert-python")
+        return []
+    charts = [_chart(altair, panel) for panel in panels]
+    grid = altair.concat(*charts, columns=2, spacing=28).resolve_scale(color="shared")
+    grid = grid.configure_axis(labelFontSize=12, titleFontSize=12, gridColor="#e6e6e6", domainColor="#888")
+    grid = grid.configure_view(stroke=None).configure_title(fontSize=14, anchor="start")
+    grid = grid.configure_legend(labelFontSize=12, orient="bottom", title=None, symbolSize=90)
+    settings.output.mkdir(parents=True, exist_ok=True)
+    grid.save(str(settings.output / "scale.png"), scale_factor=2)
+    grid.save(str(settings.output / "scale.svg"))
+    return ["scale.png", "scale.svg"]
+
+
+def _chart(altair: Any, panel: Panel) -> Any:  # noqa: ANN401  # altair's own types are generated and huge
+    low, high = min(panel.sizes), max(panel.sizes)
+    line = [
+        {"x": float(x), "y": panel.expected(float(round(x)))} for x in np.unique(np.linspace(low, high, 25).round())
+    ]
+    points = [{"x": x, "y": y} for x, y in zip(panel.sizes, panel.measured, strict=True)]
+    colour = altair.Color(
+        "kind:N",
+        scale=altair.Scale(domain=["measured", "expected"], range=["#1f5fa8", "#d1752a"]),
+        legend=altair.Legend(),
+    )
+    x = altair.X("x:Q", title=panel.across, scale=altair.Scale(domain=[0, high * 1.05], nice=False))
+    ceiling = 1.15 * max(*panel.measured, *(point["y"] for point in line))
+    y = altair.Y("y:Q", title=f"{panel.unit} a round", scale=altair.Scale(domain=[0, ceiling]))
+    expected = [{**point, "kind": "expected"} for point in line]
+    measured = [{**point, "kind": "measured"} for point in points]
+    under = altair.Chart(altair.Data(values=expected)).mark_line(strokeDash=[6, 4], strokeWidth=2)
+    over = altair.Chart(altair.Data(values=measured)).mark_point(filled=True, size=80, opacity=1)
+    layers = [layer.encode(x=x, y=y, color=colour) for layer in (under, over)]
+    title = altair.TitleParams(panel.title, subtitle=f"expected: {panel.law}", subtitleFontSize=11)
+    return altair.layer(*layers).properties(width=300, height=200, title=title)

@@ -1,0 +1,99 @@
+"""Two worker processes against one, beside what two processes can gain at all on this machine."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from typing import Any
+
+import torch
+
+import crad
+from benchmarks.data import cifar_like
+from benchmarks.harness import Ratio, Section, Settings, speedup
+from crad.config import Experiment
+from crad.errors import ConfigError
+
+
+def run(settings: Settings) -> Section:
+    """The same run with one and two workers, in turn; the ceiling is measured before every pair."""
+    pairs = settings.choose(3, 1)
+    ceilings, seconds, is_same = [], {1: [], 2: []}, True  # type: ignore[var-annotated]
+    for pair in range(pairs):
+        settings.say(f"pair {pair + 1} of {pairs}")
+        ceilings.append(two_process_ceiling(settings.choose(5.0, 2.0)))
+        try:
+            results = {workers: crad.run(_experiment(settings, workers)) for workers in (1, 2)}
+        except ConfigError as error:
+            return _section(ceilings, None, notes=[f"Two workers are refused by this version: {error}."])
+        for workers, result in results.items():
+            seconds[workers] += [line["timing"]["seconds"] for line in result.rounds[1:-1]]
+        is_same = is_same and _without_timing(results[1]) == _without_timing(results[2])
+    ratio = speedup(seconds[1], seconds[2])
+    medians = {workers: statistics.median(values) for workers, values in seconds.items()}
+    agreement = "agree to the last digit" if is_same else "DIFFER"
+    return _section(ceilings, ratio, notes=[f"The records of both runs {agreement}."], medians=medians)
+
+
+def _section(
+    ceilings: list[float], ratio: Ratio | None, *, notes: list[str], medians: dict[int, float] | None = None
+) -> Section:
+    ceiling = statistics.median(ceilings)
+    rows = [["two plain GEMM processes (the ceiling)", "", "", f"{ceiling:.2f}", "100 %"]]
+    if ratio is not None and medians is not None:
+        of_ceiling = f"{100 * ratio.median / ceiling:.0f} %"
+        rows.append(["crad.run", f"{medians[1]:.1f}", f"{medians[2]:.1f}", str(ratio), of_ceiling])
+    return Section(
+        "workers",
+        "Two processes against one",
+        ("what", "one, s a round", "two, s a round", "ratio", "of the ceiling"),
+        rows,
+        notes=notes,
+        numbers=[{"ceilings": ceilings, "ratio": None if ratio is None else ratio.median, "seconds": medians}],
+    )
+
+
+def _experiment(settings: Settings, workers: int) -> Experiment:
+    return Experiment(
+        dataset=cifar_like(settings.output),
+        clients=6,
+        rounds=settings.choose(4, 3),  # the first warms up, the last is tested
+        eval_every=1000,
+        train_limit=settings.choose(1200, 480),
+        test_limit=10,
+        proxy_size=0,
+        partition="iid",
+        width=0.5,
+        device="cpu",
+        workers=workers,
+    )
+
+
+def _without_timing(result: crad.Result) -> list[dict[str, Any]]:
+    return [{key: value for key, value in line.items() if key != "timing"} for line in result.rounds]
+
+
+def two_process_ceiling(seconds: float) -> float:
+    """How much more two single-thread processes multiply at once than one alone: at most 2, less on a busy machine."""
+    torch.set_num_threads(1)
+    (alone,) = _gemm_at_once(1, seconds)
+    return sum(_gemm_at_once(2, seconds)) / alone
+
+
+def _gemm_at_once(number: int, seconds: float) -> list[float]:
+    command = [sys.executable, "-m", "benchmarks.child", "gemm", str(seconds)]
+    children = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
+        for _ in range(number)
+    ]
+    for child in children:
+        assert child.stdout is not None
+        child.stdout.readline()  # ready: importing torch is over
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write("\n")
+        child.stdin.flush()
+    answers = [json.loads(child.communicate()[0]) for child in children]
+    return [answer["gflops"] for answer in answers]
