@@ -12,24 +12,19 @@ from benchmarks import page
 from benchmarks.aggregation import SORTED
 from benchmarks.harness import Section, count_flops, interleave, speedup, write_json
 from benchmarks.naive import NaiveFederation, class_loop_target
-from crad.engines.serial import SerialEngine
-from crad.federation.exchange import MemoryExchange
-from crad.federation.rounds import Rounds
-from crad.federation.world import build_world
 from crad.learning.device import repeatable
-from crad.methods import resolve_method
+from tests.federation import Federation
 from tests.test_aggregation_properties import wide_case
 
 
 def test_one_naive_round_ends_at_the_weights_and_losses_of_the_package(tiny):
-    world, method = build_world(tiny), resolve_method("crad")
     with repeatable(0, "cpu"):
-        peers = method.roster(world)
         naive = NaiveFederation(tiny)
         losses = naive.run_round(1)
-    done = next(Rounds(method, peers, exchange=MemoryExchange(), engine=SerialEngine()).run())
+    federation = Federation(tiny)
+    done = federation.next_round()
     assert losses == pytest.approx([done.learned[k].losses["total"] for k in range(tiny.clients)], rel=1e-3)
-    for peer, client in zip(peers, naive.clients, strict=True):
+    for peer, client in zip(federation.peers(), naive.clients, strict=True):
         theirs = client.model.state_dict()
         for name, tensor in peer.model.state_dict().items():
             torch.testing.assert_close(tensor, theirs[name], rtol=2e-3, atol=2e-4)

@@ -83,7 +83,7 @@ def decode(message: Message):
 
 def forged(*, body: bytes | None = None, without: str | None = None, **changes: Any) -> Message:
     """The genuine message with other manifest entries; size and digest are true of the body unless changed too."""
-    body = genuine().body if body is None else body
+    body = bytes(genuine().body) if body is None else body
     truth = {"size": len(body), "sha256": hashlib.sha256(body).hexdigest()}
     entries = {**json.loads(genuine().manifest), **truth, **changes}
     entries.pop(without, None)
@@ -99,7 +99,7 @@ def body_of(**changes: Any) -> bytes:
     tensors: dict[str, Any] = {name: tensor.contiguous() for name, tensor in sent_model().state_dict().items()}
     tensors |= {name.replace("__", "."): tensor for name, tensor in changes.items()}
     kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    return pack(kept, kind="snapshot", peer=SENDER, round_index=ROUND).body
+    return bytes(pack(kept, kind="snapshot", peer=SENDER, round_index=ROUND).body)
 
 
 def with_header(header: object, data: bytes = b"") -> bytes:
@@ -516,7 +516,7 @@ def test_any_value_of_a_manifest_entry_is_accepted_or_refused(entry, value):
 @EXAMPLES
 @given(place=st.sampled_from(["dtype", "shape", "data_offsets", None]), value=json_values)
 def test_any_value_in_a_header_is_accepted_or_refused(place, value):
-    body = genuine().body
+    body = bytes(genuine().body)
     (length,) = struct.unpack_from("<Q", body)
     header = json.loads(body[8 : 8 + length])
     if place is None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 import torch.nn.functional as F
 
@@ -16,67 +14,21 @@ import crad
 from crad.config import Experiment
 from crad.engines.serial import SerialEngine
 from crad.errors import RunError
-from crad.federation.exchange import MemoryExchange
 from crad.federation.message import pack
 from crad.federation.method import Method, Phase, RoundContext
 from crad.federation.peer import Member, Peer, count_noise
-from crad.federation.roster import Roster
-from crad.federation.rounds import Rounds, draw_active
+from crad.federation.rounds import draw_active
 from crad.federation.teachers import TeacherShelf
-from crad.federation.work import load_tensors
 from crad.federation.world import build_world
 from crad.learning.device import repeatable
 from crad.learning.evaluation import ClassScore
-from crad.methods import METHODS, resolve_method
+from crad.methods import METHODS
 from crad.methods.alone import train_alone
 from crad.models import Architecture, build_model
 from crad.randomness import torch_stream
 from tests import reference
 from tests.conftest import change
-
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path, monkeypatch):
-    """Where the states of a test's federations rest."""
-    monkeypatch.setattr(f"{__name__}.FOLDER", tmp_path / "federations")
-
-
-FOLDER = Path()
-
-
-class Federation:
-    """An experiment's loop with everything that it runs on within reach, measured and ready for its first round."""
-
-    def __init__(self, experiment: Experiment, method: Method | None = None, engine: type[SerialEngine] = SerialEngine):
-        self.world = build_world(experiment)
-        self.method = method or resolve_method(experiment.method)
-        folder = FOLDER / str(len(list(FOLDER.glob("*"))))
-        self.roster = Roster(self.world, self.method.roster(self.world), folder)
-        self.engine = engine(self.world, self.method)
-        self.rounds = Rounds(self.method, self.roster, exchange=MemoryExchange(), engine=self.engine)
-        self.rounds._measure(lambda step: None)
-        self.running = self.rounds.run()
-
-    def next_round(self):
-        return next(self.running)
-
-    def peers(self) -> list[Peer]:
-        """Every member as it stands, at work."""
-        return [self.peer(place.index) for place in self.roster]
-
-    def peer(self, index: int) -> Peer:
-        place = self.roster[index]
-        peer = Peer(self.world, place.member)
-        peer.standing = place.measured
-        if place.state is not None:
-            peer.load_state(load_tensors(place.state), place.measured)
-        return peer
-
-    def put(self, peer: Peer) -> None:
-        """Let a member go on from a state that a test has made."""
-        path = self.roster.states / f"made-{peer.index}.safetensors"
-        path.write_bytes(safetensors.torch.save(peer.state()))
-        self.roster.update(peer.index, standing=peer.standing, state=path)
+from tests.federation import Federation
 
 
 def start(experiment: Experiment) -> Federation:
