@@ -55,7 +55,8 @@ class TeacherEngine:
 
     def prepare(self, model: nn.Module, *, key: str) -> PreparedTeacher:
         """The model as it is now, ready to run; `key` names the architecture, whose plan is made once."""
-        model.eval()
+        if model.training:
+            model.eval()
         plan = self._plan_for(model, key) if self._device == "cpu" and is_fusible(model) else None
         if plan is None:
             plain = PlainForward(model, device=self._device, precision=self._precision)

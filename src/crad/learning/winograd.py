@@ -17,7 +17,7 @@ from torch import Tensor
 TILE = 4  # side of an output tile
 PATCH = TILE + 2  # side of the input tile it is made from
 POINTS = PATCH * PATCH
-TILES_PER_PASS = 1024  # enough rows for a fast matrix product, few enough to stay in the cache
+TILES_PER_PASS = 512  # enough rows for a fast matrix product, few enough to stay in the cache
 
 # Costs in multiply-adds of a matrix product, measured once on x86 with AVX-512. They are constants and not timings, so
 # the same network takes the same path, and gives the same bits, in every process.
