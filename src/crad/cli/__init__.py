@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import typer
 
-from crad.cli import data
-from crad.cli.compare import compare_command, demo_command
-from crad.cli.explain import explain_command
-from crad.cli.run import run_command
 from crad.cli.signals import Terminated, raise_on_sigterm
 from crad.errors import CradError
 
-app = typer.Typer(
-    help="Federated learning with no server, no public data and no common architecture.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-)
-app.command("demo")(demo_command)
-app.command("run")(run_command)
-app.command("compare")(compare_command)
-app.command("explain")(explain_command)
-app.add_typer(data.app, name="data")
+# Verb, where it is, and its line in `crad --help`; only the verb that was asked for is imported.
+VERBS = {
+    "demo": ("crad.cli.compare:demo_command", "See it work in under a minute: three methods on real images."),
+    "run": ("crad.cli.run:run_command", "Run one experiment and write a run directory."),
+    "compare": ("crad.cli.compare:compare_command", "Compare methods on identical partitions, with several seeds."),
+    "explain": ("crad.cli.explain:explain_command", "Show every teacher's part in a target of a run."),
+    "data": ("crad.cli.data:app", "List, download and check data sets."),
+}
+
+
+def make_app(words: Sequence[str]) -> typer.Typer:
+    """The command line, with the whole of the verb that these words ask for and a line of every other."""
+    app = typer.Typer(
+        help="Federated learning with no server, no public data and no common architecture.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+    )
+    asked = next((word for word in words if not word.startswith("-")), None)
+    for verb, (place, line) in VERBS.items():
+        module, name = place.split(":")
+        found = getattr(importlib.import_module(module), name) if verb == asked else _not_asked_for
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=verb)
+        else:
+            app.command(verb, help=line if found is _not_asked_for else None)(found)
+    return app
+
+
+def _not_asked_for() -> None:
+    raise AssertionError("only listed")
 
 # Typer's own base of all usage errors, wherever it keeps it.
 _USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
@@ -35,7 +53,7 @@ def main() -> None:
     """Run the command line: 0 on success, 2 with one line for bad input, 130 or 143 when interrupted."""
     raise_on_sigterm()
     try:
-        code = app(standalone_mode=False)
+        code = make_app(sys.argv[1:])(standalone_mode=False)
     except CradError as error:
         _fail(str(error), code=2)
     except OSError as error:  # a path that is too long, a folder where a file should be, no permission
