@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,11 +12,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from crad.config import Experiment
-from crad.data.tensors import ImageSet, Preparation
+from crad.data.tensors import ImageSet, Preparation, image_set, prepare
 from crad.learning import epoch, evaluation
 from crad.learning.epoch import Block, LossMeter, epoch_blocks, make_optimizer, train_on_block
-from crad.learning.evaluation import ClassScore, score
+from crad.learning.evaluation import PREPARED_FROM, ClassScore, score
 from crad.learning.losses import Loss
+from crad.learning.teachers import TeacherEngine
+from crad.models import Architecture, build_model
 
 EXAMPLES = settings(max_examples=20, derandomize=True, database=None, deadline=None)
 
@@ -341,3 +344,27 @@ def test_splitting_into_blocks_does_not_change_the_augmented_images(monkeypatch)
     at_once = inputs_of()
     monkeypatch.setattr(epoch, "BLOCK_BYTES", 1)
     assert torch.equal(inputs_of(), at_once)
+
+
+def test_a_large_set_is_scored_by_the_prepared_model_and_a_small_one_by_the_model_itself(tiny_npz):
+    """The prepared model says the same, and the modes of the model are as they were."""
+    arrays = np.load(tiny_npz)
+    pixels, labels = np.tile(arrays["test_images"][..., None], (4, 1, 1, 1)), np.tile(arrays["test_labels"], 4)
+    images = image_set(pixels, labels, pad_to=None, device="cpu")
+    preparation = prepare(arrays["train_images"][..., None], augmentation="none", device="cpu")
+    model = build_model(Architecture("cnn6", 0.25), num_classes=4, in_channels=1, image_size=(8, 8), seed=1).train()
+    prepared = []
+
+    def fast(module):
+        prepared.append(module)
+        return TeacherEngine(device="cpu").prepare(module, key="cnn6")
+
+    plain = score(model, images, preparation=preparation, num_classes=4)
+    with_engine = score(model, images, preparation=preparation, num_classes=4, prepare=fast)
+    assert prepared == [model]
+    assert (with_engine.counts, with_engine.hits) == (plain.counts, plain.hits)
+    assert with_engine.cross_entropy_sums == pytest.approx(plain.cross_entropy_sums, rel=1e-4)
+    assert all(module.training for module in model.modules())
+    few = ImageSet(images.images[: PREPARED_FROM - 1], images.labels[: PREPARED_FROM - 1])
+    score(model, few, preparation=preparation, num_classes=4, prepare=fast)
+    assert len(prepared) == 1

@@ -45,6 +45,7 @@ def make_app(words: Sequence[str]) -> typer.Typer:
 def _not_asked_for() -> None:
     raise AssertionError("only listed")
 
+
 # Typer's own base of all usage errors, wherever it keeps it.
 _USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from crad.federation.message import Message, Statistics, pack, storable
 from crad.federation.world import World
 from crad.learning.epoch import make_optimizer
 from crad.learning.evaluation import ClassScore, score
+from crad.learning.teachers import TeacherEngine
 from crad.models import Architecture, build_model
 from crad.randomness import stream, torch_seed
 
@@ -77,9 +78,15 @@ class Member:
 class Peer:
     """A member at work: its model, optimiser and private data in memory."""
 
-    def __init__(self, world: World, member: Member, *, model: nn.Module | None = None) -> None:
-        """Begins with the member's first weights, or with a model whose weights `load_state` will overwrite."""
+    def __init__(
+        self, world: World, member: Member, *, model: nn.Module | None = None, engine: TeacherEngine | None = None
+    ) -> None:
+        """Begins with the member's first weights, or with a model whose weights `load_state` will overwrite.
+
+        `engine` makes measuring on many images faster.
+        """
         self.world = world
+        self._engine = engine
         self.index, self.clients, self.architecture = member.index, member.clients, member.architecture
         seed = torch_seed(world.experiment.seed, "peer", member.index, "weights")
         self.model = new_model(world, member.architecture, seed=seed) if model is None else model
@@ -153,7 +160,13 @@ class Peer:
         return Standing(validation=tuple(self._score(self.world.images(shard.validation)) for shard in self._shards))
 
     def _score(self, images: ImageSet) -> ClassScore:
-        return score(self.model, images, preparation=self.world.preparation, num_classes=self.num_classes)
+        return score(
+            self.model,
+            images,
+            preparation=self.world.preparation,
+            num_classes=self.num_classes,
+            prepare=None if self._engine is None else partial(self._engine.prepare, key=self.architecture.id),
+        )
 
 
 def class_statistics(world: World, peer: int, standing: Standing, *, with_cross_entropy: bool = False) -> Statistics:

@@ -25,6 +25,7 @@ from crad.federation.peer import Member, Peer, Standing
 from crad.federation.teachers import TeacherShelf
 from crad.federation.world import World
 from crad.learning.device import repeatable
+from crad.learning.teachers import TeacherEngine
 from crad.randomness import torch_seed
 
 Verb = Literal["begin", "publish", "learn", "test"]
@@ -89,6 +90,7 @@ class Bench:
         self._method = method
         self._members = {member.index: member for member in method.roster(world)}
         self._models: dict[str, torch.nn.Module] = {}
+        self._measuring = TeacherEngine(device=world.device)  # always in full precision
         self.shelf = TeacherShelf(world)
 
     def do(self, task: Task) -> Outcome:
@@ -108,7 +110,8 @@ class Bench:
 
     def _at_work(self, task: Task) -> Peer:
         member = self._members[task.peer]
-        peer = Peer(self._world, member, model=None if task.state is None else self._model(member))
+        model = None if task.state is None else self._model(member)
+        peer = Peer(self._world, member, model=model, engine=self._measuring)
         self._models[member.architecture.id] = peer.model
         if task.state is not None:
             assert task.standing is not None, "a state comes with its standing"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crad.data.tensors import ImageSet, Preparation
+from crad.learning.teachers import Run
 
 EVALUATION_BATCH = 64  # larger ones are slower on a CPU
+PREPARED_FROM = 256  # images; below, folding and packing cost more than they save
 
 
 @dataclass(frozen=True)
@@ -44,17 +46,26 @@ class ClassScore:
 
 
 @torch.no_grad()
-def score(model: nn.Module, images: ImageSet, *, preparation: Preparation, num_classes: int) -> ClassScore:
-    """Run the model in evaluation mode over a labelled set."""
+def score(
+    model: nn.Module,
+    images: ImageSet,
+    *,
+    preparation: Preparation,
+    num_classes: int,
+    prepare: Callable[[nn.Module], Run] | None = None,
+) -> ClassScore:
+    """Run the model in evaluation mode over a labelled set; a large set is worth preparing the model for it."""
     counts = torch.bincount(images.labels, minlength=num_classes)
     hits = torch.zeros(num_classes, dtype=torch.int64, device=images.labels.device)
     # Summed in double on the CPU: the order of samples is fixed, and MPS has no double.
     cross_entropies = torch.zeros(num_classes, dtype=torch.float64)
     with evaluation_mode(model):
+        is_large = len(images) >= PREPARED_FROM
+        run = prepare(model) if prepare is not None and is_large else model
         for start in range(0, len(images), EVALUATION_BATCH):
             chunk = slice(start, start + EVALUATION_BATCH)
             labels = images.labels[chunk]
-            logits = model(preparation.inputs(images.images[chunk]))
+            logits = run(preparation.inputs(images.images[chunk]))
             hits += torch.bincount(labels[logits.argmax(dim=1) == labels], minlength=num_classes)
             losses = F.cross_entropy(logits, labels, reduction="none").cpu().double()
             cross_entropies.index_add_(0, labels.cpu(), losses)
