@@ -15,7 +15,6 @@ from pathlib import Path
 from socket import socketpair
 from typing import IO, Any
 
-import crad
 from crad import errors
 from crad.engines.arrays import describe_dataset, write_arrays
 from crad.engines.wire import outcome_from_bytes, task_to_bytes
@@ -26,6 +25,8 @@ from crad.federation.world import World
 from crad.learning.device import MALLOC_SETTINGS
 
 MAX_DEATHS = 3  # of workers over one task, before the run is given up
+# A worker imports from where this process does, however it was started.
+PROGRAM = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); from crad.engines.worker import main; main()"
 GRACE_SECONDS = 5.0  # for a worker to end when told to
 
 
@@ -35,18 +36,17 @@ class ProcessEngine:
     def __init__(self, world: World, *, workers: int, notice: Callable[[str], None] = lambda text: None) -> None:
         self._world = world
         self._notice = notice
-        self._peaks: Counter[int] = Counter()
         # Without a name from the start: nothing is left behind, however this process ends.
         self._data: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed in `close`
         self._order = json.dumps(
             {
                 "experiment": world.experiment.model_dump(),
-                "path": [str(Path(entry).absolute()) for entry in sys.path],
                 "arrays": write_arrays(world.dataset, self._data),
                 "dataset": describe_dataset(world.dataset),
             }
         ).encode()
         self.workers = workers
+        self._peaks = [0] * workers
         self._workers = [self._start() for _ in range(workers)]
 
     def each(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
@@ -65,7 +65,7 @@ class ProcessEngine:
                         waiting.extendleft(self._bury(worker, deaths))
                         continue
                     if outcome is not None:
-                        self._peaks[worker.pid] = max(self._peaks[worker.pid], outcome.peak_memory_bytes)
+                        self._note_peak(worker, outcome)
                         yield outcome
         finally:
             # The caller has lost interest, or a client has failed: what is still going on is of no use.
@@ -74,7 +74,7 @@ class ProcessEngine:
 
     def peak_memory_bytes(self) -> int:
         """The sum of every process's peak, at most: pages that several of them look into count for each."""
-        return peak_memory_bytes("cpu") + sum(self._peaks.values())
+        return peak_memory_bytes("cpu") + sum(self._peaks)
 
     @property
     def pids(self) -> list[int]:
@@ -90,6 +90,10 @@ class ProcessEngine:
 
     def _start(self) -> _Worker:
         return _Worker(self._order, self._data.fileno())
+
+    def _note_peak(self, worker: _Worker, outcome: Outcome) -> None:
+        place = self._workers.index(worker)
+        self._peaks[place] = max(self._peaks[place], outcome.peak_memory_bytes)
 
     def _readable(self) -> list[_Worker]:
         by_connection = {worker.connection: worker for worker in self._workers if not worker.is_free}
@@ -125,9 +129,9 @@ class _Worker:
         leash_theirs, self._leash = os.pipe()
         inherited = (theirs.fileno(), leash_theirs, data)
         self._process = subprocess.Popen(  # noqa: S603  # our own module, no shell
-            [sys.executable, "-m", "crad.engines.worker", *map(str, inherited)],
+            [sys.executable, "-c", PROGRAM, _import_path(), *map(str, inherited)],
             pass_fds=inherited,
-            env=_environment(),
+            env={**os.environ, **MALLOC_SETTINGS, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             process_group=0,  # Ctrl-C in a terminal reaches the parent alone
         )
@@ -182,10 +186,8 @@ class _Worker:
             return self._process.wait()
 
 
-def _environment() -> dict[str, str]:
-    source = str(Path(crad.__file__).resolve().parent.parent)
-    path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
-    return {**os.environ, **MALLOC_SETTINGS, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": path}
+def _import_path() -> str:
+    return json.dumps([str(Path(entry).absolute()) for entry in sys.path])
 
 
 def _error_from(entry: dict[str, Any]) -> Exception:

@@ -44,7 +44,6 @@ def main() -> None:
 
 
 def _set_up(order: dict[str, Any], data: int) -> Bench:
-    sys.path[:] = order["path"]
     experiment = Experiment(**order["experiment"])
     content = memoryview(mmap.mmap(data, 0, access=mmap.ACCESS_READ))
     parts: dict[str, Any] = {**order["dataset"], **map_arrays(content, order["arrays"])}
@@ -60,7 +59,3 @@ def _end_with_parent(leash: int) -> None:
 def _error_to_bytes(error: Exception) -> bytes:
     kind = type(error).__name__ if isinstance(error, CradError) else None
     return json.dumps({"error": kind, "message": str(error), "traceback": traceback.format_exc()}).encode()
-
-
-if __name__ == "__main__":
-    main()
