@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -57,7 +55,7 @@ def main() -> None:
         progress.end()
         show(sections[-1])
         # After every benchmark: what is measured stays when a later one is interrupted.
-        command = shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
+        command = " ".join(["python -m benchmarks", *options.names, *(["--quick"] if options.quick else [])])
         write_json(path, hardware=hardware, command=command, sections=sections)
     print(f"written to {path}; as markdown: python -m benchmarks.page {path}")
 

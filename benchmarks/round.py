@@ -48,7 +48,7 @@ def run(settings: Settings) -> Section:
         clients=CLIENTS,
         rounds=measured + 2,  # the first warms up, the last is tested
         eval_every=1000,
-        train_limit=CLIENTS * settings.choose(200, 40),
+        train_limit=CLIENTS * settings.choose(120, 40),
         test_limit=10,
         proxy_size=0,
         partition="iid",

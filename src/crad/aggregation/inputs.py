@@ -76,7 +76,7 @@ def _check_predictions(q: Tensor) -> None:
         raise AggregationError(f"q of teacher {bad} holds a non-finite value; leave that teacher out")
     if lowest < 0:
         raise AggregationError(f"q holds {lowest:g}: probabilities cannot be negative; apply softmax first")
-    miss = float((q.float().sum(dim=2) - 1).abs().amax())
+    miss = max(abs(extreme.item() - 1) for extreme in torch.aminmax(q.float().sum(dim=2)))
     if miss > (HALF_TOLERANCE if q.dtype in HALF else ROW_TOLERANCE):
         raise AggregationError(f"a row of q misses a sum of 1 by {miss:g}; apply softmax over the classes first")
 
@@ -90,8 +90,9 @@ def _check_statistic(name: str, values: Tensor, shape_KC: tuple[int, int], *, hi
             f"classes: expected {shape_KC}"
         )
     checked = values.detach().to(device="cpu", dtype=torch.float64)
-    wrong = ~torch.isfinite(checked) | (checked < 0) | (checked > highest)
-    if wrong.any():
+    low, high = (extreme.item() for extreme in torch.aminmax(checked))
+    if not (low >= 0 and high <= highest and math.isfinite(high)):  # not: NaN compares false
+        wrong = ~torch.isfinite(checked) | (checked < 0) | (checked > highest)
         teacher, label = wrong.nonzero()[0].tolist()
         wanted = "between 0 and 1" if highest == 1 else "finite and not negative"
         raise AggregationError(

@@ -27,10 +27,12 @@ def supported_median(value_KBC: Tensor, supported_KC: Tensor) -> Tensor:
 
 def _moved_aside(supported_KC: Tensor) -> Tensor:
     """What to add: nothing for the supported, minus or plus infinity for the others, [K,C]."""
-    middle_C = (supported_KC.sum(dim=0) - 1).clamp(min=0) // 2
+    absent_KC = ~supported_KC
+    middle_C = (supported_KC.sum(dim=0) - 1).clamp_(min=0) >> 1
     num_below_C = (len(supported_KC) - 1) // 2 - middle_C
-    is_below_KC = (~supported_KC).cumsum(dim=0) <= num_below_C
-    return torch.where(supported_KC, 0.0, torch.where(is_below_KC, -torch.inf, torch.inf))
+    is_below_KC = absent_KC.cumsum(dim=0) <= num_below_C
+    aside_KC = torch.zeros_like(supported_KC, dtype=torch.float32).masked_fill_(absent_KC, torch.inf)
+    return aside_KC.masked_fill_(absent_KC & is_below_KC, -torch.inf)
 
 
 def _network_median(value_KBC: Tensor) -> Tensor:
