@@ -391,6 +391,9 @@ def test_the_plain_path_equals_the_module_and_takes_bf16_only_on_request():
     model = built("cnn6", (3, 16, 16))
     inputs = random_inputs(6, 3, 16, 16)
     assert relative_error(PlainForward(model, device="cpu", precision="fp32")(inputs), model(inputs)) < TOLERANCE
+    logits = PlainForward(model, device="cpu", precision="bf16")(inputs)
+    assert logits.dtype == torch.float32
+    assert TOLERANCE < relative_error(logits, model(inputs)) < 0.2
 
 
 def test_an_unknown_precision_is_refused():

@@ -100,10 +100,10 @@ class PlainForward:
     def __init__(self, model: nn.Module, *, device: str, precision: str) -> None:
         self.model = copy.deepcopy(model).to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._device, self._layout = device, torch.channels_last
-        self._autocast = partial(torch.autocast, device, torch.bfloat16, enabled=precision == "bf16")
+        self._is_bf16 = precision == "bf16"
 
     def __call__(self, inputs_BDHW: Tensor) -> Tensor:
-        """Logits [B,C] in single precision, of one chunk."""
+        """Logits [B,C] of one chunk."""
         try:
             return self._logits(inputs_BDHW)
         except RuntimeError:
@@ -117,10 +117,10 @@ class PlainForward:
         layout = self._layout if inputs_BDHW.dim() == 4 else torch.contiguous_format
         # A clone, because the module may write to its input.
         moved = to_device(inputs_BDHW, self._device).clone(memory_format=layout)
-        if self._device == "cpu":
+        if not self._is_bf16:
             logits_BC: Tensor = self.model(moved)
             return logits_BC
-        with self._autocast():
+        with torch.autocast(torch.device(self._device).type, torch.bfloat16):
             logits_BC = self.model(moved)
         return logits_BC.float()
 
