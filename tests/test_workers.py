@@ -118,6 +118,9 @@ def test_what_a_worker_raises_is_raised_here(tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RuntimeError, match=r"(?s)a worker failed.*learn.*LookupError: the cause of it"):
         crad.run(change(tiny, method="faulty:METHOD", clients=2, workers=2))
+    (tmp_path / "faulty.py").write_text((tmp_path / "faulty.py").read_text().replace("LookupError(", "OSError(28, "))
+    with pytest.raises(RunError, match=r"the cause of it.*crad run --resume"):
+        crad.run(change(tiny, method="faulty:METHOD", clients=2, workers=2), output=tmp_path / "run")
     assert not children(os.getpid())
 
 
@@ -134,7 +137,8 @@ def test_no_worker_outlives_the_command(experiment, alone, tmp_path, number):
     process.send_signal(number)
     process.wait(timeout=60)
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), seconds=10)
-    assert "Traceback" not in (tmp_path / "log").read_text()
+    log_text = (tmp_path / "log").read_text()
+    assert "Traceback" not in log_text, log_text
 
 
 def test_a_run_begun_with_two_workers_is_continued_by_one(experiment, alone, tmp_path):

@@ -51,6 +51,7 @@ class ProcessEngine:
 
     def each(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """The outcomes as they come."""
+        self._workers = [worker if worker.is_there else self._start() for worker in self._workers]
         waiting = deque(sorted(tasks, key=lambda task: -task.cost))
         deaths: Counter[int] = Counter()
         try:
@@ -69,8 +70,9 @@ class ProcessEngine:
                         yield outcome
         finally:
             # The caller has lost interest, or a client has failed: what is still going on is of no use.
-            for worker in [worker for worker in self._workers if worker.task]:
-                self._replace(worker)
+            for worker in self._workers:
+                if worker.task:
+                    worker.end()
 
     def peak_memory_bytes(self) -> int:
         """The sum of every process's peak, at most: pages that several of them look into count for each."""
@@ -113,12 +115,8 @@ class ProcessEngine:
                 "--workers; --engine serial shows an error that a worker cannot"
             )
         self._notice(f"worker {worker.pid} died {work} ({how}); a new one does it again")
-        self._replace(worker)
-        return [] if task is None else [task]
-
-    def _replace(self, worker: _Worker) -> None:
-        worker.end()
         self._workers[self._workers.index(worker)] = self._start()
+        return [] if task is None else [task]
 
 
 class _Worker:
@@ -149,6 +147,11 @@ class _Worker:
         return self._process.pid
 
     @property
+    def is_there(self) -> bool:
+        """Whether it has not been ended."""
+        return not self.connection.closed
+
+    @property
     def is_free(self) -> bool:
         """Whether it has set up and has nothing to do."""
         return self._is_ready and self.task is None
@@ -172,13 +175,12 @@ class _Worker:
 
     def end(self) -> int:
         """End the process and return its exit code."""
-        if not self.connection.closed:
+        if self.is_there:
             self.connection.close()
             os.close(self._leash)
-            if self._process.poll() is None:
-                with suppress(subprocess.TimeoutExpired):
-                    self._process.wait(0.2)  # it may just be dying by itself: its own code says more
-                self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.2)  # the leash ends it, or it is dying by itself: its own code says more
+            self._process.terminate()
         try:
             return self._process.wait(GRACE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -193,6 +195,8 @@ def _import_path() -> str:
 def _error_from(entry: dict[str, Any]) -> Exception:
     if entry["error"] is None:
         return RuntimeError(f"a worker failed:\n{entry['traceback']}")
+    if entry["error"] == "OSError":  # a full disk, say: reported like one in this process
+        return OSError(entry["errno"], entry["message"])
     kind = getattr(errors, entry["error"])
     error: Exception = kind(entry["message"])
     return error

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import traceback
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -32,15 +33,21 @@ def main() -> None:
     line, leash, data = (int(word) for word in sys.argv[1:4])
     threading.Thread(target=_end_with_parent, args=(leash,), daemon=True).start()
     connection = Connection(line)
-    try:
-        bench = _set_up(json.loads(connection.recv_bytes()), data)
-        connection.send_bytes(b"{}")
+    # Whatever is raised while talking means that the parent has gone: there is nobody to tell.
+    with suppress(EOFError, OSError):
+        order = connection.recv_bytes()
+        try:
+            bench, answer = _set_up(json.loads(order), data), b"{}"
+        except Exception as error:
+            connection.send_bytes(_error_to_bytes(error))
+            return
         while True:
-            connection.send_bytes(outcome_to_bytes(bench.do(task_from_bytes(connection.recv_bytes()))))
-    except EOFError:
-        return
-    except Exception as error:
-        connection.send_bytes(_error_to_bytes(error))
+            connection.send_bytes(answer)
+            content = connection.recv_bytes()
+            try:
+                answer = outcome_to_bytes(bench.do(task_from_bytes(content)))
+            except Exception as error:
+                answer = _error_to_bytes(error)
 
 
 def _set_up(order: dict[str, Any], data: int) -> Bench:
@@ -57,5 +64,9 @@ def _end_with_parent(leash: int) -> None:
 
 
 def _error_to_bytes(error: Exception) -> bytes:
-    kind = type(error).__name__ if isinstance(error, CradError) else None
-    return json.dumps({"error": kind, "message": str(error), "traceback": traceback.format_exc()}).encode()
+    is_ours = isinstance(error, CradError)
+    kind = type(error).__name__ if is_ours else "OSError" if isinstance(error, OSError) else None
+    number = error.errno if isinstance(error, OSError) else None
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    entry = {"error": kind, "message": text, "errno": number, "traceback": traceback.format_exc()}
+    return json.dumps(entry).encode()
