@@ -61,10 +61,11 @@ class ProcessEngine:
                         worker.give(waiting.popleft())
                 for worker in self._readable():
                     try:
-                        outcome = worker.receive()
+                        content = worker.connection.recv_bytes()
                     except (EOFError, OSError):
                         waiting.extendleft(self._bury(worker, deaths))
                         continue
+                    outcome = worker.take(content)
                     if outcome is not None:
                         self._note_peak(worker, outcome)
                         yield outcome
@@ -162,9 +163,8 @@ class _Worker:
         with suppress(OSError):  # it died: seen when its answer is read
             self.connection.send_bytes(task_to_bytes(task))
 
-    def receive(self) -> Outcome | None:
+    def take(self, content: bytes) -> Outcome | None:
         """Its answer: an outcome, or None when it has set up. What it raised is raised here."""
-        content = self.connection.recv_bytes()
         if content.startswith(b'{"error"'):
             raise _error_from(json.loads(content))
         if not self._is_ready:
