@@ -1,40 +1,51 @@
 """What runs in a process of its own: memory is measured from the start, and two may compute at once.
 
-    python -m benchmarks.child idle|run SETTINGS_AS_JSON
+    python -m benchmarks.child idle|needed|run SETTINGS_AS_JSON
+    python -m benchmarks.child naive SETTINGS_AS_JSON
     python -m benchmarks.child gemm SECONDS
 
-Prints one line of JSON.
+Prints one line of JSON; `naive` one for every round number that it reads.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 import time
+from functools import partial
 from typing import Any
 
 import torch
 
 import crad
-from benchmarks.harness import GEMM_SIDE, gemm_work
+from benchmarks.harness import GEMM_SIDE, count_flops, gemm_work
+from benchmarks.naive import NaiveFederation
 from crad.config import Experiment
 from crad.federation.memory import peak_memory_bytes
+from crad.federation.method import one_member_per_client
+from crad.federation.peer import Peer
 from crad.federation.world import build_world
 
 
 def main() -> None:
     """Do what the first argument says."""
     what, argument = sys.argv[1:]
+    torch.set_num_threads(1)
+    if what == "naive":
+        naive(Experiment(**json.loads(argument)))
+        return
     answer = gemm(float(argument)) if what == "gemm" else memory(what, Experiment(**json.loads(argument)))
     print(json.dumps(answer), flush=True)
 
 
 def memory(what: str, experiment: Experiment) -> dict[str, Any]:
-    """Peak resident bytes of holding the data, or of a whole run."""
-    torch.set_num_threads(1)
+    """Peak resident bytes of holding the data, of working with the active models, or of a whole run."""
     if what == "idle":
         world = build_world(experiment)
         return {"peak_bytes": peak_memory_bytes("cpu"), "images": len(world.dataset.train_labels)}
+    if what == "needed":
+        return {"peak_bytes": work_with_active_models(experiment)}
     started = time.perf_counter()
     result = crad.run(experiment)
     # A run resets the counter when it begins; its rounds say what came after.
@@ -42,9 +53,44 @@ def memory(what: str, experiment: Experiment) -> dict[str, Any]:
     return {"peak_bytes": max(*peaks, peak_memory_bytes("cpu")), "seconds": time.perf_counter() - started}
 
 
+def work_with_active_models(experiment: Experiment) -> int:
+    """Hold as many models as are active, each with its momentum, and one frozen teacher; one batch through each."""
+    world = build_world(experiment)
+    members = one_member_per_client(world)[: experiment.active]
+    peers = [Peer(world, member) for member in members]
+    batch = world.preparation.inputs(world.images(world.shards[0].train).images[: experiment.batch_size])
+    batch = batch.repeat(-(-experiment.batch_size // len(batch)), 1, 1, 1)[: experiment.batch_size]
+    teacher = copy.deepcopy(peers[0].model).eval()  # of the largest architecture
+    for peer in peers:
+        with torch.no_grad():
+            target = torch.softmax(teacher(batch), dim=1)
+        loss = torch.nn.functional.cross_entropy(peer.model(batch), target)
+        peer.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        peer.optimizer.step()
+        peer.optimizer.zero_grad(set_to_none=True)
+    return peak_memory_bytes("cpu")
+
+
+def naive(experiment: Experiment) -> None:
+    """Rounds of the naive loop as they are asked for, with the C library's own malloc, as one would run it first."""
+    federation = NaiveFederation(experiment)
+    for line in sys.stdin:
+        started = time.perf_counter()
+        answer: dict[str, Any] = {}
+        if int(line) == 1:  # slower while it is counted, and a warm-up
+            answer["flops"] = count_flops(partial(_note_losses, federation, 1, answer))
+        else:
+            _note_losses(federation, int(line), answer)
+        print(json.dumps({**answer, "seconds": time.perf_counter() - started}), flush=True)
+
+
+def _note_losses(federation: NaiveFederation, index: int, answer: dict[str, Any]) -> None:
+    answer["losses"] = federation.run_round(index)
+
+
 def gemm(seconds: float) -> dict[str, Any]:
     """Matrix products for so long, once told to begin; GFLOP/s."""
-    torch.set_num_threads(1)
     work = gemm_work()
     work()
     print("ready", flush=True)

@@ -128,6 +128,31 @@ def ask_child(*arguments: str) -> dict[str, Any]:
     return answer
 
 
+class TalkingChild:
+    """A `python -m benchmarks.child` that answers every line with a line of JSON, until it is left."""
+
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, "-m", "benchmarks.child", *arguments]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
+
+    def ask(self, line: str) -> dict[str, Any]:
+        """Its answer to one line."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(line, file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"the child process ended with code {self._process.wait()}")
+        found: dict[str, Any] = json.loads(answer)
+        return found
+
+    def __enter__(self) -> TalkingChild:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.communicate()
+
+
 def show(section: Section) -> None:
     """The section as an aligned table on standard output."""
     table = Table(title=section.title, title_justify="left", box=None, pad_edge=False)

@@ -15,14 +15,13 @@ from benchmarks.engine import computing_timed
 from benchmarks.harness import (
     Section,
     Settings,
-    count_flops,
+    TalkingChild,
     gemm_gflops,
     gemm_work,
     share_of_peak,
     speedup,
     stopwatch,
 )
-from benchmarks.naive import NaiveFederation
 from crad.api import Hooks
 from crad.config import Experiment
 
@@ -64,23 +63,25 @@ def run(settings: Settings) -> Section:
 def _side_by_side(experiment: Experiment, settings: Settings) -> tuple[Rounds, crad.Result]:
     """A round of `crad.run`, the same round naively, a matrix product, and so on."""
     torch.set_num_threads(1)
-    naive, gemm, gathered = NaiveFederation(experiment), gemm_work(), Rounds()
+    gemm, gathered = gemm_work(), Rounds()
     parts: defaultdict[str, float] = defaultdict(float)
 
     def naive_round(record: dict[str, Any]) -> None:
-        index, losses = record["round"], []
+        index = record["round"]
         settings.say(f"round {index} of {experiment.rounds}: crad took {record['timing']['seconds']:.1f} s")
-        if index == 1:
-            gathered.flops = count_flops(lambda: losses.extend(naive.run_round(1)))
-        elif index < experiment.rounds:
-            gathered.parts_s.append(dict(parts))
-            gathered.naive_s.append(stopwatch(lambda: losses.extend(naive.run_round(index))))
-            gathered.gemm_s += [stopwatch(gemm) for _ in range(5)]
-        totals = [client["losses"]["total"] for client in record["clients"]]
-        gathered.loss_gaps += [abs(mine - theirs) for mine, theirs in zip(losses, totals, strict=False)]
+        if index < experiment.rounds:
+            answer = naive.ask(str(index))
+            gathered.flops = answer.get("flops", gathered.flops)
+            if index > 1:
+                gathered.parts_s.append(dict(parts))
+                gathered.naive_s.append(answer["seconds"])
+                gathered.gemm_s += [stopwatch(gemm) for _ in range(5)]
+            totals = [client["losses"]["total"] for client in record["clients"]]
+            gathered.loss_gaps += [abs(mine - its) for mine, its in zip(answer["losses"], totals, strict=True)]
         parts.clear()
 
-    with computing_timed(parts):
+    # In a process of its own: crad sets malloc for its process, and the naive loop must not profit from it.
+    with TalkingChild("naive", experiment.model_dump_json()) as naive, computing_timed(parts):
         result = crad.run(experiment, hooks=Hooks(on_round=naive_round))
     return gathered, result
 
