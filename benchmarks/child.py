@@ -13,13 +13,12 @@ import copy
 import json
 import sys
 import time
-from functools import partial
 from typing import Any
 
 import torch
 
 import crad
-from benchmarks.harness import GEMM_SIDE, count_flops, gemm_work
+from benchmarks.harness import GEMM_SIDE, gemm_work
 from benchmarks.naive import NaiveFederation
 from crad.config import Experiment
 from crad.federation.memory import peak_memory_bytes
@@ -77,16 +76,8 @@ def naive(experiment: Experiment) -> None:
     federation = NaiveFederation(experiment)
     for line in sys.stdin:
         started = time.perf_counter()
-        answer: dict[str, Any] = {}
-        if int(line) == 1:  # slower while it is counted, and a warm-up
-            answer["flops"] = count_flops(partial(_note_losses, federation, 1, answer))
-        else:
-            _note_losses(federation, int(line), answer)
-        print(json.dumps({**answer, "seconds": time.perf_counter() - started}), flush=True)
-
-
-def _note_losses(federation: NaiveFederation, index: int, answer: dict[str, Any]) -> None:
-    answer["losses"] = federation.run_round(index)
+        losses = federation.run_round(int(line))
+        print(json.dumps({"losses": losses, "seconds": time.perf_counter() - started}), flush=True)
 
 
 def gemm(seconds: float) -> dict[str, Any]:
