@@ -53,7 +53,7 @@ class TeacherShelf:
         statistics = _check_statistics(manifest.statistics, sender=sender, num_classes=self._world.num_classes)
         expected = self._model(manifest.architecture).state_dict()
         tensors = read_body(message, sender=sender, expected=expected)
-        self._forget_rounds_before(round_index)
+        self.forget_other_rounds(round_index)
         snapshot = Snapshot(sender, round_index, manifest.architecture, statistics, tensors)
         self._decoded[sender] = (message, snapshot)
         return snapshot
@@ -71,8 +71,8 @@ class TeacherShelf:
             self._prepared[snapshot.peer] = (snapshot, prepared)
         return prepared
 
-    def _forget_rounds_before(self, round_index: int) -> None:
-        # Last round's teachers, also of peers that are not active now.
+    def forget_other_rounds(self, round_index: int) -> None:
+        """Let go of last round's teachers, also of peers that are not active now."""
         if any(snapshot.round_index != round_index for _, snapshot in self._decoded.values()):
             self._decoded.clear()
             self._prepared.clear()

@@ -64,7 +64,9 @@ def build_world(experiment: Experiment, dataset: Dataset | None = None) -> World
 
     Another process of the same run hands over the data set as it was loaded and limited there.
     """
-    device = choose_device(experiment.device)
+    # A GPU of this machine says nothing about the nodes of a cluster.
+    is_elsewhere = experiment.engine == "ray" and experiment.device == "auto"
+    device = choose_device("cpu" if is_elsewhere else experiment.device)
     dataset = dataset or load_dataset(
         experiment.dataset,
         train_limit=experiment.train_limit,

@@ -1,0 +1,237 @@
+"""A Ray cluster, or a Ray of this machine alone: about one actor per CPU. Whoever dies is replaced, its task redone.
+
+The nodes share no disk. Data, states and messages go out as references to shared memory, new states come back as bytes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+# Before Ray itself: it sets how Ray is imported, and says so where Ray is missing.
+from crad.engines.membership import Membership  # isort: split
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from crad.engines import count_cores
+from crad.engines.arrays import ARRAYS, describe_dataset
+from crad.engines.host import Host, Order, Raw, Reference, own_versions
+from crad.engines.processes import MAX_DEATHS
+from crad.errors import ConfigError, CradError, RunError
+from crad.federation.memory import peak_memory_bytes
+from crad.federation.message import Message
+from crad.federation.work import Outcome, Task, write_whole
+from crad.federation.world import World
+
+START_SECONDS = 300.0  # for the cluster to give us the first CPU, when nobody is at work
+
+
+class RayEngine:
+    """Keeps a number of actors busy, wherever the cluster puts them."""
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        workers: int | Literal["auto"] = "auto",
+        address: str | None = None,
+        notice: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._world = world
+        self._notice = notice
+        self._seats: list[_Seat] = []
+        self._bodies: dict[int, tuple[Message, Reference]] = {}
+        self._peak = 0
+        most = world.experiment.active or world.experiment.clients
+        wanted = most if workers == "auto" else min(workers, most)
+        cpus = min(wanted, count_cores()) if workers == "auto" else wanted
+        self._membership = Membership(address=address, cpus=cpus)
+        try:
+            self.workers = self._count_workers(wanted, is_asked_for=workers != "auto")
+            self._order = _order_for(world)
+            self._arrays = [ray.put(np.ascontiguousarray(getattr(world.dataset, name))) for name in ARRAYS]
+            self._fill_seats()
+        except BaseException:
+            self.close()
+            raise
+
+    def each(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+        """The outcomes as they come."""
+        waiting = deque(sorted(tasks, key=lambda task: -task.cost))
+        deaths: Counter[int] = Counter()
+        self._forget_bodies(tasks)
+        self._fill_seats()
+        try:
+            while waiting or any(seat.task for seat in self._seats):
+                for seat in self._seats:
+                    if waiting and seat.is_free:
+                        self._give(seat, waiting.popleft())
+                seat = self._next_to_answer()
+                try:
+                    outcome = seat.receive()
+                except RayError as error:
+                    waiting.extendleft(self._bury(seat, error, deaths))
+                    continue
+                if outcome is not None:
+                    self._peak = max(self._peak, sum(seat.peak_memory_bytes for seat in self._seats))
+                    yield outcome
+        finally:
+            # The caller has lost interest, or a client has failed: what is still going on is of no use.
+            for seat in [seat for seat in self._seats if seat.task]:
+                self._remove(seat)
+
+    def peak_memory_bytes(self) -> int:
+        """This process's peak and the sum of the actors', at most: pages that several look into count for each."""
+        return peak_memory_bytes("cpu") + self._peak
+
+    def close(self) -> None:
+        """End the actors, and Ray itself if it was started here."""
+        try:
+            for seat in list(self._seats):
+                self._remove(seat)
+        finally:
+            self._bodies.clear()
+            self._membership.leave()
+
+    def _count_workers(self, wanted: int, *, is_asked_for: bool) -> int:
+        resources = ray.cluster_resources()
+        kinds = ["CPU", "GPU"] if self._world.device == "cuda" else ["CPU"]
+        present = min(int(resources.get(kind, 0)) for kind in kinds)
+        if present == 0:
+            raise ConfigError(f"the Ray cluster has no {' or no '.join(kinds)} to give: ray status shows what it has")
+        if is_asked_for and present < wanted:
+            self._notice(f"the Ray cluster has {present} {kinds[-1]}s: {present} workers instead of {wanted}")
+        return min(wanted, present)
+
+    def _fill_seats(self) -> None:
+        """New actors for those that are gone; the cluster starts them as soon as it has a CPU for each."""
+        gpus = 1 if self._world.device == "cuda" else 0
+        kind = ray.remote(Host).options(num_cpus=1, num_gpus=gpus, max_restarts=0)
+        while len(self._seats) < self.workers:
+            self._seats.append(_Seat(kind.remote(), self._order, self._arrays))
+
+    def _give(self, seat: _Seat, task: Task) -> None:
+        state = None if task.state is None else _put(task.state)
+        letters = {sender: (message.manifest, self._body(message)) for sender, message in task.messages.items()}
+        seat.give(task, state, letters)
+
+    def _body(self, message: Message) -> Reference:
+        """The one reference to a message's body that all receivers share."""
+        if id(message) not in self._bodies:
+            self._bodies[id(message)] = (message, _put(message.body))  # held, so that no other gets its id
+        return self._bodies[id(message)][1]
+
+    def _forget_bodies(self, tasks: Sequence[Task]) -> None:
+        needed = {id(message) for task in tasks for message in task.messages.values()}
+        self._bodies = {key: entry for key, entry in self._bodies.items() if key in needed}
+
+    def _next_to_answer(self) -> _Seat:
+        by_reference = {seat.reference: seat for seat in self._seats if seat.reference is not None}
+        is_any_at_work = any(seat.task for seat in self._seats)
+        ready, _ = ray.wait(list(by_reference), timeout=None if is_any_at_work else START_SECONDS)
+        if not ready:
+            raise RunError(
+                f"the Ray cluster gave this run no CPU for {START_SECONDS:.0f} seconds; ray status shows who has them"
+            )
+        return by_reference[ready[0]]
+
+    def _bury(self, seat: _Seat, error: RayError, deaths: Counter[int]) -> list[Task]:
+        """Replace an actor that died; its task, if it had one, is to be done again."""
+        task = seat.task
+        whose = -1 if task is None else task.peer
+        deaths[whose] += 1
+        work = "before its first task" if task is None else f"while it worked for client {task.peer}"
+        how = _first_sentence(error)
+        if deaths[whose] >= MAX_DEATHS:
+            raise RunError(
+                f"a Ray worker died {work}, {MAX_DEATHS} times in a row ({how}); if memory is short, use fewer "
+                "--workers; --engine serial shows an error that a worker cannot"
+            )
+        self._notice(f"a Ray worker died {work} ({how}); another one does it again")
+        self._remove(seat)
+        self._fill_seats()
+        return [] if task is None else [task]
+
+    def _remove(self, seat: _Seat) -> None:
+        seat.end()
+        self._seats.remove(seat)
+
+
+class _Seat:
+    """The driver's end of one actor: what it was asked last, if it has not answered yet."""
+
+    def __init__(self, actor: Any, order: Order, arrays: Sequence[Reference]) -> None:  # noqa: ANN401  # Ray's handle
+        self._actor = actor
+        self._is_ready = False
+        self.task: Task | None = None
+        self.reference: Reference | None = actor.set_up.remote(order, *arrays)
+        self.peak_memory_bytes = 0
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it has set up and has nothing to do."""
+        return self._is_ready and self.task is None
+
+    def give(self, task: Task, state: Reference | None, letters: dict[int, tuple[bytes, Reference]]) -> None:
+        """Hand over a task, with references in place of what lies in files here."""
+        self.task = task
+        bare = replace(task, state=None, messages={}, save_to=None)
+        self.reference = self._actor.do.remote(bare, state, letters)
+
+    def receive(self) -> Outcome | None:
+        """Its answer: an outcome whose content is stored, or None when it has set up. What it raised is raised here."""
+        try:
+            outcome: Outcome | None = ray.get(self.reference)
+        except RayTaskError as error:
+            if isinstance(error.cause, RayError):
+                raise error.cause from None  # what it needed was lost with a node
+            raise _raised_by_work(error) from None
+        self.reference = None
+        self._is_ready = True
+        if self.task is None or outcome is None:
+            return None
+        self.peak_memory_bytes = max(self.peak_memory_bytes, outcome.peak_memory_bytes)
+        if outcome.content is not None and self.task.save_to is not None:
+            write_whole(self.task.save_to, outcome.content)
+            outcome = replace(outcome, content=None)
+        self.task = None
+        return outcome
+
+    def end(self) -> None:
+        """End the actor, whatever it is doing; one that is dead already may be gone."""
+        with suppress(Exception):
+            ray.kill(self._actor, no_restart=True)
+
+
+def _order_for(world: World) -> Order:
+    return Order(
+        experiment={**world.experiment.model_dump(), "device": world.device},
+        dataset=describe_dataset(world.dataset),
+        path=tuple(str(Path(entry).absolute()) for entry in sys.path),
+        versions=own_versions(),
+    )
+
+
+def _put(content: Path | bytes | memoryview) -> Reference:
+    """Copied once into this node's shared memory; other nodes fetch it from here."""
+    raw: Raw = np.memmap(content, mode="r") if isinstance(content, Path) else np.frombuffer(content, np.uint8)
+    return ray.put(np.asarray(raw))  # a plain array: others look into it without a copy
+
+
+def _raised_by_work(error: RayTaskError) -> Exception:
+    cause = error.cause
+    return cause if isinstance(cause, CradError) else RuntimeError(f"a Ray worker failed:\n{error.traceback_str}")
+
+
+def _first_sentence(error: RayError) -> str:
+    """Ray's last line says why, at great length."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[-1].strip().split(". ")[0].rstrip(".")

@@ -1,0 +1,97 @@
+"""A place of work on a Ray cluster: an actor with one thread that does one client's task at a time, for any client.
+
+It runs on any node, so it reads no files: the data, states and messages come as arrays in the node's shared memory.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from numpy.typing import NDArray
+
+import crad
+from crad.config import Experiment
+from crad.data.dataset import Dataset
+from crad.engines.arrays import ARRAYS
+from crad.errors import ConfigError
+from crad.federation.message import Message
+from crad.federation.work import Bench, Outcome, Task
+from crad.federation.world import build_world
+from crad.learning.device import tune_malloc
+from crad.methods import resolve_method
+
+Reference = Any  # ray.ObjectRef; Ray's own types are not read by mypy
+Raw = NDArray[np.uint8]
+Letters = Mapping[int, tuple[bytes, Reference]]  # by sender: the manifest, and where the body is
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a host is told once, beside the data set's arrays."""
+
+    experiment: dict[str, Any]
+    dataset: dict[str, Any]  # without its arrays
+    path: tuple[str, ...]  # where the driver imports from
+    versions: dict[str, str]
+
+
+class Host:
+    """The actor. Nothing is done on creation, so that every error comes out of a call."""
+
+    def set_up(self, order: Order, *arrays: NDArray[Any]) -> None:
+        """Take up the data, which all hosts of a node share, and divide it as the driver did."""
+        check_same_versions(order.versions)
+        tune_malloc()
+        torch.set_num_threads(1)
+        sys.path.extend(entry for entry in order.path if entry not in sys.path)
+        experiment = Experiment(**order.experiment)
+        dataset = Dataset(**order.dataset, **dict(zip(ARRAYS, arrays, strict=True)))
+        self._bench = Bench(build_world(experiment, dataset), resolve_method(experiment.method))
+        self._messages: dict[Reference, Message] = {}
+        self._batch: tuple[int, int] = (0, 0)
+
+    def do(self, task: Task, state: Raw | None, letters: Letters) -> Outcome:
+        """Do a task whose state and messages were taken out of it to travel on their own."""
+        if self._batch != (task.round_index, task.phase):
+            # What is no longer looked into can leave the node's shared memory.
+            self._batch = (task.round_index, task.phase)
+            self._messages.clear()
+            self._bench.shelf.forget_other_rounds(task.round_index)
+        self._fetch(letters)
+        return self._bench.do(
+            replace(
+                task,
+                state=None if state is None else memoryview(state),
+                messages={sender: self._messages[body] for sender, (_, body) in letters.items()},
+            )
+        )
+
+    def _fetch(self, letters: Letters) -> None:
+        """Every body once per round: the same object is decoded once, whoever learns from it here."""
+        new = {body: manifest for manifest, body in letters.values() if body not in self._messages}
+        for (body, manifest), content in zip(new.items(), ray.get(list(new)), strict=True):
+            self._messages[body] = Message(manifest, memoryview(content))
+
+
+def own_versions() -> dict[str, str]:
+    """The versions that decide what comes out of a task, without the kind of build."""
+    return {"crad": crad.__version__, "numpy": np.__version__, "torch": torch.__version__.split("+")[0]}
+
+
+def check_same_versions(wanted: Mapping[str, str]) -> None:
+    """Refuse to work on a node that would compute something else."""
+    own = own_versions()
+    wrong = _list(f"{name} {own[name]} instead of {version}" for name, version in wanted.items() if own[name] != version)
+    if wrong:
+        raise ConfigError(f"the cluster's node {platform.node()} has {wrong}: install the same versions on every node")
+
+
+def _list(words: Iterable[str]) -> str:
+    return ", ".join(words)

@@ -1,0 +1,196 @@
+"""Clients on Ray: the same weights as in one process, also when a node is lost; and what goes wrong is said clearly."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import crad
+from crad.api import Hooks
+from crad.config import Experiment
+from crad.engines.serial import SerialEngine
+from crad.errors import ConfigError, RunError, SnapshotError
+from crad.federation.message import Message
+from crad.federation.work import Task
+from crad.federation.world import build_world
+from crad.methods import resolve_method
+from tests.conftest import change
+
+pytest.importorskip("ray", reason="ray is not installed: pip install 'crad[ray]'")
+from crad.engines.cluster import RayEngine
+from crad.engines.membership import check_answer
+
+ray: Any = pytest.importorskip("ray")
+TEST_SECONDS = 120
+
+
+@pytest.fixture(autouse=True)
+def _bounded() -> Iterator[None]:
+    """A cluster that hangs must not hang the tests."""
+
+    def give_up(number: int, frame: object) -> None:
+        raise TimeoutError(f"not done after {TEST_SECONDS} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(TEST_SECONDS)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(scope="module")
+def short(tiny: Experiment) -> Experiment:
+    return change(tiny, rounds=2)
+
+
+@pytest.fixture(scope="module")
+def serial(short: Experiment, tmp_path_factory: pytest.TempPathFactory) -> crad.Result:
+    return crad.run(change(short, engine="serial"), output=tmp_path_factory.mktemp("serial") / "run")
+
+
+def outcome(result: crad.Result) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
+    """Everything of a run that must not depend on where it was run: its records and its weights."""
+    records = [{key: value for key, value in record.items() if key != "timing"} for record in result.rounds]
+    assert result.directory is not None
+    files = sorted(result.directory.glob("checkpoint/**/*.safetensors"))
+    assert files
+    return records, {file.name: file.read_bytes() for file in files}
+
+
+def test_a_run_on_ray_equals_the_serial_run(short, serial, tmp_path):
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    result = crad.run(change(short, engine="ray", workers=2), output=tmp_path / "run")
+    assert outcome(result) == outcome(serial)
+    assert result.summary["hardware"]["workers"] == 2
+    assert not ray.is_initialized()
+    assert signal.getsignal(signal.SIGTERM) is on_sigterm
+
+
+def test_two_nodes_of_which_one_is_lost_in_the_middle(short, serial, tmp_path):
+    from ray.cluster_utils import Cluster
+
+    quick = {"health_check_period_ms": 300, "health_check_failure_threshold": 2, "health_check_initial_delay_ms": 0}
+    cluster = Cluster(True, head_node_args={"num_cpus": 1, "include_dashboard": False, "_system_config": quick})
+    try:
+        second = cluster.add_node(num_cpus=1)
+        notices: list[str] = []
+
+        def lose_a_node(step):
+            if step.stage == "learning" and second in cluster.worker_nodes:
+                cluster.remove_node(second, allow_graceful=False)
+
+        experiment = change(short, engine="ray", ray_address=cluster.address, workers="auto")
+        hooks = Hooks(on_step=lose_a_node, on_notice=notices.append)
+        result = crad.run(experiment, output=tmp_path / "run", hooks=hooks)
+        assert outcome(result) == outcome(serial)
+        assert result.summary["hardware"]["workers"] == 2
+        assert notices
+        assert all("died" in notice and "\n" not in notice for notice in notices)
+        check_answer(cluster.address)  # a cluster that was joined goes on
+    finally:
+        cluster.shutdown()
+
+
+class TestOnTheCallersRay:
+    """Engines in a process that has joined Ray already."""
+
+    @pytest.fixture(scope="class", autouse=True)
+    def _joined(self) -> Iterator[None]:
+        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+        yield
+        assert ray.is_initialized()  # left alone by every engine
+        ray.shutdown()
+
+    def test_errors_of_the_work_come_out_as_they_are_and_the_engine_goes_on(self, short):
+        world = build_world(short)
+        forged = Task("learn", 0, round_index=1, messages={1: Message(b"{}", b"nothing")})
+        reference = SerialEngine(world, resolve_method(short.method))
+        [begun] = reference.each([Task("begin", 0)])
+        with pytest.raises(SnapshotError) as expected:
+            list(reference.each([replace(forged, standing=begun.standing)]))
+        engine = RayEngine(world, workers=1)
+        try:
+            with pytest.raises(SnapshotError) as raised:
+                list(engine.each([replace(forged, standing=begun.standing)]))
+            assert str(raised.value) == str(expected.value)
+            with pytest.raises(RuntimeError, match=r"(?s)a Ray worker failed.*KeyError"):
+                list(engine.each([Task("begin", 99)]))
+            outcomes = list(engine.each([Task("begin", 0), Task("publish", 0, begun.standing, round_index=1)]))
+        finally:
+            engine.close()
+        assert {outcome.verb for outcome in outcomes} == {"begin", "publish"}
+        assert next(outcome for outcome in outcomes if outcome.verb == "begin").standing == begun.standing
+        assert next(outcome for outcome in outcomes if outcome.verb == "publish").content
+
+    def test_a_task_that_kills_every_worker_is_given_up(self, short, tmp_path, monkeypatch):
+        deadly = "import os\ndef build(num_classes, in_channels):\n    os._exit(7)\n"
+        (tmp_path / "deadly_model.py").write_text(deadly)
+        monkeypatch.syspath_prepend(tmp_path)
+        notices: list[str] = []
+        world = build_world(change(short, models=("deadly_model:build",)))
+        engine = RayEngine(world, workers=1, notice=notices.append)
+        try:
+            with pytest.raises(RunError, match=r"while it worked for client 0, 3 times in a row") as raised:
+                list(engine.each([Task("begin", 0)]))
+        finally:
+            engine.close()
+        assert "\n" not in str(raised.value)
+        assert len(notices) == 2
+
+    def test_more_workers_than_the_cluster_has_cpus_are_cut_down(self, short):
+        notices: list[str] = []
+        engine = RayEngine(build_world(short), workers=4, notice=notices.append)
+        engine.close()
+        assert engine.workers == 2
+        assert notices == ["the Ray cluster has 2 CPUs: 2 workers instead of 4"]
+
+
+def test_without_the_package_a_line_says_what_to_install(tiny_npz, tmp_path):
+    code = "import sys; sys.modules['ray'] = None; from crad.cli import main; sys.argv[0] = 'crad'; main()"
+    flags = ["run", "--dataset", str(tiny_npz), "--clients", "2", "--width", "0.125", "--proxy-size", "0"]
+    command = [sys.executable, "-c", code, *flags, "--engine", "ray", "--output", str(tmp_path / "run"), "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.strip().endswith("--engine ray needs the package ray: pip install 'crad[ray]'")
+
+
+def test_an_address_that_nobody_answers_at_is_refused(short):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        free = f"127.0.0.1:{server.getsockname()[1]}"
+    with pytest.raises(ConfigError, match=f"no Ray cluster answers at '{free}'"):
+        crad.run(change(short, engine="ray", ray_address=free))
+    assert not ray.is_initialized()
+
+
+def test_somebody_else_at_the_address_is_refused(monkeypatch):
+    monkeypatch.setattr("crad.engines.membership.ANSWER_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:  # accepts and never says a word
+        with pytest.raises(ConfigError, match="whoever listens there is not Ray"):
+            check_answer(f"127.0.0.1:{server.getsockname()[1]}")
+
+
+@pytest.mark.parametrize("address", ["somewhere", "host:port", ":6379", "host:", "ray://host:10001"])
+def test_an_address_of_the_wrong_form_is_refused(short, address):
+    with pytest.raises(ConfigError, match=f"ray_address '{address}'"):
+        RayEngine(build_world(short), address=address)
+    assert not ray.is_initialized()
+
+
+def test_no_cluster_on_this_machine_is_one_line(short, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray.init", _nobody)
+    with pytest.raises(ConfigError, match="cannot join the Ray cluster at 'auto': nobody is here"):
+        RayEngine(build_world(short), address="auto")
+
+
+def _nobody(**settings: object) -> None:
+    raise ConnectionError("nobody\nis here")
