@@ -6,8 +6,10 @@ The nodes share no disk. Data, states and messages go out as references to share
 from __future__ import annotations
 
 import sys
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +26,7 @@ from ray.exceptions import RayError, RayTaskError
 from crad.engines import count_cores
 from crad.engines.arrays import ARRAYS, describe_dataset
 from crad.engines.host import Host, Order, Raw, Reference, own_versions
-from crad.engines.processes import MAX_DEATHS
+from crad.engines.processes import GRACE_SECONDS, MAX_DEATHS
 from crad.errors import ConfigError, CradError, RunError
 from crad.federation.memory import peak_memory_bytes
 from crad.federation.message import Message
@@ -94,9 +96,12 @@ class RayEngine:
 
     def close(self) -> None:
         """End the actors, and Ray itself if it was started here."""
+        seats = list(self._seats)
         try:
-            for seat in list(self._seats):
+            for seat in seats:
                 self._remove(seat)
+            for seat in seats:
+                seat.join()
         finally:
             self._bodies.clear()
             self._membership.leave()
@@ -134,14 +139,15 @@ class RayEngine:
         self._bodies = {key: entry for key, entry in self._bodies.items() if key in needed}
 
     def _next_to_answer(self) -> _Seat:
-        by_reference = {seat.reference: seat for seat in self._seats if seat.reference is not None}
+        asked = {seat.answer: seat for seat in self._seats if seat.answer is not None}
         is_any_at_work = any(seat.task for seat in self._seats)
-        ready, _ = ray.wait(list(by_reference), timeout=None if is_any_at_work else START_SECONDS)
-        if not ready:
+        timeout = None if is_any_at_work else START_SECONDS
+        done = futures.wait(asked, timeout, return_when=futures.FIRST_COMPLETED).done
+        if not done:
             raise RunError(
                 f"the Ray cluster gave this run no CPU for {START_SECONDS:.0f} seconds; ray status shows who has them"
             )
-        return by_reference[ready[0]]
+        return asked[done.pop()]
 
     def _bury(self, seat: _Seat, error: RayError, deaths: Counter[int]) -> list[Task]:
         """Replace an actor that died; its task, if it had one, is to be done again."""
@@ -172,8 +178,9 @@ class _Seat:
         self._actor = actor
         self._is_ready = False
         self.task: Task | None = None
-        self.reference: Reference | None = actor.set_up.remote(order, *arrays)
+        self.answer: futures.Future[Outcome | None] | None = None
         self.peak_memory_bytes = 0
+        self._ask(actor.set_up.remote(order, *arrays))
 
     @property
     def is_free(self) -> bool:
@@ -184,17 +191,18 @@ class _Seat:
         """Hand over a task, with references in place of what lies in files here."""
         self.task = task
         bare = replace(task, state=None, messages={}, save_to=None)
-        self.reference = self._actor.do.remote(bare, state, letters)
+        self._ask(self._actor.do.remote(bare, state, letters))
 
     def receive(self) -> Outcome | None:
         """Its answer: an outcome whose content is stored, or None when it has set up. What it raised is raised here."""
+        assert self.answer is not None, "it was asked"
         try:
-            outcome: Outcome | None = ray.get(self.reference)
+            outcome: Outcome | None = self.answer.result()
         except RayTaskError as error:
             if isinstance(error.cause, RayError):
                 raise error.cause from None  # what it needed was lost with a node
             raise _raised_by_work(error) from None
-        self.reference = None
+        self.answer = None
         self._is_ready = True
         if self.task is None or outcome is None:
             return None
@@ -209,6 +217,23 @@ class _Seat:
         """End the actor, whatever it is doing; one that is dead already may be gone."""
         with suppress(Exception):
             ray.kill(self._actor, no_restart=True)
+
+    def join(self) -> None:
+        """After `end`: wait until nobody here waits for the actor any more."""
+        self._listener.join(GRACE_SECONDS)
+
+    def _ask(self, reference: Reference) -> None:
+        # In a thread of its own: a signal that arrives while the main thread is inside Ray becomes a SystemError.
+        self.answer = futures.Future()
+        self._listener = threading.Thread(target=_listen, args=(reference, self.answer), daemon=True)
+        self._listener.start()
+
+
+def _listen(reference: Reference, answer: futures.Future[Outcome | None]) -> None:
+    try:
+        answer.set_result(ray.get(reference))
+    except BaseException as error:
+        answer.set_exception(error)
 
 
 def _order_for(world: World) -> Order:
@@ -228,7 +253,7 @@ def _put(content: Path | bytes | memoryview) -> Reference:
 
 def _raised_by_work(error: RayTaskError) -> Exception:
     cause = error.cause
-    return cause if isinstance(cause, CradError) else RuntimeError(f"a Ray worker failed:\n{error.traceback_str}")
+    return cause if isinstance(cause, CradError) else RuntimeError(f"a Ray worker failed:\n{error}")
 
 
 def _first_sentence(error: RayError) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,7 +52,8 @@ class Host:
         torch.set_num_threads(1)
         sys.path.extend(entry for entry in order.path if entry not in sys.path)
         experiment = Experiment(**order.experiment)
-        dataset = Dataset(**order.dataset, **dict(zip(ARRAYS, arrays, strict=True)))
+        parts: dict[str, Any] = {**order.dataset, **dict(zip(ARRAYS, arrays, strict=True))}
+        dataset = Dataset(**parts)
         self._bench = Bench(build_world(experiment, dataset), resolve_method(experiment.method))
         self._messages: dict[Reference, Message] = {}
         self._batch: tuple[int, int] = (0, 0)
@@ -68,7 +69,7 @@ class Host:
         return self._bench.do(
             replace(
                 task,
-                state=None if state is None else memoryview(state),
+                state=None if state is None else state.data,
                 messages={sender: self._messages[body] for sender, (_, body) in letters.items()},
             )
         )
@@ -77,7 +78,7 @@ class Host:
         """Every body once per round: the same object is decoded once, whoever learns from it here."""
         new = {body: manifest for manifest, body in letters.values() if body not in self._messages}
         for (body, manifest), content in zip(new.items(), ray.get(list(new)), strict=True):
-            self._messages[body] = Message(manifest, memoryview(content))
+            self._messages[body] = Message(manifest, content.data)
 
 
 def own_versions() -> dict[str, str]:
@@ -88,10 +89,8 @@ def own_versions() -> dict[str, str]:
 def check_same_versions(wanted: Mapping[str, str]) -> None:
     """Refuse to work on a node that would compute something else."""
     own = own_versions()
-    wrong = _list(f"{name} {own[name]} instead of {version}" for name, version in wanted.items() if own[name] != version)
+    wrong = [f"{name} {own[name]} instead of {version}" for name, version in wanted.items() if own[name] != version]
     if wrong:
-        raise ConfigError(f"the cluster's node {platform.node()} has {wrong}: install the same versions on every node")
-
-
-def _list(words: Iterable[str]) -> str:
-    return ", ".join(words)
+        raise ConfigError(
+            f"the cluster's node {platform.node()} has {', '.join(wrong)}: install the same versions on every node"
+        )

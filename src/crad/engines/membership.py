@@ -7,11 +7,13 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from crad.errors import ConfigError
 
@@ -50,8 +52,8 @@ class Membership:
         except BaseException:
             self.leave()
             raise
-        if self._on_sigterm is not signal.SIG_DFL:
-            self._restore_sigterm()  # Ray has put its own in place; where nobody had one it may stay, it cleans up
+        # Ray has put its own handlers in place. Where nobody had one, a SIGTERM must still end what we have started.
+        _handle_sigterm(_exit if self._on_sigterm is signal.SIG_DFL else self._on_sigterm)
 
     def leave(self) -> None:
         """End what was started here; a cluster that was joined goes on without us."""
@@ -59,7 +61,7 @@ class Membership:
             return
         self._is_ours = False
         ray.shutdown()
-        self._restore_sigterm()
+        _handle_sigterm(self._on_sigterm)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -78,7 +80,9 @@ class Membership:
 
     def _join(self, address: str) -> None:
         if "://" in address:
-            raise ConfigError(f"ray_address {address!r}: run on a machine of the cluster and name its HOST:PORT, or auto")
+            raise ConfigError(
+                f"ray_address {address!r}: run on a machine of the cluster and name its HOST:PORT, or auto"
+            )
         named = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
         if named != "auto":
             check_answer(named)  # Ray itself would go on knocking for minutes
@@ -87,10 +91,6 @@ class Membership:
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             reason = " ".join(str(error).split())
             raise ConfigError(f"cannot join the Ray cluster at {address!r}: {reason}") from error
-
-    def _restore_sigterm(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._on_sigterm)
 
 
 def check_answer(address: str) -> None:
@@ -113,3 +113,12 @@ def check_answer(address: str) -> None:
 
 def _init(**settings: Any) -> None:  # noqa: ANN401  # Ray's own
     ray.init(log_to_driver=False, logging_level=logging.ERROR, **settings)
+
+
+def _handle_sigterm(handler: Any) -> None:  # noqa: ANN401  # whatever `getsignal` gave
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
+
+
+def _exit(number: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)
