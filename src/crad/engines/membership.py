@@ -25,6 +25,7 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 try:
     import ray
+    from ray.exceptions import RayError
 except ImportError as error:
     raise ConfigError("--engine ray needs the package ray: pip install 'crad[ray]'") from error
 
@@ -88,9 +89,12 @@ class Membership:
             check_answer(named)  # Ray itself would go on knocking for minutes
         try:
             _init(address=address)
-        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        except (RayError, RuntimeError, ValueError, OSError) as error:
             reason = " ".join(str(error).split())
-            raise ConfigError(f"cannot join the Ray cluster at {address!r}: {reason}") from error
+            raise ConfigError(
+                f"cannot join the Ray cluster at {address!r}: {reason}; this machine must be one of its nodes, "
+                "with the same Ray and Python, and the token if it has one"
+            ) from error
 
 
 def check_answer(address: str) -> None:
