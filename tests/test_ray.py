@@ -23,6 +23,7 @@ from tests.conftest import change
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'crad[ray]'")
 from crad.engines.cluster import RayEngine
+from crad.engines.host import check_same_versions, own_versions
 from crad.engines.membership import check_answer
 
 ray: Any = pytest.importorskip("ray")
@@ -180,6 +181,12 @@ def test_an_address_of_the_wrong_form_is_refused(short, address):
     with pytest.raises(ConfigError, match=f"ray_address '{address}'"):
         RayEngine(build_world(short), address=address)
     assert not ray.is_initialized()
+
+
+def test_a_node_with_another_version_is_refused():
+    check_same_versions(own_versions())
+    with pytest.raises(ConfigError, match=r"has torch 2\.\S+ instead of 1\.0: install the same versions"):
+        check_same_versions({**own_versions(), "torch": "1.0"})
 
 
 def test_no_cluster_on_this_machine_is_one_line(short, monkeypatch):
