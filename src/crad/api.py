@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from crad.federation.peer import new_model
 from crad.federation.records import Record, round_record
 from crad.federation.roster import Roster
 from crad.federation.rounds import Rounds, Step
+from crad.federation.work import Engine
 from crad.federation.world import World, build_world
 from crad.learning.device import repeatable
 from crad.methods import resolve_method
@@ -73,19 +75,22 @@ def run(
     method = resolve_method(experiment.method)
     for name in experiment.models:
         resolve_architecture(name)
-    running = _Run(method, build_world(experiment), directory, hooks or Hooks())
-    if directory is None:
-        return running.execute(is_new=True)
-    try:
-        if not resume:
-            directory.create(experiment)
-        with directory.locked():
-            return running.execute(is_new=not resume)
-    except OSError as error:
-        raise RunError(
-            f"writing to {directory.path} failed ({error.strerror or error}); everything up to the last complete round "
-            f"is safe: mend that, then crad run --resume {directory.path}"
-        ) from error
+    world, told = build_world(experiment), hooks or Hooks()
+    running = _Run(method, world, directory, told)
+    # Before the directory is made: an engine that cannot be had leaves none behind.
+    with closing(make_engine(world, method, notice=told.on_notice)) as engine:
+        if directory is None:
+            return running.execute(engine, is_new=True)
+        try:
+            if not resume:
+                directory.create(experiment)
+            with directory.locked():
+                return running.execute(engine, is_new=not resume)
+        except OSError as error:
+            raise RunError(
+                f"writing to {directory.path} failed ({error.strerror or error}); everything up to the last complete "
+                f"round is safe: mend that, then crad run --resume {directory.path}"
+            ) from error
 
 
 def settle(experiment: Experiment) -> Experiment:
@@ -109,20 +114,19 @@ class _Run:
             for architecture in dict.fromkeys(member.architecture for member in self._members):
                 new_model(world, architecture, seed=0)
 
-    def execute(self, *, is_new: bool) -> Result:
+    def execute(self, engine: Engine, *, is_new: bool) -> Result:
         if self._directory is not None:
-            return self._execute_in(self._directory.checkpoint_folder, is_new=is_new)
+            return self._execute_in(self._directory.checkpoint_folder, engine, is_new=is_new)
         with tempfile.TemporaryDirectory(prefix="crad-") as folder:
-            return self._execute_in(Path(folder), is_new=is_new)
+            return self._execute_in(Path(folder), engine, is_new=is_new)
 
-    def _execute_in(self, folder: Path, *, is_new: bool) -> Result:
+    def _execute_in(self, folder: Path, engine: Engine, *, is_new: bool) -> Result:
         if self._directory is not None and is_new:
             self._begin(self._directory)
         roster = Roster(self._world, self._members, folder)
         records = [] if self._directory is None or is_new else self._restore(self._directory, roster)
         self._hooks.on_partition(self._partition)
         reset_peak_memory(self._world.device)
-        engine = make_engine(self._world, self._method, notice=self._hooks.on_notice)
         try:
             loop = Rounds(self._method, roster, exchange=MemoryExchange(), engine=engine)
             for done in loop.run(after=len(records), on_step=self._hooks.on_step):
@@ -130,7 +134,6 @@ class _Run:
                 self._save(records, roster)
                 self._hooks.on_round(records[-1])
         finally:
-            engine.close()
             roster.forget_messages()
         summary = summarise(
             self._experiment,
