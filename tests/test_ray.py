@@ -27,7 +27,7 @@ from crad.engines.host import check_same_versions, own_versions
 from crad.engines.membership import check_answer
 
 ray: Any = pytest.importorskip("ray")
-TEST_SECONDS = 120
+TEST_SECONDS = 400
 
 
 @pytest.fixture(autouse=True)
