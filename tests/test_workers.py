@@ -16,7 +16,7 @@ import crad
 from crad.api import Hooks
 from crad.config import Experiment, to_toml
 from crad.engines import count_cores, count_workers, make_engine
-from crad.engines.processes import MAX_DEATHS, ProcessEngine
+from crad.engines.processes import MAX_DEATHS, ProcessEngine, kept_workers
 from crad.engines.serial import SerialEngine
 from crad.engines.wire import outcome_from_bytes, outcome_to_bytes, task_from_bytes, task_to_bytes
 from crad.errors import ConfigError, RunError
@@ -150,6 +150,22 @@ def test_a_run_begun_with_two_workers_is_continued_by_one(experiment, alone, tmp
         crad.run(change(experiment, workers=2), output=tmp_path / "run", hooks=Hooks(on_step=stop))
     crad.run(experiment, output=tmp_path / "run", resume=True)
     assert_same_end(tmp_path / "run", alone)
+
+
+def test_runs_of_one_comparison_share_their_workers(experiment, alone, tmp_path):
+    """Another method and other data in between: what a worker did before must not show."""
+    pids = []
+
+    def note(step):
+        pids.append(tuple(sorted(children(os.getpid()))))
+
+    with kept_workers():
+        for name, settings in (("other", {"method": "local", "seed": 6}), ("run", {})):
+            again = change(experiment, workers=2, **settings)
+            crad.run(again, output=tmp_path / name, hooks=Hooks(on_step=note))
+    assert len(set(pids)) == 1
+    assert_same_end(tmp_path / "run", alone)
+    assert not children(os.getpid())
 
 
 def test_the_longest_tasks_are_begun_first(tiny, tmp_path, monkeypatch):

@@ -102,6 +102,7 @@ def _compare(experiments: Sequence[Experiment], folder: Path, *, is_quiet: bool,
     from crad.cli.progress import Display, duration
     from crad.cli.tables import plain_table
     from crad.comparing import run_folder, write_comparison
+    from crad.engines.processes import kept_workers
     from crad.results.report import headline
     from crad.results.tables import COMPARISON_HEADER, comparison_caption, comparison_cells
 
@@ -109,16 +110,17 @@ def _compare(experiments: Sequence[Experiment], folder: Path, *, is_quiet: bool,
     results: list[Result] = []
     hint = f"the same command and --output {shlex.quote(str(folder))}"
     folders = [run_folder(folder, experiment) for experiment in experiments]
-    for experiment, (directory, is_there) in zip(experiments, folders, strict=True):
-        result = run_shown(
-            display, experiment, directory, is_resumed=is_there, is_partition_shown=not results, hint=hint
-        )
-        seconds = duration(result.summary["total_seconds"])
-        display.say(
-            f"{experiment.method}, seed {experiment.seed}: global {result.summary['global_accuracy']:.2f} %, "
-            f"local {result.summary['local_accuracy']:.2f} %, {seconds}"
-        )
-        results.append(result)
+    with kept_workers():
+        for experiment, (directory, is_there) in zip(experiments, folders, strict=True):
+            result = run_shown(
+                display, experiment, directory, is_resumed=is_there, is_partition_shown=not results, hint=hint
+            )
+            seconds = duration(result.summary["total_seconds"])
+            display.say(
+                f"{experiment.method}, seed {experiment.seed}: global {result.summary['global_accuracy']:.2f} %, "
+                f"local {result.summary['local_accuracy']:.2f} %, {seconds}"
+            )
+            results.append(result)
     rows = write_comparison(folder, results)
     if as_json:
         typer.echo((folder / "comparison.json").read_text())

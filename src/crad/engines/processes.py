@@ -9,8 +9,9 @@ import sys
 import tempfile
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import send_handle
 from pathlib import Path
 from socket import socketpair
 from typing import IO, Any
@@ -85,14 +86,19 @@ class ProcessEngine:
         return [worker.pid for worker in self._workers]
 
     def close(self) -> None:
-        """End all workers and wait until they are gone."""
+        """End all workers and wait until they are gone; free ones are kept where `kept_workers` says so."""
         for worker in self._workers:
-            worker.end()
+            if _kept is not None and worker.is_free:
+                _kept.append(worker)
+            else:
+                worker.end()
         self._workers = []
         self._data.close()
 
     def _start(self) -> _Worker:
-        return _Worker(self._order, self._data.fileno())
+        worker = _kept.pop() if _kept else _Worker()
+        worker.begin(self._order, self._data.fileno())
+        return worker
 
     def _note_peak(self, worker: _Worker, outcome: Outcome) -> None:
         place = self._workers.index(worker)
@@ -120,13 +126,29 @@ class ProcessEngine:
         return [] if task is None else [task]
 
 
+_kept: list[_Worker] | None = None  # workers that wait for the next run; None: nobody asked for that
+
+
+@contextmanager
+def kept_workers() -> Iterator[None]:
+    """Let the runs inside share their workers: starting one takes seconds, which several short runs would feel."""
+    global _kept
+    _kept = []
+    try:
+        yield
+    finally:
+        waiting, _kept = _kept, None
+        for worker in waiting:
+            worker.end()
+
+
 class _Worker:
     """The parent's end of one worker process."""
 
-    def __init__(self, order: bytes, data: int) -> None:
+    def __init__(self) -> None:
         mine, theirs = socketpair()
         leash_theirs, self._leash = os.pipe()
-        inherited = (theirs.fileno(), leash_theirs, data)
+        inherited = (theirs.fileno(), leash_theirs)
         self._process = subprocess.Popen(  # noqa: S603  # our own module, no shell
             [sys.executable, "-c", PROGRAM, _import_path(), *map(str, inherited)],
             pass_fds=inherited,
@@ -139,8 +161,13 @@ class _Worker:
         self.connection = Connection(mine.detach())
         self.task: Task | None = None
         self._is_ready = False
-        with suppress(OSError):  # it died at once: seen when its answer is read
+
+    def begin(self, order: bytes, data: int) -> None:
+        """Tell it what run it is for."""
+        self._is_ready = False
+        with suppress(OSError):  # it died: seen when its answer is read
             self.connection.send_bytes(order)
+            send_handle(self.connection, data, self.pid)
 
     @property
     def pid(self) -> int:

@@ -1,7 +1,8 @@
 """A worker process: one thread, one client at a time, until its parent has no more for it or is gone.
 
-Started by `crad.engines.processes` with three inherited file descriptors: the line to its parent, a leash that closes
-when the parent dies, and the data set as raw bytes that all workers map into memory.
+Started by `crad.engines.processes` with two inherited file descriptors: the line to its parent, and a leash that closes
+when the parent dies. On the line come orders, each with a run's settings and the file of its data set, which all
+workers map into memory; and tasks of the run that was ordered last.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import threading
 import traceback
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
 from typing import Any
 
 from crad.config import Experiment
@@ -22,40 +24,47 @@ from crad.data.dataset import Dataset
 from crad.engines.arrays import map_arrays
 from crad.engines.wire import outcome_to_bytes, task_from_bytes
 from crad.errors import CradError
+from crad.federation.memory import reset_peak_memory
 from crad.federation.work import Bench
 from crad.federation.world import build_world
 from crad.methods import resolve_method
+
+ORDER = b'{"experiment"'  # how an order begins; a task begins otherwise
 
 
 def main() -> None:
     """Serve the parent at the other end of the line."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it ends us
-    line, leash, data = (int(word) for word in sys.argv[1:4])
+    line, leash = (int(word) for word in sys.argv[1:3])
     threading.Thread(target=_end_with_parent, args=(leash,), daemon=True).start()
-    connection = Connection(line)
+    connection, bench = Connection(line), None
     # Whatever is raised while talking means that the parent has gone: there is nobody to tell.
     with suppress(EOFError, OSError):
-        order = connection.recv_bytes()
-        try:
-            bench, answer = _set_up(json.loads(order), data), b"{}"
-        except Exception as error:
-            connection.send_bytes(_error_to_bytes(error))
-            return
         while True:
-            connection.send_bytes(answer)
             content = connection.recv_bytes()
+            is_order = content.startswith(ORDER)
+            data = recv_handle(connection) if is_order else None
             try:
-                answer = outcome_to_bytes(bench.do(task_from_bytes(content)))
+                if data is not None:
+                    bench = None  # the run before is over: its data and models may go
+                    bench, answer = _set_up(json.loads(content), data), b"{}"
+                else:
+                    assert bench is not None, "a run is ordered before its tasks"
+                    answer = outcome_to_bytes(bench.do(task_from_bytes(content)))
             except Exception as error:
                 answer = _error_to_bytes(error)
+            connection.send_bytes(answer)
 
 
 def _set_up(order: dict[str, Any], data: int) -> Bench:
     experiment = Experiment(**order["experiment"])
     content = memoryview(mmap.mmap(data, 0, access=mmap.ACCESS_READ))
+    os.close(data)  # the mapping stays
     parts: dict[str, Any] = {**order["dataset"], **map_arrays(content, order["arrays"])}
     dataset = Dataset(**{**parts, "class_names": tuple(parts["class_names"])})
-    return Bench(build_world(experiment, dataset), resolve_method(experiment.method))
+    world = build_world(experiment, dataset)
+    reset_peak_memory(world.device)  # of the run before
+    return Bench(world, resolve_method(experiment.method))
 
 
 def _end_with_parent(leash: int) -> None:
