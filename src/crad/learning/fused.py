@@ -133,7 +133,7 @@ class _Tracer(fx.Tracer):
 
 def _trace(model: nn.Module) -> fx.Graph:
     try:
-        graph = _Tracer().trace(model)
+        graph = _Tracer().trace(copy.deepcopy(model))  # a forward may keep what it computed, here the stand-ins
     except Exception as error:  # a user's forward may raise anything when it is given a stand-in for its input
         raise UnplannableError(f"not traceable: {error}") from error
     state = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
