@@ -36,7 +36,11 @@ class TeacherShelf:
         self._models: dict[str, nn.Module] = {}
         self._decoded: dict[int, tuple[Message, Snapshot]] = {}
         self._prepared: dict[int, tuple[Snapshot, PreparedTeacher]] = {}
-        self._engine = TeacherEngine(device=world.device, precision=world.experiment.teacher_precision)
+        self._engine = TeacherEngine(
+            device=world.device,
+            precision=world.experiment.teacher_precision,
+            expected_samples=_expected_samples(world),
+        )
 
     def decode(self, message: Message, *, sender: int, round_index: int) -> Snapshot:
         """The snapshot in a message; refused unless sender, round, architecture, shapes and values are right."""
@@ -82,6 +86,18 @@ class TeacherShelf:
             model = new_model(self._world, Architecture.parse(architecture), seed=0)
             self._models[architecture] = model.eval().requires_grad_(False)
         return self._models[architecture]
+
+
+def _expected_samples(world: World) -> int:
+    """How many inputs one architecture's teachers will see in the whole run, about; the number of workers is no part.
+
+    A serial run and one with many processes must choose alike, or their last bits would differ.
+    """
+    experiment = world.experiment
+    active = experiment.active or experiment.clients
+    images = sum(len(shard.train) for shard in world.shards) * active // max(1, experiment.clients)
+    teachers = (active - 1) / len(experiment.models)
+    return int(images * teachers * experiment.local_epochs * experiment.rounds)
 
 
 def _is_same(known: Message, message: Message) -> bool:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from crad.errors import ConfigError
+from crad.learning.compiled import SharedModule
 from crad.learning.fused import Plan, UnplannableError, fill_slots, is_fusible, make_plan
 from crad.learning.winograd import Workspace
 
@@ -45,12 +46,14 @@ def soft_predictions(teachers: Sequence[Teacher], inputs: Tensor, *, temperature
 class TeacherEngine:
     """Prepares snapshots to run fast on one device. For one thread at a time: its teachers share scratch memory."""
 
-    def __init__(self, *, device: str, precision: str = "fp32") -> None:
+    def __init__(self, *, device: str, precision: str = "fp32", expected_samples: int = 0) -> None:
+        """`expected_samples`: how many inputs one architecture's teachers will see; 0 if too few for compiling."""
         known = ("fp32", "bf16") if device.startswith("cuda") else ("fp32",)
         if precision not in known:
             raise ConfigError(f"precision {precision!r} is not available on {device!r}; available: {', '.join(known)}")
-        self._device, self._precision = device, precision
+        self._device, self._precision, self._samples = device, precision, expected_samples
         self._plans: dict[str, Plan | None] = {}
+        self._shared: dict[str, SharedModule] = {}
         self._workspace = Workspace()
 
     def prepare(self, model: nn.Module, *, key: str) -> PreparedTeacher:
@@ -60,13 +63,20 @@ class TeacherEngine:
         plan = self._plan_for(model, key) if self._device == "cpu" and is_fusible(model) else None
         if plan is None:
             plain = PlainForward(model, device=self._device, precision=self._precision)
-            return PreparedTeacher(plain, list(plain.model.state_dict().values()), batch=self._batch)
-        slots, held = fill_slots(plan, model, self._workspace)
-        return PreparedTeacher(partial(plan.forward, slots), held, batch=self._batch)
+            held = list(plain.model.state_dict().values())
+            forward: Run = partial(self._shared_for(key).run, plain) if self._samples else plain
+            return PreparedTeacher(forward, held, batch=self._batch)
+        slots, packed = fill_slots(plan, model, self._workspace)
+        return PreparedTeacher(partial(plan.forward, slots), packed, batch=self._batch)
 
     @property
     def _batch(self) -> int:
         return TEACHER_BATCH if self._device == "cpu" else GPU_TEACHER_BATCH
+
+    def _shared_for(self, key: str) -> SharedModule:
+        if key not in self._shared:
+            self._shared[key] = SharedModule(device=self._device, samples=self._samples, batch=self._batch)
+        return self._shared[key]
 
     def _plan_for(self, model: nn.Module, key: str) -> Plan | None:
         if key not in self._plans:
