@@ -70,6 +70,7 @@ def _round(settings: Settings, *, clients: int = CLIENTS, shard: int = SHARD, cl
         partition="iid",
         width=WIDTH,
         device="cpu",
+        engine="serial",
     )
     lines = crad.run(experiment).rounds[1:-1]
     return {

@@ -213,6 +213,7 @@ def test_a_run_says_how_many_inputs_its_teachers_see(monkeypatch):
         dataset="digits", clients=6, active=4, rounds=5, local_epochs=2, models=("cnn6", "resnet18-half"), device="cpu"
     )
     world = build_world(experiment)
-    images_per_round = sum(len(shard.train) for shard in world.shards) * 4 // 6
-    assert shelf._expected_samples(world) == int(images_per_round * 1.5 * 2 * 5)  # 3 peers, 2 architectures
+    images_of_one = sum(len(shard.train) for shard in world.shards) / 6
+    # 3 peers of 2 architectures, 2 epochs, active in 4 of 6 of 5 rounds
+    assert shelf._expected_samples(world) == int(images_of_one * 1.5 * 2 * 5 * 4 / 6)
     assert TeacherShelf(world)._engine._samples == shelf._expected_samples(world)

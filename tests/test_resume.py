@@ -271,3 +271,48 @@ def test_a_damaged_summary_is_refused_by_name(experiment, whole, tmp_path, conte
     (tmp_path / "copy" / "summary.json").write_text(content)
     with pytest.raises(RunError, match=r"summary.json is damaged"):
         crad.run(experiment, output=tmp_path / "copy", resume=True)
+
+
+def interrupted(experiment, path: Path, *, after: int) -> None:
+    """A run that was stopped when a round was complete."""
+
+    def stop(record):
+        if record["round"] == after:
+            raise StopError
+
+    with pytest.raises(StopError):
+        crad.run(experiment, output=path, hooks=Hooks(on_round=stop))
+
+
+def test_rounds_without_a_checkpoint_are_never_thrown_away(experiment, tmp_path):
+    interrupted(experiment, tmp_path / "run", after=2)
+    shutil.rmtree(tmp_path / "run" / "checkpoint")
+    before = (tmp_path / "run" / "rounds.jsonl").read_bytes()
+    with pytest.raises(RunError, match="has 2 rounds but no checkpoint of them"):
+        crad.run(experiment, output=tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "rounds.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"", b"abc", b"\x10\0\0\0\0\0\0\0[]", b"\2\0\0\0\0\0\0\0[]"])
+def test_a_damaged_state_is_refused_by_name(experiment, tmp_path, content):
+    interrupted(experiment, tmp_path / "run", after=1)
+    state = next((tmp_path / "run" / "checkpoint" / "states").iterdir())
+    state.write_bytes(content)
+    with pytest.raises(RunError, match=r"checkpoint .*round-00001.json cannot be read"):
+        crad.run(experiment, output=tmp_path / "run", resume=True)
+
+
+def test_a_checkpoint_of_another_version_is_refused(experiment, tmp_path):
+    interrupted(experiment, tmp_path / "run", after=1)
+    file = tmp_path / "run" / "checkpoint" / "round-00001.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "schema": 99}))
+    with pytest.raises(RunError, match="it has schema 99, this version reads 2"):
+        crad.run(experiment, output=tmp_path / "run", resume=True)
+
+
+def test_a_run_is_continued_with_another_engine_by_the_command(experiment, whole, tmp_path):
+    interrupted(change(experiment, workers=2), tmp_path / "run", after=2)
+    command = [sys.executable, "-m", "crad", "run", "--resume", str(tmp_path / "run"), "--engine", "serial", "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert_same_end(tmp_path / "run", whole)

@@ -262,3 +262,108 @@ def test_rounds_list_only_clients_whose_figures_are_new(tiny):
     assert json.loads(json.dumps(result.summary))["global_accuracy_per_client"] == [
         client["global_accuracy"] for client in clients_at(result.rounds, result.summary["best_round"])
     ]
+
+
+TWO_PHASES = """
+from crad.federation.method import Method, Phase, one_member_per_client
+from crad.federation.peer import Member
+from crad.methods.alone import train_alone
+from crad.methods.distillation import distillation_method
+
+crad = distillation_method("crad").phases[0]
+
+def roster(world):
+    members = one_member_per_client(world)
+    return [*members, Member(len(members), clients=(), architecture=members[0].architecture)]
+
+METHOD = Method("two-phases", (Phase("alone", learn=train_alone), crad), roster=roster)
+"""
+
+
+def test_two_phases_and_a_member_without_data_go_through_workers_unchanged(tiny, tmp_path, monkeypatch):
+    (tmp_path / "phases.py").write_text(TWO_PHASES)
+    monkeypatch.chdir(tmp_path)
+    experiment = change(tiny, method="phases:METHOD", rounds=2)
+    crad.run(experiment, output=tmp_path / "one")
+    crad.run(change(experiment, workers=2), output=tmp_path / "two")
+    assert_same_end(tmp_path / "two", tmp_path / "one")
+
+
+OWN_MODEL = """
+import torch
+from torch import nn
+
+class Odd(nn.Module):
+    # Counts its calls, keeps a tensor of its last one, and has a buffer outside its state.
+    def __init__(self, num_classes, in_channels):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(in_channels, 4, 3), nn.Linear(4, num_classes)
+        self.register_buffer("shift", torch.randn(4), persistent=False)
+        self.calls = 0
+
+    def forward(self, images):
+        self.calls += 1
+        maps = self.conv(input=images).relu().mean(dim=(2, 3)) + self.shift
+        self.kept = maps
+        return self.head(maps) + 1e-3 * (self.calls % 5)
+
+def build(num_classes, in_channels):
+    return Odd(num_classes, in_channels)
+"""
+
+
+def test_a_model_that_keeps_things_outside_its_state_gives_the_same_with_any_engine(tiny, tmp_path, monkeypatch):
+    """Enough test images that a model of ours would be measured through the teacher engine."""
+    (tmp_path / "odd_models.py").write_text(OWN_MODEL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("crad.learning.evaluation.PREPARED_FROM", 8)
+    experiment = change(tiny, models=("odd_models:build", "cnn6"), method="local", rounds=2)
+    crad.run(experiment, output=tmp_path / "one")
+    crad.run(change(experiment, workers=2), output=tmp_path / "two")
+    assert_same_end(tmp_path / "two", tmp_path / "one")
+
+
+def test_a_model_whose_first_weights_do_not_follow_from_the_seed_is_refused(tiny, tmp_path, monkeypatch):
+    (tmp_path / "unseeded.py").write_text(
+        "import numpy as np, torch\n"
+        "from torch import nn\n"
+        "def build(num_classes, in_channels):\n"
+        "    model = nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))\n"
+        "    nn.init.constant_(model[1].bias, float(np.random.default_rng().random()))\n"
+        "    return model\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"'unseeded:build': two built with the same seed differ in '1\.bias'"):
+        crad.run(change(tiny, models=("unseeded:build",)), output=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_only_this_process_knows_is_run_here_or_refused(tiny, monkeypatch):
+    import __main__
+    from crad.methods.alone import LOCAL
+
+    monkeypatch.setattr(__main__, "OWN_METHOD", LOCAL, raising=False)
+    notices: list[str] = []
+    own = change(tiny, method="__main__:OWN_METHOD", rounds=1)
+    monkeypatch.setattr("crad.engines.count_cores", lambda: 2)
+    result = crad.run(change(own, workers="auto"), hooks=Hooks(on_notice=notices.append))
+    assert result.summary["hardware"]["workers"] == 1
+    assert "known to this process alone" in notices[0]
+    with pytest.raises(ConfigError, match=r"'__main__:OWN_METHOD' is known to this process alone"):
+        crad.run(change(own, engine="processes"))
+
+
+def test_an_optimiser_whose_state_would_be_lost_is_named(tiny):
+    from tests.federation import Federation
+
+    peer = Federation(tiny).peer(0)
+    parameter = next(peer.model.parameters())
+    peer.optimizer.state[parameter]["exp_avg"] = parameter.detach().clone()
+    with pytest.raises(RunError, match=r"client 0 keeps 'exp_avg', which would be lost"):
+        peer.state()
+
+
+def test_a_precision_the_device_has_not_leaves_no_directory(tiny, tmp_path):
+    with pytest.raises(ConfigError, match=r"precision 'bf16' is not available on 'cpu'"):
+        crad.run(change(tiny, teacher_precision="bf16", workers=2), output=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from crad.config import Experiment
 from crad.data.catalog import absolute_name
 from crad.data.dataset import Dataset
 from crad.engines import make_engine
-from crad.errors import RunError
+from crad.errors import ConfigError, RunError
 from crad.federation.checkpoint import latest_round, load_checkpoint, save_checkpoint
 from crad.federation.exchange import MemoryExchange
 from crad.federation.memory import reset_peak_memory
@@ -29,7 +30,7 @@ from crad.federation.work import Engine
 from crad.federation.world import World, build_world
 from crad.learning.device import repeatable
 from crad.methods import resolve_method
-from crad.models import resolve_architecture
+from crad.models import ARCHITECTURES, Architecture, resolve_architecture
 from crad.randomness import torch_seed
 from crad.results.report import partition_picture, run_report
 from crad.results.run_directory import RunDirectory
@@ -112,12 +113,13 @@ class _Run:
         # Every kind of model is built and tried before anything is written: a faulty one leaves no directory behind.
         with repeatable(torch_seed(world.experiment.seed, "roster"), world.device):
             for architecture in dict.fromkeys(member.architecture for member in self._members):
-                new_model(world, architecture, seed=0)
+                check_model(world, architecture)
 
     def execute(self, engine: Engine, *, is_new: bool) -> Result:
         if self._directory is not None:
             return self._execute_in(self._directory.checkpoint_folder, engine, is_new=is_new)
-        with tempfile.TemporaryDirectory(prefix="crad-") as folder:
+        # A worker that is about to be ended may still write there.
+        with tempfile.TemporaryDirectory(prefix="crad-", ignore_cleanup_errors=True) as folder:
             return self._execute_in(Path(folder), engine, is_new=is_new)
 
     def _execute_in(self, folder: Path, engine: Engine, *, is_new: bool) -> Result:
@@ -160,6 +162,12 @@ class _Run:
         directory.full_rounds()  # damaged records are refused before anything is cut
         reached = latest_round(roster.folder)
         if reached is None:
+            written = len(directory.rounds())
+            if written > 1:  # one may be there: a line is written before its checkpoint
+                raise RunError(
+                    f"{directory.path} has {written} rounds but no checkpoint of them that this version reads; "
+                    "put checkpoint/ back, or begin anew with another --output"
+                )
             return directory.cut_rounds(after=0)
         records = directory.cut_rounds(after=reached)
         load_checkpoint(roster, round_index=reached)
@@ -177,6 +185,20 @@ class _Run:
             round_index=records[-1]["round"],
             changed=set(records[-1]["active"]),
             keep=set() if best is None else {best["round"]},
+        )
+
+
+def check_model(world: World, architecture: Architecture) -> None:
+    """Build a model once; a user's twice, for its first weights must follow from the seed."""
+    first = new_model(world, architecture, seed=0).state_dict()
+    if architecture.name in ARCHITECTURES:
+        return
+    again = new_model(world, architecture, seed=0).state_dict()
+    different = [name for name, tensor in first.items() if not torch.equal(tensor, again[name])]
+    if different:
+        raise ConfigError(
+            f"model {architecture.name!r}: two built with the same seed differ in {different[0]!r}; draw its first "
+            "weights with torch's own generator"
         )
 
 

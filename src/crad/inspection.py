@@ -136,7 +136,9 @@ class RunInspector:
         return q_KBC, trace
 
     def _teachers(self, student: int) -> list[Place]:
-        return [place for place in self.roster if place.index != student]
+        others = [place for place in self.roster if place.index != student]
+        # With partial participation some have never learned; nobody has been taught by them either.
+        return [place for place in others if place.state is not None] or others
 
     def _statistics(self, place: Place, *, with_cross_entropy: bool = False) -> Statistics:
         return class_statistics(self.world, place.index, place.measured, with_cross_entropy=with_cross_entropy)

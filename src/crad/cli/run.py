@@ -114,5 +114,7 @@ def _resumed(directory: Path, settings: Settings, *, config: Path | None, output
         flags = [f"--{name.replace('_', '-')}" for name in changed]
         flags += [flag for flag, value in (("--config", config), ("--output", output)) if value]
         raise ConfigError(f"--resume takes its settings from {directory}; leave out {', '.join(flags)}")
-    stored = RunDirectory(directory).experiment()
-    return make_experiment({**stored.model_dump(), **settings})
+    stored = RunDirectory(directory).experiment().model_dump()
+    if "engine" in settings:  # what was set for another engine may not fit this one
+        stored = {name: value for name, value in stored.items() if name not in ("workers", "ray_address")}
+    return make_experiment({**stored, **settings})

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
+from crad.config import Experiment
 from crad.engines.serial import SerialEngine
+from crad.errors import ConfigError
 from crad.federation.method import Method
 from crad.federation.work import Engine
 from crad.federation.world import World
@@ -17,12 +20,20 @@ def make_engine(world: World, method: Method, *, notice: Callable[[str], None] =
     `notice` hears of what went wrong and was put right, such as a worker that died.
     """
     experiment = world.experiment
+    if experiment.engine in ("processes", "ray") and _only_in_this_process(experiment):
+        raise ConfigError(
+            f"{_only_in_this_process(experiment)!r} is known to this process alone, so engine {experiment.engine} "
+            "cannot use it: put it into a module"
+        )
     if experiment.engine == "ray":
         from crad.engines.cluster import RayEngine
 
         return RayEngine(world, workers=experiment.workers, address=experiment.ray_address, notice=notice)
-    workers = count_workers(world)
-    if experiment.engine == "serial" or (experiment.engine == "auto" and workers == 1):
+    workers = min(count_workers(world), len(method.roster(world)))
+    private = _only_in_this_process(experiment)
+    if private and workers > 1 and experiment.engine == "auto":
+        notice(f"{private!r} is known to this process alone: one worker; put it into a module to use all cores")
+    if experiment.engine == "serial" or (experiment.engine == "auto" and (workers == 1 or private)):
         return SerialEngine(world, method)
     from crad.engines.processes import ProcessEngine
 
@@ -44,4 +55,20 @@ def count_workers(world: World) -> int:
 def count_cores() -> int:
     """The cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)  # not on a Mac
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return max(1, min(cores, _container_cores() or cores))
+
+
+def _container_cores() -> int | None:
+    """What a container may use of the machine, None where there is no limit."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else max(1, int(quota) // int(period))
+
+
+def _only_in_this_process(experiment: Experiment) -> str | None:
+    """A model or method of a script or notebook, which no other process can import."""
+    names = (*experiment.models, experiment.method)
+    return next((name for name in names if name.startswith("__main__:")), None)

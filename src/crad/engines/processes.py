@@ -48,7 +48,13 @@ class ProcessEngine:
         ).encode()
         self.workers = workers
         self._peaks = [0] * workers
-        self._workers = [self._start() for _ in range(workers)]
+        self._workers: list[_Worker] = []
+        try:
+            for _ in range(workers):
+                self._workers.append(self._start())
+        except BaseException:
+            self.close()
+            raise
 
     def each(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """The outcomes as they come."""
@@ -79,11 +85,6 @@ class ProcessEngine:
     def peak_memory_bytes(self) -> int:
         """The sum of every process's peak, at most: pages that several of them look into count for each."""
         return peak_memory_bytes("cpu") + sum(self._peaks)
-
-    @property
-    def pids(self) -> list[int]:
-        """The process ids of the workers."""
-        return [worker.pid for worker in self._workers]
 
     def close(self) -> None:
         """End all workers and wait until they are gone; free ones are kept where `kept_workers` says so."""
@@ -224,6 +225,6 @@ def _error_from(entry: dict[str, Any]) -> Exception:
         return RuntimeError(f"a worker failed:\n{entry['traceback']}")
     if entry["error"] == "OSError":  # a full disk, say: reported like one in this process
         return OSError(entry["errno"], entry["message"])
-    kind = getattr(errors, entry["error"])
+    kind = getattr(errors, entry["error"], RunError)  # a plugin's own kind of CradError is not among ours
     error: Exception = kind(entry["message"])
     return error

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import struct
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -48,12 +49,14 @@ def load_checkpoint(roster: Roster, *, round_index: int) -> None:
     file = round_file(roster.folder, round_index)
     try:
         content = json.loads(file.read_text())
+        if content["schema"] != SCHEMA:
+            raise ValueError(f"it has schema {content['schema']}, this version reads {SCHEMA}")
         for place, entry in zip(list(roster), content["peers"], strict=True):
             state = None if entry["state"] is None else roster.states / entry["state"]
             if state is not None:
                 load_tensors(state)  # damaged or missing files are found now, not in the middle of a round
             roster.update(place.index, standing=standing_from_json(entry["standing"]), state=state)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, struct.error) as error:
         raise RunError(f"checkpoint {file} cannot be read ({error}); remove it to go on from an older one") from error
 
 
@@ -84,8 +87,11 @@ def _to_json(place: Place) -> dict[str, Any]:
 
 
 def _states_of(roster: Roster, round_index: int) -> set[Path]:
-    content = json.loads(round_file(roster.folder, round_index).read_text())
-    return {roster.states / entry["state"] for entry in content["peers"] if entry["state"] is not None}
+    try:
+        content = json.loads(round_file(roster.folder, round_index).read_text())
+        return {roster.states / entry["state"] for entry in content["peers"] if entry["state"] is not None}
+    except (OSError, ValueError, KeyError, TypeError):  # damaged: nothing goes that it might have named
+        return set(roster.states.iterdir())
 
 
 def _flush_file(path: Path) -> None:

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import torch
 
+from crad.learning.device import release_memory
+
 
 def reset_peak_memory(device: str) -> None:
     """Start measuring anew, where the system can; elsewhere the peak is that of the whole process."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
+    release_memory()
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 

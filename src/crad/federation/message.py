@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import mmap
 import struct
 import warnings
 from collections.abc import Mapping
@@ -69,10 +68,15 @@ class Message:
 
 def message_in_file(manifest: bytes, file: Path) -> Message:
     """A message whose body stays on disk: readers on this machine share its pages and copy nothing."""
-    with file.open("rb") as handle:
-        # A private mapping: torch wants writable memory, and a write would still never reach the file.
-        body = memoryview(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_COPY))
-    return Message(manifest, body, file)
+    return Message(manifest, map_file(file), file)
+
+
+def map_file(file: Path) -> memoryview:
+    """The bytes of a file, mapped privately: torch wants writable memory, and a write would never reach the file.
+
+    Mapped by torch, not by Python's mmap, which would keep a file descriptor open for each.
+    """
+    return torch.from_file(str(file), shared=False, size=file.stat().st_size, dtype=torch.uint8).numpy().data
 
 
 def pack(
@@ -146,7 +150,7 @@ def read_body(message: Message, *, sender: int, expected: Mapping[str, Tensor]) 
             raise SnapshotError(f"peer {sender} sent {printable(got)} as tensor {printable(name)!r}, expected {wanted}")
     tensors = view_tensors(message.body, layout)
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if (tensor.is_floating_point() or tensor.is_complex()) and not bool(torch.isfinite(tensor).all()):
             raise SnapshotError(f"peer {sender} sent a non-finite value in tensor {printable(name)!r}")
     return tensors
 
@@ -168,12 +172,16 @@ DTYPE_NAMES = {torch.float32: "F32", torch.float64: "F64", torch.float16: "F16",
     torch.int16: "I16",
     torch.int8: "I8",
     torch.uint8: "U8",
+    torch.uint16: "U16",
+    torch.uint32: "U32",
+    torch.uint64: "U64",
+    torch.complex64: "C64",
     torch.bool: "BOOL",
 }
 
 
 @dataclass(frozen=True)
-class Place:
+class Extent:
     """Where a tensor lies in a safetensors body."""
 
     dtype: str
@@ -187,7 +195,7 @@ class Place:
         return f"{self.dtype} {list(self.shape)}"
 
 
-def read_layout(body: bytes | memoryview) -> dict[str, Place]:
+def read_layout(body: bytes | memoryview) -> dict[str, Extent]:
     """The header of a safetensors body; refused unless its tensors cover the body exactly, each once.
 
     Shapes can be compared before any tensor is made, so a lying header cannot ask for memory.
@@ -202,7 +210,7 @@ def read_layout(body: bytes | memoryview) -> dict[str, Place]:
             dict(entry)
             continue
         start, stop = (8 + length + _natural(offset) for offset in entry["data_offsets"])
-        places[name] = Place(entry["dtype"], tuple(map(_natural, entry["shape"])), start, stop)
+        places[name] = Extent(entry["dtype"], tuple(map(_natural, entry["shape"])), start, stop)
     reached = 8 + length
     for name, place in sorted(places.items(), key=lambda item: (item[1].start, item[1].stop)):
         size = _DTYPES[place.dtype].itemsize * math.prod(place.shape)
@@ -214,7 +222,7 @@ def read_layout(body: bytes | memoryview) -> dict[str, Place]:
     return places
 
 
-def view_tensors(body: bytes | memoryview, layout: Mapping[str, Place]) -> dict[str, Tensor]:
+def view_tensors(body: bytes | memoryview, layout: Mapping[str, Extent]) -> dict[str, Tensor]:
     """The tensors of a body: looking into a mapped one, copied from one that is a Python object."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # "not writable": nobody writes

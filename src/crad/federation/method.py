@@ -36,7 +36,11 @@ class Learned:
 
 @dataclass(frozen=True)
 class Phase:
-    """Everybody publishes (or nobody does), then everybody learns from what was published."""
+    """Everybody publishes (or nobody does), then everybody learns from what was published.
+
+    Between the two a peer is only its model's state and momentum: what `publish` changes, or either keeps elsewhere on
+    the peer, is gone. They may run in another process.
+    """
 
     kind: str
     learn: Callable[[Peer, Mapping[int, Message], RoundContext], Learned]

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from crad.data.partition import Shard
 from crad.data.tensors import ImageSet
+from crad.errors import RunError
 from crad.federation.message import Message, Statistics, pack, storable
 from crad.federation.world import World
 from crad.learning.epoch import make_optimizer
@@ -141,9 +142,15 @@ class Peer:
         """Model and momentum, everything a checkpoint needs of the peer's tensors."""
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         for name, parameter in self.model.named_parameters():
-            momentum = self.optimizer.state[parameter].get("momentum_buffer")
-            if momentum is not None:
-                tensors[f"momentum.{name}"] = momentum
+            kept = self.optimizer.state[parameter]
+            unknown = sorted(set(kept) - {"momentum_buffer"})
+            if unknown:
+                raise RunError(
+                    f"the optimiser of client {self.index} keeps {unknown[0]!r}, which would be lost between rounds: "
+                    "peers keep their model and SGD's momentum"
+                )
+            if kept.get("momentum_buffer") is not None:
+                tensors[f"momentum.{name}"] = kept["momentum_buffer"]
         return storable(tensors)
 
     def load_state(self, tensors: Mapping[str, Tensor], standing: Standing) -> None:
@@ -171,7 +178,8 @@ class Peer:
 
 def class_statistics(world: World, peer: int, standing: Standing, *, with_cross_entropy: bool = False) -> Statistics:
     """What a peer publishes of itself per class, from its validation half; counts noised if private."""
-    own = _sum_scores(standing.validation)
+    nothing = ClassScore((0,) * world.num_classes, (0,) * world.num_classes, (0.0,) * world.num_classes)
+    own = _sum_scores(standing.validation or (nothing,))
     counts = np.maximum(0.0, np.asarray(own.counts, dtype=np.float64) + count_noise(world, peer))
     return Statistics(
         counts=tuple(counts.tolist()),

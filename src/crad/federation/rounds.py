@@ -60,7 +60,7 @@ class Rounds:
         self._exchange = exchange
         self._engine = engine
         self._experiment = roster.world.experiment
-        self._pace: dict[tuple[str, str], float] = {}  # seconds per sample, by verb and architecture
+        self._pace: dict[tuple[str, str], float] = {}  # seconds per unit of work, by verb and architecture
 
     def run(self, *, after: int = 0, on_step: OnStep = lambda step: None) -> Iterator[Round]:
         """The rounds after a given one, in order; the roster is up to date whenever a round is yielded."""
@@ -170,19 +170,22 @@ class Rounds:
         self._roster.update(outcome.peer, standing=outcome.standing, state=state)
         self._note_pace(outcome)
 
-    def _samples(self, place: Place) -> int:
-        return sum(len(self._roster.world.shards[client].train) for client in place.member.clients)
+    def _size(self, verb: Verb, place: Place) -> int:
+        """How much there is to do: learning grows with the shard, the test images are the same for everybody."""
+        if verb != "learn":
+            return 1
+        return max(1, sum(len(self._roster.world.shards[client].train) for client in place.member.clients))
 
     def _note_pace(self, outcome: Outcome) -> None:
         place = self._roster[outcome.peer]
         key = (outcome.verb, place.member.architecture.id)
-        self._pace[key] = outcome.seconds / max(1, self._samples(place))
+        self._pace[key] = outcome.seconds / self._size(outcome.verb, place)
 
     def _expected_seconds(self, verb: Verb, place: Place) -> float:
         # An architecture that has not been timed yet counts as slow as the slowest: better begun early than late.
         known = [pace for (what, _), pace in self._pace.items() if what == verb]
         pace = self._pace.get((verb, place.member.architecture.id), max(known, default=1.0))
-        return pace * self._samples(place)
+        return pace * self._size(verb, place)
 
     def _step(self, stage: Stage, round_index: int, position: int, total: int, outcome: Outcome) -> Step:
         accuracies = [score.accuracy for score in outcome.standing.validation]

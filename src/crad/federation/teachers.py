@@ -89,15 +89,16 @@ class TeacherShelf:
 
 
 def _expected_samples(world: World) -> int:
-    """How many inputs one architecture's teachers will see in the whole run, about; the number of workers is no part.
+    """How many inputs of one client one architecture's teachers will see in the whole run, about.
 
-    A serial run and one with many processes must choose alike, or their last bits would differ.
+    With a process for each client that is all a compiler can earn on; with fewer it earns more. The number of workers
+    is no part of it: a serial run and a parallel one must choose alike, or their last bits would differ.
     """
     experiment = world.experiment
     active = experiment.active or experiment.clients
-    images = sum(len(shard.train) for shard in world.shards) * active // max(1, experiment.clients)
+    images = sum(len(shard.train) for shard in world.shards) / max(1, len(world.shards))
     teachers = (active - 1) / len(experiment.models)
-    return int(images * teachers * experiment.local_epochs * experiment.rounds)
+    return int(images * teachers * experiment.local_epochs * experiment.rounds * active / experiment.clients)
 
 
 def _is_same(known: Message, message: Message) -> bool:

@@ -6,7 +6,6 @@ is a process's place of work: it holds the data and one model per architecture, 
 
 from __future__ import annotations
 
-import mmap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,13 +18,14 @@ from torch import Tensor
 
 from crad.errors import RunError
 from crad.federation.memory import peak_memory_bytes
-from crad.federation.message import Message, read_state
+from crad.federation.message import Message, map_file, read_state
 from crad.federation.method import Learned, Method, RoundContext
-from crad.federation.peer import Member, Peer, Standing
+from crad.federation.peer import Peer, Standing
 from crad.federation.teachers import TeacherShelf
 from crad.federation.world import World
 from crad.learning.device import repeatable
 from crad.learning.teachers import TeacherEngine
+from crad.models import ARCHITECTURES
 from crad.randomness import torch_seed
 
 Verb = Literal["begin", "publish", "learn", "test"]
@@ -89,7 +89,7 @@ class Bench:
         self._world = world
         self._method = method
         self._members = {member.index: member for member in method.roster(world)}
-        self._models: dict[str, torch.nn.Module] = {}
+        self._models: dict[str, torch.nn.Module] = {}  # of the last peer of an architecture: the next one overwrites it
         self._measuring = TeacherEngine(device=world.device)  # always in full precision
         self.shelf = TeacherShelf(world)
 
@@ -110,8 +110,10 @@ class Bench:
 
     def _at_work(self, task: Task) -> Peer:
         member = self._members[task.peer]
-        model = None if task.state is None else self._model(member)
-        peer = Peer(self._world, member, model=model, engine=self._measuring)
+        # A user's module may keep something outside its state: it is built anew each time and measured as it is.
+        is_ours = member.architecture.name in ARCHITECTURES
+        known = self._models.get(member.architecture.id) if is_ours and task.state is not None else None
+        peer = Peer(self._world, member, model=known, engine=self._measuring if is_ours else None)
         self._models[member.architecture.id] = peer.model
         if task.state is not None:
             assert task.standing is not None, "a state comes with its standing"
@@ -119,10 +121,6 @@ class Bench:
         elif task.standing is not None:
             peer.standing = task.standing
         return peer
-
-    def _model(self, member: Member) -> torch.nn.Module | None:
-        # Every tensor of it is overwritten, so the model of the last peer of this architecture will do.
-        return self._models.get(member.architecture.id)
 
     def _begin(self, peer: Peer, task: Task) -> Outcome:
         peer.revalidate()
@@ -153,10 +151,7 @@ class Bench:
 
 def load_tensors(stored: Path | memoryview) -> dict[str, Tensor]:
     """The tensors of a stored state, looking into its bytes."""
-    if isinstance(stored, Path):
-        with stored.open("rb") as file:
-            stored = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-    return read_state(stored)
+    return read_state(map_file(stored) if isinstance(stored, Path) else stored)
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -15,6 +15,7 @@ from crad.data.partition import Shard, class_counts, make_partition
 from crad.data.subsets import split_proxy
 from crad.data.tensors import ImageSet, Preparation, image_set, prepare
 from crad.learning.device import choose_device
+from crad.learning.teachers import check_precision
 from crad.models import Architecture
 from crad.randomness import stream
 
@@ -67,6 +68,7 @@ def build_world(experiment: Experiment, dataset: Dataset | None = None) -> World
     # A GPU of this machine says nothing about the nodes of a cluster.
     is_elsewhere = experiment.engine == "ray" and experiment.device == "auto"
     device = choose_device("cpu" if is_elsewhere else experiment.device)
+    check_precision(experiment.teacher_precision, device)
     dataset = dataset or load_dataset(
         experiment.dataset,
         train_limit=experiment.train_limit,

@@ -1,7 +1,8 @@
 """torch.compile for teachers without a plan, in runs long enough to repay the compiling.
 
 The choice follows from the architecture, the length of the run and the machine's compiler, never from a timing: the
-same in every process of a run. Weights stay inputs of the compiled code: frozen into it, new ones would be ignored.
+same in every process of a run, unless compiling fails in one of them. Weights stay inputs of the compiled code: frozen
+into it, new ones would be ignored.
 """
 
 from __future__ import annotations

@@ -44,6 +44,13 @@ def tune_malloc() -> bool:
     return all(mallopt(_MALLOPT_CODES[name], min(int(value), limit)) for name, value in MALLOC_SETTINGS.items())
 
 
+def release_memory() -> None:
+    """Give back to the system what is free: before a run that shall not count what an earlier one held."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
+
+
 @contextmanager
 def repeatable(seed: int, device: str) -> Iterator[None]:
     """Run a block with one CPU thread, deterministic kernels and torch's own generator seeded; then restore.

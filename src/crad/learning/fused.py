@@ -68,7 +68,12 @@ def make_plan(model: nn.Module) -> Plan:
     _drop_nothings(graph, model)
     slots: dict[str, Slot] = {}
     for node in list(graph.nodes):
-        if _module_of(node, model, nn.Conv2d) is not None and _is_foldable(model.get_submodule(str(node.target))):
+        is_plain_call = len(node.args) == 1 and not node.kwargs
+        if (
+            _module_of(node, model, nn.Conv2d) is not None
+            and is_plain_call
+            and _is_foldable(model.get_submodule(str(node.target)))
+        ):
             _fuse_chain(graph, node, model, slots)
     for node in list(graph.nodes):
         if not _is_fused(node):

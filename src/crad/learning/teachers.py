@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from crad.errors import ConfigError
 from crad.learning.compiled import SharedModule
-from crad.learning.fused import Plan, UnplannableError, fill_slots, is_fusible, make_plan
+from crad.learning.fused import Plan, fill_slots, is_fusible, make_plan
 from crad.learning.winograd import Workspace
 
 TEACHER_BATCH = 64  # larger ones are slower on a CPU
@@ -48,9 +48,7 @@ class TeacherEngine:
 
     def __init__(self, *, device: str, precision: str = "fp32", expected_samples: int = 0) -> None:
         """`expected_samples`: how many inputs one architecture's teachers will see; 0 if too few for compiling."""
-        known = ("fp32", "bf16") if device.startswith("cuda") else ("fp32",)
-        if precision not in known:
-            raise ConfigError(f"precision {precision!r} is not available on {device!r}; available: {', '.join(known)}")
+        check_precision(precision, device)
         self._device, self._precision, self._samples = device, precision, expected_samples
         self._plans: dict[str, Plan | None] = {}
         self._shared: dict[str, SharedModule] = {}
@@ -82,9 +80,16 @@ class TeacherEngine:
         if key not in self._plans:
             try:
                 self._plans[key] = make_plan(model)
-            except UnplannableError:
+            except Exception:  # UnplannableError, or whatever a user's module does when it is traced: it runs as it is
                 self._plans[key] = None
         return self._plans[key]
+
+
+def check_precision(precision: str, device: str) -> None:
+    """Refuse numbers that the device cannot compute with."""
+    known = ("fp32", "bf16") if device.startswith("cuda") else ("fp32",)
+    if precision not in known:
+        raise ConfigError(f"precision {precision!r} is not available on {device!r}; available: {', '.join(known)}")
 
 
 class PreparedTeacher:
