@@ -313,11 +313,12 @@ def build(num_classes, in_channels):
 
 
 def test_a_model_that_keeps_things_outside_its_state_gives_the_same_with_any_engine(tiny, tmp_path, monkeypatch):
-    """Enough test images that a model of ours would be measured through the teacher engine."""
     (tmp_path / "odd_models.py").write_text(OWN_MODEL)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("crad.learning.evaluation.PREPARED_FROM", 8)
     experiment = change(tiny, models=("odd_models:build", "cnn6"), method="local", rounds=2)
+    with monkeypatch.context() as patched:  # as if there were so many images that ours would be prepared for them
+        patched.setattr("crad.learning.evaluation.PREPARED_FROM", 8)
+        crad.run(experiment)
     crad.run(experiment, output=tmp_path / "one")
     crad.run(change(experiment, workers=2), output=tmp_path / "two")
     assert_same_end(tmp_path / "two", tmp_path / "one")

@@ -59,7 +59,7 @@ def epoch_blocks(
     # Augmented as a whole: where the blocks are cut must not change what a method sees.
     images = preparation.augment(shard.images[order], generator=torch_stream(seed, *purpose, "augment"))
     labels = shard.labels[order]
-    bytes_per_sample = 4 * max(shard.images[0].numel(), sample_values)
+    bytes_per_sample = 4 * max(shard.images.shape[1:].numel(), sample_values)
     step = batch_size * max(1, BLOCK_BYTES // (bytes_per_sample * batch_size))
     for start in range(0, len(labels), step):
         yield Block(preparation.inputs(images[start : start + step]), labels[start : start + step])
