@@ -40,7 +40,7 @@ def run(settings: Settings) -> Section:
     """Narrow models and small shards of noise: the growth is the same, the wait is not."""
     by_clients = {n: _round(settings, clients=n) for n in settings.choose((5, 10, 20, 40), (4, 8, 12))}
     by_shard = {n: _round(settings, shard=n) for n in settings.choose((40, 80, 160, 320), (40, 80, 120))}
-    by_classes = {n: _round(settings, classes=n) for n in settings.choose((10, 50, 100, 200), (10, 50, 100))}
+    by_classes = {n: _round(settings, classes=n) for n in settings.choose((10, 25, 50, 100), (10, 50, 100))}
     panels = _panels(by_clients, by_shard, by_classes)
     rows = []
     for panel in panels:
