@@ -23,7 +23,8 @@ def main() -> None:
         print(render(result))
         return
     replace_generated(options.into, render(result))
-    for picture in (name for section in result["sections"] for name in section["pictures"]):
+    pictures = [name for section in result["sections"] for name in section["pictures"] if name.endswith(".svg")]
+    for picture in pictures:
         source, target = options.result.parent / picture, options.into.parent / picture
         if source.is_file() and source.resolve() != target.resolve():
             shutil.copyfile(source, target)
