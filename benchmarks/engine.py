@@ -34,19 +34,26 @@ def engine_teacher(model: nn.Module, *, key: str) -> Run:
 @contextmanager
 def computing_timed(seconds: defaultdict[str, float]) -> Iterator[None]:
     """Add up, by label, the seconds spent in teacher inference, student steps and evaluation."""
+    inside: list[str] = []  # evaluation may run a prepared model: its time counts once, under the outer label
     with ExitStack() as stack:
         for label, (place, name) in COMPUTING.items():
-            stack.enter_context(patch.object(place, name, _timed(getattr(place, name), label, seconds)))
+            stack.enter_context(patch.object(place, name, _timed(getattr(place, name), label, seconds, inside)))
         yield
 
 
-def _timed(function: Callable[..., Any], label: str, seconds: defaultdict[str, float]) -> Callable[..., Any]:
+def _timed(
+    function: Callable[..., Any], label: str, seconds: defaultdict[str, float], inside: list[str]
+) -> Callable[..., Any]:
     @wraps(function)
     def timed(*arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401  # whatever it wraps
+        if inside:
+            return function(*arguments, **keywords)
+        inside.append(label)
         started = time.perf_counter()
         try:
             return function(*arguments, **keywords)
         finally:
+            inside.clear()
             seconds[label] += time.perf_counter() - started
 
     return timed
