@@ -26,7 +26,7 @@ class Federation:
 
     def __init__(self, experiment: Experiment, method: Method | None = None, engine: type[SerialEngine] = SerialEngine):
         self.world = build_world(experiment)
-        self.method = method or resolve_method(experiment.method)
+        self.method = method or resolve_method(experiment.method, experiment.method_settings)
         folder = Path(tempfile.mkdtemp(prefix="crad-test-"))
         weakref.finalize(self, shutil.rmtree, folder)
         self.roster = Roster(self.world, self.method.roster(self.world), folder)

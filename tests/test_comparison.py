@@ -15,7 +15,7 @@ from crad.results.tables import COMPARISON_HEADER, comparison_caption, compariso
 EXAMPLES = settings(max_examples=25, derandomize=True, database=None, deadline=None)
 
 
-def summary(method, seed, *, overall, local=50.0, spread=1.0, local_spread=2.0, payload=0.0, seconds=1.0):
+def summary(method, seed, *, overall, local=50.0, spread=1.0, local_spread=2.0, payload=0.0, memory=2**30, seconds=1.0):
     return {
         "method": method,
         "seed": seed,
@@ -24,6 +24,7 @@ def summary(method, seed, *, overall, local=50.0, spread=1.0, local_spread=2.0, 
         "global_accuracy_spread": spread,
         "local_accuracy_spread": local_spread,
         "payload_bytes_per_client_round": payload,
+        "peak_memory_bytes": memory,
         "total_seconds": seconds,
     }
 
@@ -169,14 +170,28 @@ def test_the_caption_names_the_method_compared_against_and_every_short_title():
     caption = comparison_caption(compare(SUMMARIES))
     assert "Δ: against 'crad', paired by seed" in caption
     assert "mean ± deviation over seeds" in caption
-    assert all(word in caption for word in ("MiB sent per client and round", "spread over clients", "seconds per run"))
+    assert all(
+        word in caption
+        for word in ("MiB per client and round", "MiB at the peak", "spread over clients", "seconds per run")
+    )
     assert len(COMPARISON_HEADER) == len(comparison_cells(compare(SUMMARIES))[0])
 
 
 def test_the_cells_by_hand():
     assert comparison_cells(compare(SUMMARIES)) == [
-        ["crad", "62.00 ± 2.00", "3.00", "80.00 ± 0.00", "2.00", "-", "-", "1.00", "30.0"],
-        ["uniform", "61.00 ± 2.00", "1.00", "81.00 ± 0.00", "2.00", "-1.00 ± 2.00", "+1.00 ± 0.00", "2.00", "1.0"],
+        ["crad", "62.00 ± 2.00", "3.00", "80.00 ± 0.00", "2.00", "-", "-", "1.00", "1024", "30.0"],
+        [
+            "uniform",
+            "61.00 ± 2.00",
+            "1.00",
+            "81.00 ± 0.00",
+            "2.00",
+            "-1.00 ± 2.00",
+            "+1.00 ± 0.00",
+            "2.00",
+            "1024",
+            "1.0",
+        ],
     ]
 
 

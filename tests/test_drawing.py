@@ -203,6 +203,7 @@ def summary(method="crad", *, seed=1024, overall=60.0, local=80.0, **changes):
         "local_accuracy_per_client": [81.5, 78.5],
         "architecture_per_client": ["resnet18", "cnn6@0.125"],
         "payload_bytes_per_client_round": 3 * 2**20,
+        "peak_memory_bytes": 5 * 2**20,
         "total_seconds": 12.0,
         "train_images": 4000,
         "test_images": 1000,

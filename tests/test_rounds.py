@@ -22,7 +22,7 @@ from crad.federation.teachers import TeacherShelf
 from crad.federation.world import build_world
 from crad.learning.device import repeatable
 from crad.learning.evaluation import ClassScore
-from crad.methods import METHODS
+from crad.methods import METHODS, resolve_method
 from crad.methods.alone import train_alone
 from crad.models import Architecture, build_model
 from crad.randomness import torch_stream
@@ -170,7 +170,7 @@ def test_only_the_active_learn_and_publish_and_the_others_keep_their_model(tiny)
     assert len(done.active) == 2
     for peer in federation.peers():
         assert same(peer.model.state_dict(), before[peer.index]) == (peer.index not in done.active)
-        assert (done.sent_bytes[peer.index] > 0) == (peer.index in done.active)
+        assert (done.traffic.sent[peer.index] > 0) == (peer.index in done.active)
         assert peer.standing.overall is not None, "metrics average over all clients"
 
 
@@ -300,9 +300,10 @@ def test_cross_entropies_are_published_only_for_the_rule_that_needs_them(tiny):
     """Exact ones would tell which classes a client lacks, whatever the noise on its counts."""
     for method, is_sent in (("crad", False), ("inverse-ce", True)):
         federation = start(change(tiny, method=method))
-        publish = METHODS[method].phases[0].publish
+        publish = resolve_method(method).phases[0].publish
         assert publish is not None
         message = publish(federation.peer(0), RoundContext(1, TeacherShelf(federation.world)))
+        assert message is not None
         assert ("cross_entropies" in json.loads(message.manifest)["statistics"]) == is_sent
 
 

@@ -359,7 +359,7 @@ def another(value):
     """Some other value of the same type; an unset limit becomes a number."""
     if isinstance(value, bool):
         return not value
-    return {int: 77, float: 0.77, str: "other", tuple: ("other",), type(None): 1}[type(value)]
+    return {int: 77, float: 0.77, str: "other", tuple: ("other",), type(None): 1, dict: {"mu": 0.3}}[type(value)]
 
 
 def test_every_field_but_those_of_the_execution_is_part_of_the_identity():

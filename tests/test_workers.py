@@ -200,16 +200,16 @@ def test_an_engine_goes_on_after_its_user_lost_interest(tiny):
 
 def test_tasks_and_outcomes_survive_the_wire_exactly(tmp_path):
     score = ClassScore((3, 0), (1, 0), (0.1 + 0.2, 1e-300))
-    standing = Standing((score,), None, score)
+    standing = Standing((score,), None, score, {"peak": Standing((score,))})
     body = tmp_path / "body"
     body.write_bytes(b"abc")
     message = Message(b'{"\xff\x00', b"abc", body)
-    task = Task("learn", 3, standing, tmp_path / "s", 7, 1, {2: message}, True, tmp_path / "to")
+    task = Task("learn", 3, standing, tmp_path / "s", 7, 1, {2: message}, True, tmp_path / "to", receiver=5)
     again = task_from_bytes(task_to_bytes(task))
     assert (again.messages[2].manifest, bytes(again.messages[2].body)) == (message.manifest, b"abc")
     assert {**vars(again), "messages": None} == {**vars(task), "messages": None}
-    learned = Learned({"total": 1 / 3}, {2: [0.5, 0.25]}, {"refused": {"1": "why"}})
-    outcome = Outcome("learn", 3, standing, learned, b"\xfe{", None, 0.25, 12345)
+    learned = Learned({"total": 1 / 3}, {2: [0.5, 0.25]}, {"refused": {"1": "why"}}, {"a.png": b"\x89\xff"})
+    outcome = Outcome("learn", 3, standing, learned, b"\xfe{", None, 0.25, 12345, receiver=4)
     assert outcome_from_bytes(outcome_to_bytes(outcome)) == outcome
 
 

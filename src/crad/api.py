@@ -25,7 +25,7 @@ from crad.federation.method import Method
 from crad.federation.peer import new_model
 from crad.federation.records import Record, round_record
 from crad.federation.roster import Roster
-from crad.federation.rounds import Rounds, Step
+from crad.federation.rounds import Round, Rounds, Step
 from crad.federation.work import Engine
 from crad.federation.world import World, build_world
 from crad.learning.device import repeatable
@@ -36,6 +36,8 @@ from crad.results.report import partition_picture, run_report
 from crad.results.run_directory import RunDirectory
 from crad.results.selection import best_round
 from crad.results.summary import summarise
+
+MIN_PROXY = 2  # batch norm needs two images
 
 
 @dataclass(frozen=True)
@@ -73,10 +75,16 @@ def run(
             return Result(experiment, directory.summary(), directory.full_rounds(), directory.path)
     elif directory is not None:
         directory.check_free(experiment)
-    method = resolve_method(experiment.method)
+    method = resolve_method(experiment.method, experiment.method_settings)
     for name in experiment.models:
         resolve_architecture(name)
     world, told = build_world(experiment), hooks or Hooks()
+    if method.needs_proxy and len(world.proxy) < MIN_PROXY:
+        raise ConfigError(
+            f"method {experiment.method!r} learns on proxy images, and there are {len(world.proxy)}: set proxy_size to "
+            f"at least {MIN_PROXY}; never more than a tenth of the {len(world.dataset.train_labels)} training images "
+            "are taken"
+        )
     running = _Run(method, world, directory, told)
     # Before the directory is made: an engine that cannot be had leaves none behind.
     with closing(make_engine(world, method, notice=told.on_notice)) as engine:
@@ -112,7 +120,7 @@ class _Run:
         self._members = method.roster(world)
         # Every kind of model is built and tried before anything is written: a faulty one leaves no directory behind.
         with repeatable(torch_seed(world.experiment.seed, "roster"), world.device):
-            for architecture in dict.fromkeys(member.architecture for member in self._members):
+            for architecture in dict.fromkeys(member.architecture for member in self._members if not member.build):
                 check_model(world, architecture)
 
     def execute(self, engine: Engine, *, is_new: bool) -> Result:
@@ -133,7 +141,7 @@ class _Run:
             loop = Rounds(self._method, roster, exchange=MemoryExchange(), engine=engine)
             for done in loop.run(after=len(records), on_step=self._hooks.on_step):
                 records.append(round_record(done, roster))
-                self._save(records, roster)
+                self._save(records, roster, done)
                 self._hooks.on_round(records[-1])
         finally:
             roster.forget_messages()
@@ -143,6 +151,7 @@ class _Run:
             partition=self._partition,
             device=self._world.device,
             workers=engine.workers,
+            payload_counts=self._method.payload,
         )
         if self._directory is not None:
             self._directory.write_text("report.html", run_report(self._experiment, summary, records, self._partition))
@@ -173,17 +182,20 @@ class _Run:
         load_checkpoint(roster, round_index=reached)
         return records
 
-    def _save(self, records: list[Record], roster: Roster) -> None:
+    def _save(self, records: list[Record], roster: Roster, done: Round) -> None:
         if self._directory is None:
             roster.forget_states()
             return
+        for learned in done.learned.values():
+            for name, content in learned.artifacts.items():
+                self._directory.write_artifact(name, content)
         # The line first: a checkpoint without its line would lose a round, a line without its checkpoint is cut.
         self._directory.append_round(records[-1])
         best = best_round(records)
         save_checkpoint(
             roster,
             round_index=records[-1]["round"],
-            changed=set(records[-1]["active"]),
+            changed=set(done.learned),
             keep=set() if best is None else {best["round"]},
         )
 

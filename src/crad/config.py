@@ -47,7 +47,14 @@ class Experiment(BaseModel):
     dataset: str = Field(
         "cifar10", min_length=1, description="Data set: a known name, an .npz file or a folder of class folders"
     )
-    method: str = Field("crad", description="Method: crad, uniform, uncertainty, an ablation rule, local, centralized")
+    method: str = Field(
+        "crad",
+        description="Method: crad, uniform, uncertainty, an ablation rule, fedmd, fedgd, msfkd, dfml, fedmkd, local, "
+        "centralized, or your own as package.module:Class",
+    )
+    method_settings: dict[str, bool | int | float | str] = Field(
+        default_factory=dict, description="Settings of the method's own, as name=value,..."
+    )
     preset: str = Field("paper", description="Where the other defaults come from: paper, mini, demo")
     seed: Annotated[int, Field(ge=0)] = Field(1024, description="Seed of every random draw")
     clients: AtLeastOne = Field(10, description="Number of clients N")
@@ -96,6 +103,10 @@ class Experiment(BaseModel):
             super().__init__(**_over_preset(settings))
         except ValidationError as error:
             raise ConfigError(_one_line(error)) from error
+
+    def __hash__(self) -> int:
+        """Equal experiments hash alike; the method's settings are a dictionary, which has no hash of its own."""
+        return hash(self.model_dump_json())
 
     @model_validator(mode="after")
     def _check_together(self) -> Experiment:
@@ -175,6 +186,8 @@ def to_flags(settings: Mapping[str, Any]) -> str:
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
             continue
+        if isinstance(value, Mapping):
+            value = tuple(f"{name}={one}" for name, one in value.items())
         text = NONE if value is None else ",".join(value) if isinstance(value, tuple) else str(value)
         words.append(f"--{flag} {shlex.quote(text)}")
     return " ".join(words)
@@ -190,7 +203,31 @@ def _over_preset(settings: Mapping[str, Any]) -> dict[str, Any]:
     merged = {**PRESETS[preset], **settings}
     if isinstance(merged.get("models"), str):
         merged["models"] = tuple(part.strip() for part in merged["models"].split(","))
+    if isinstance(merged.get("method_settings"), str):
+        merged["method_settings"] = parse_pairs(merged["method_settings"])
     return {key: None if value == NONE and key in _OPTIONAL else value for key, value in merged.items()}
+
+
+def parse_pairs(text: str) -> dict[str, bool | int | float | str]:
+    """`mu=0.3,mode=pooled` as a dictionary; numbers and true or false become what they say."""
+    pairs: dict[str, bool | int | float | str] = {}
+    for part in (part.strip() for part in text.split(",") if part.strip()):
+        name, equals, value = (word.strip() for word in part.partition("="))
+        if not name or not equals or not value or name in pairs:
+            raise ConfigError(f"method_settings = {text!r}: expected name=value pairs separated by commas")
+        pairs[name] = _plain_value(value)
+    return pairs
+
+
+def _plain_value(text: str) -> bool | int | float | str:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 def _one_line(error: ValidationError) -> str:

@@ -67,7 +67,7 @@ class RunInspector:
     def __init__(self, run: Path) -> None:
         directory = RunDirectory(run)
         self.experiment = directory.experiment()
-        method = resolve_method(self.experiment.method)
+        method = resolve_method(self.experiment.method, self.experiment.method_settings)
         if method.rule is None or self.experiment.clients < 2:
             raise RunError(
                 f"{run} ran method {self.experiment.method!r} with {self.experiment.clients} clients: no teachers were "

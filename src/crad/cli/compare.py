@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 DEFAULT_METHODS = "local,uniform,crad"
 
 Methods = Annotated[
-    str, typer.Option("--methods", metavar="A,B,...", help="Methods; differences are against the first.")
+    str,
+    typer.Option(
+        "--methods", metavar="A,B,...", help="Methods; differences are against the first. all: the paper's main table."
+    ),
 ]
 Seeds = Annotated[str | None, typer.Option("--seeds", metavar="1,2,...", help="Seeds, one run of every method each.")]
 FolderOfRuns = Annotated[
@@ -65,18 +68,34 @@ def demo_command(
 
 def _experiments(settings: Settings, methods: str, seeds: str | None, config: Path | None) -> list[Experiment]:
     """Seed by seed, so that an early stop still leaves whole comparisons."""
-    from crad.methods import resolve_method
+    from crad.methods import PAPER_METHODS, resolve_method
 
-    names = _list("--methods", methods)
-    for name in names:
-        resolve_method(name)
+    names = [one for name in _list("--methods", methods) for one in (PAPER_METHODS if name == "all" else (name,))]
+    names = list(dict.fromkeys(names))
     base = make_experiment(settings, path=config)
+    own = _settings_by_method(base.method_settings, names)
+    for name in names:
+        resolve_method(name, own[name])
     numbers = [base.seed] if seeds is None else _seeds(seeds)
     return [
-        make_experiment({**settings, "method": name, "seed": number}, path=config)
+        make_experiment({**settings, "method": name, "seed": number, "method_settings": own[name]}, path=config)
         for number in numbers
         for name in names
     ]
+
+
+def _settings_by_method(pairs: Settings, names: Sequence[str]) -> dict[str, Settings]:
+    """`fedmkd.mu=0.3` belongs to fedmkd; several methods are compared, so the method must be said."""
+    own: dict[str, Settings] = {name: {} for name in names}
+    for key, value in pairs.items():
+        method, _, setting = key.rpartition(".")
+        if method not in own:
+            raise ConfigError(
+                f"method_settings: {key!r} names no compared method; write METHOD.{setting}={value} with one of "
+                f"{', '.join(names)}"
+            )
+        own[method][setting] = value
+    return own
 
 
 def _list(flag: str, text: str) -> list[str]:

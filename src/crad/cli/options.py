@@ -59,8 +59,8 @@ def _flag(name: str) -> inspect.Parameter:
 
 
 def _default(name: str) -> str:
-    value = Experiment.model_fields[name].default
-    if value is None:
+    value = Experiment.model_fields[name].get_default(call_default_factory=True)
+    if value is None or value == {}:
         return ""
     if isinstance(value, tuple):
         value = ",".join(value)

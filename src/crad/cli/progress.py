@@ -99,7 +99,7 @@ class Display:
         assert self._first_round is not None, "a round has steps"
         done = record["round"] - self._first_round + 1
         left = (time.monotonic() - self._started) / done * (self._rounds - record["round"])
-        losses = [client["losses"]["total"] for client in record["clients"] if client["losses"]]
+        losses = [client["losses"]["total"] for client in record["clients"] if "total" in client["losses"]]
         tested = ""
         if record["global_accuracy"] is not None:
             tested = f"  global {record['global_accuracy']:5.2f} %  local {record['local_accuracy']:5.2f} %"

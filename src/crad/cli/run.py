@@ -91,10 +91,17 @@ def report_outcome(result: Result, *, is_quiet: bool, as_json: bool) -> None:
             ["global accuracy", f"{summary['global_accuracy']:.2f} %", f"± {summary['global_accuracy_spread']:.2f}"],
             ["local accuracy", f"{summary['local_accuracy']:.2f} %", f"± {summary['local_accuracy_spread']:.2f}"],
             ["validation accuracy", f"{summary['validation_accuracy']:.2f} %", ""],
-            ["sent per client and round", f"{mib(summary['payload_bytes_per_client_round'])} MiB", ""],
+            [
+                f"{summary['payload_counts']} per client and round",
+                f"{mib(summary['payload_bytes_per_client_round'])} MiB",
+                "",
+            ],
             ["time per round", f"{summary['round_seconds']:.2f} s", ""],
             ["peak memory", f"{mib(summary['peak_memory_bytes'])} MiB", ""],
         ]
+        for name, figures in summary.get("variants", {}).items():
+            spread = f"± {figures['global_accuracy_spread']:.2f}"
+            rows.insert(2, [f"global accuracy, {name} weights", f"{figures['global_accuracy']:.2f} %", spread])
         title = f"{summary['method']} on {summary['dataset']}, round {summary['best_round']} of {summary['rounds']}"
         Console().print(plain_table([title, "mean", "over clients"], rows))
     typer.echo(str(result.directory))

@@ -47,12 +47,18 @@ class Preparation:
 
 
 def image_set(images: NDArray[np.uint8], labels: NDArray[np.int64], *, pad_to: int | None, device: str) -> ImageSet:
-    """NHWC arrays as NCHW tensors, with a border of zero pixels up to `pad_to` on both sides."""
+    """Images and their labels as tensors on the device."""
+    tensor = image_tensor(images, pad_to=pad_to)
+    return ImageSet(tensor.to(device), torch.from_numpy(labels.astype(np.int64)).to(device))
+
+
+def image_tensor(images: NDArray[np.uint8], *, pad_to: int | None) -> Tensor:
+    """An NHWC array as an NCHW tensor, with a border of zero pixels up to `pad_to` on both sides."""
     tensor = torch.from_numpy(np.array(images.transpose(0, 3, 1, 2), order="C"))  # a copy: the data set stays as it is
     if pad_to is not None:
         height, width = max(0, pad_to - tensor.shape[2]), max(0, pad_to - tensor.shape[3])
         tensor = F.pad(tensor, (width // 2, width - width // 2, height // 2, height - height // 2))
-    return ImageSet(tensor.to(device), torch.from_numpy(labels.astype(np.int64)).to(device))
+    return tensor
 
 
 def prepare(train_images: NDArray[np.uint8], *, augmentation: str, device: str) -> Preparation:

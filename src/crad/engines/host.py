@@ -54,7 +54,8 @@ class Host:
         experiment = Experiment(**order.experiment)
         parts: dict[str, Any] = {**order.dataset, **dict(zip(ARRAYS, arrays, strict=True))}
         dataset = Dataset(**parts)
-        self._bench = Bench(build_world(experiment, dataset), resolve_method(experiment.method))
+        method = resolve_method(experiment.method, experiment.method_settings)
+        self._bench = Bench(build_world(experiment, dataset), method)
         self._messages: dict[Reference, Message] = {}
         self._batch: tuple[int, int] = (0, 0)
 

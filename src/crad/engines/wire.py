@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ def task_to_bytes(task: Task) -> bytes:
         "phase": task.phase,
         "messages": messages,
         "is_measured": task.is_measured,
+        "receiver": task.receiver,
         "save_to": None if task.save_to is None else str(task.save_to),
     }
     return json.dumps(entry).encode()
@@ -47,6 +49,7 @@ def task_from_bytes(content: bytes) -> Task:
         phase=entry["phase"],
         messages={int(sender): message_in_file(m.encode(ANY_BYTES), Path(file)) for sender, (m, file) in messages},
         is_measured=entry["is_measured"],
+        receiver=entry["receiver"],
         save_to=None if entry["save_to"] is None else Path(entry["save_to"]),
     )
 
@@ -59,8 +62,9 @@ def outcome_to_bytes(outcome: Outcome) -> bytes:
         "verb": outcome.verb,
         "peer": outcome.peer,
         "standing": standing_to_json(outcome.standing),
-        "learned": None if learned is None else vars(learned),
+        "learned": None if learned is None else {**vars(learned), "artifacts": _texts(learned.artifacts)},
         "manifest": None if outcome.manifest is None else outcome.manifest.decode(ANY_BYTES),
+        "receiver": outcome.receiver,
         "seconds": outcome.seconds,
         "peak_memory_bytes": outcome.peak_memory_bytes,
     }
@@ -76,6 +80,7 @@ def outcome_from_bytes(content: bytes) -> Outcome:
         standing_from_json(entry["standing"]),
         learned=None if entry["learned"] is None else _learned(entry["learned"]),
         manifest=None if entry["manifest"] is None else entry["manifest"].encode(ANY_BYTES),
+        receiver=entry["receiver"],
         seconds=entry["seconds"],
         peak_memory_bytes=entry["peak_memory_bytes"],
     )
@@ -83,4 +88,9 @@ def outcome_from_bytes(content: bytes) -> Outcome:
 
 def _learned(entry: dict[str, Any]) -> Learned:
     trust = {int(teacher): row for teacher, row in entry["trust"].items()}  # JSON keys are text
-    return Learned(entry["losses"], trust, entry["notes"])
+    artifacts = {name: base64.b64decode(text) for name, text in entry["artifacts"].items()}
+    return Learned(entry["losses"], trust, entry["notes"], artifacts)
+
+
+def _texts(artifacts: dict[str, bytes]) -> dict[str, str]:
+    return {name: base64.b64encode(content).decode() for name, content in artifacts.items()}

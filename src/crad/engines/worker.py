@@ -64,7 +64,7 @@ def _set_up(order: dict[str, Any], data: int) -> Bench:
     dataset = Dataset(**{**parts, "class_names": tuple(parts["class_names"])})
     world = build_world(experiment, dataset)
     reset_peak_memory(world.device)  # of the run before
-    return Bench(world, resolve_method(experiment.method))
+    return Bench(world, resolve_method(experiment.method, experiment.method_settings))
 
 
 def _end_with_parent(leash: int) -> None:

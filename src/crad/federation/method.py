@@ -1,16 +1,24 @@
-"""A method is a list of phases, each a publish and a learn. Baselines share the loop and differ only here."""
+"""A method is a list of phases, each a publish and a learn. Baselines share the loop and differ only here.
+
+A method without settings is a `Method`; one with settings is a class, a `MethodSpec`, whose fields they are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict
 
 from crad.aggregation import Rule
 from crad.federation.message import Message
 from crad.federation.peer import Member, Peer
 from crad.federation.teachers import TeacherShelf
 from crad.federation.world import World
+
+Payload = Literal["sent", "sent and received"]
+Routes = dict[int, tuple[int, ...]]  # who learns in a phase, and from whom
 
 
 @dataclass(frozen=True)
@@ -19,6 +27,7 @@ class RoundContext:
 
     round_index: int
     shelf: TeacherShelf
+    receiver: int | None = None  # whom a message is for, in a phase that has one for each
 
     def purpose(self, peer: Peer, *words: str | int) -> tuple[str | int, ...]:
         """The words that name a random stream of this peer in this round."""
@@ -32,19 +41,46 @@ class Learned:
     losses: dict[str, float] = field(default_factory=dict)
     trust: dict[int, list[float]] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
+    artifacts: dict[str, bytes] = field(default_factory=dict)  # small files for people, by name
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Who takes part in a round: the drawn clients, then the members that own no data."""
+
+    world: World
+    members: tuple[Member, ...]
+    round_index: int
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """The members with data, in order."""
+        return tuple(member.index for member in self.members if member.clients)
+
+    @property
+    def helpers(self) -> tuple[int, ...]:
+        """The members without data."""
+        return tuple(member.index for member in self.members if not member.clients)
+
+
+def everybody(scene: Scene) -> Routes:
+    """Every client learns from every other client."""
+    return {one: tuple(other for other in scene.clients if other != one) for one in scene.clients}
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Everybody publishes (or nobody does), then everybody learns from what was published.
+    """Some publish (or nobody does), then some learn from what was published; usually all clients do both.
 
-    Between the two a peer is only its model's state and momentum: what `publish` changes, or either keeps elsewhere on
-    the peer, is gone. They may run in another process.
+    Between the two a peer is only its state (model, momentum and what it put into `Peer.memory` or `Peer.variants`):
+    what `publish` changes, or either keeps elsewhere on the peer, is gone. They may run in another process.
     """
 
     kind: str
     learn: Callable[[Peer, Mapping[int, Message], RoundContext], Learned]
-    publish: Callable[[Peer, RoundContext], Message] | None = None
+    publish: Callable[[Peer, RoundContext], Message | None] | None = None  # None: it has nothing to send
+    routes: Callable[[Scene], Routes] = everybody
+    is_addressed: bool = False  # publish is asked once for each receiver, which the context names
 
 
 def one_member_per_client(world: World) -> list[Member]:
@@ -60,3 +96,31 @@ class Method:
     phases: tuple[Phase, ...]
     roster: Callable[[World], list[Member]] = one_member_per_client
     rule: Rule | None = None  # how it combines teachers, where it does; what `crad explain` traces
+    needs_proxy: bool = False
+    payload: Payload = "sent"  # which bytes of a client the tables count
+
+
+class MethodSpec(BaseModel):
+    """A method with settings: its fields are the settings, `phases` builds on them.
+
+    A method of your own is a subclass; name it by its import path, `--method package.module:Class`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    needs_proxy: ClassVar[bool] = False
+    payload: ClassVar[Payload] = "sent"
+
+    def phases(self) -> Sequence[Phase]:
+        """What everybody does in a round, in order."""
+        raise NotImplementedError(f"{type(self).__name__} must say its phases")
+
+    def roster(self, world: World) -> list[Member]:
+        """Who takes part: one member per client unless the method says otherwise."""
+        return one_member_per_client(world)
+
+    def build(self, name: str) -> Method:
+        """The method with these settings."""
+        return Method(
+            name, tuple(self.phases()), roster=self.roster, needs_proxy=self.needs_proxy, payload=self.payload
+        )

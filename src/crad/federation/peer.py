@@ -6,8 +6,9 @@ work a peer is only its `state`, on disk.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -37,6 +38,7 @@ class Standing:
     validation: tuple[ClassScore, ...]  # one per shard it holds
     local: tuple[ClassScore, ...] | None = None
     overall: ClassScore | None = None  # on the data set's own test images
+    variants: dict[str, Standing] = field(default_factory=dict)  # of the other weights it keeps, by name
 
 
 def standing_to_json(standing: Standing) -> dict[str, Any]:
@@ -46,6 +48,7 @@ def standing_to_json(standing: Standing) -> dict[str, Any]:
         "validation": [vars(score) for score in standing.validation],
         "local": None if local is None else [vars(score) for score in local],
         "overall": None if overall is None else vars(overall),
+        "variants": {name: standing_to_json(one) for name, one in standing.variants.items()},
     }
 
 
@@ -56,6 +59,7 @@ def standing_from_json(entry: Mapping[str, Any]) -> Standing:
         validation=tuple(_score_from_json(score) for score in entry["validation"]),
         local=None if local is None else tuple(_score_from_json(score) for score in local),
         overall=None if overall is None else _score_from_json(overall),
+        variants={name: standing_from_json(one) for name, one in entry.get("variants", {}).items()},
     )
 
 
@@ -74,6 +78,7 @@ class Member:
     index: int
     clients: tuple[int, ...]  # usually one; the centralised ceiling holds all shards, a generator none
     architecture: Architecture
+    build: Callable[[World, int], nn.Module] | None = None  # its network from a seed, if it is no classifier
 
 
 class Peer:
@@ -90,8 +95,10 @@ class Peer:
         self._engine = engine
         self.index, self.clients, self.architecture = member.index, member.clients, member.architecture
         seed = torch_seed(world.experiment.seed, "peer", member.index, "weights")
-        self.model = new_model(world, member.architecture, seed=seed) if model is None else model
+        self.model = first_model(world, member, seed=seed) if model is None else model
         self.optimizer = make_optimizer(self.model, world.experiment)
+        self.memory: dict[str, Tensor] = {}  # what a method keeps from phase to phase and from round to round
+        self.variants: dict[str, dict[str, Tensor]] = {}  # other weights of its model, measured beside it
         self.standing = Standing(validation=())
 
     @property
@@ -132,15 +139,16 @@ class Peer:
         """Measure both metrics, unless the model has not moved since they were last measured."""
         if self.standing.overall is not None or not self.clients:
             return
-        self.standing = Standing(
-            validation=self.standing.validation,
-            local=tuple(self._score(self.world.images(shard.test)) for shard in self._shards),
-            overall=self._score(self.world.global_test),
-        )
+        self.standing = self._tested(self.standing, self.model)
+        variants = {name: self._tested(one, self._variant(name)) for name, one in self.standing.variants.items()}
+        self.standing = replace(self.standing, variants=variants)
 
     def state(self) -> dict[str, Tensor]:
-        """Model and momentum, everything a checkpoint needs of the peer's tensors."""
+        """Model, momentum and memory: everything a checkpoint needs of the peer's tensors."""
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        tensors |= {f"memory.{name}": tensor for name, tensor in self.memory.items()}
+        for variant, weights in self.variants.items():
+            tensors |= {f"variant.{variant}.{name}": tensor for name, tensor in weights.items()}
         for name, parameter in self.model.named_parameters():
             kept = self.optimizer.state[parameter]
             unknown = sorted(set(kept) - {"momentum_buffer"})
@@ -155,20 +163,44 @@ class Peer:
 
     def load_state(self, tensors: Mapping[str, Tensor], standing: Standing) -> None:
         """Take up exactly where `state` left off."""
-        model = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
-        self.model.load_state_dict(model)
+        self.model.load_state_dict(_under("model.", tensors))
+        self.memory = {name: tensor.to(self.world.device) for name, tensor in _under("memory.", tensors).items()}
+        for name, tensor in _under("variant.", tensors).items():
+            variant, _, weight = name.partition(".")
+            self.variants.setdefault(variant, {})[weight] = tensor
         for name, parameter in self.model.named_parameters():
             momentum = tensors.get(f"momentum.{name}")
             if momentum is not None:
                 self.optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(momentum)
         self.standing = standing
 
-    def _validate(self) -> Standing:
-        return Standing(validation=tuple(self._score(self.world.images(shard.validation)) for shard in self._shards))
+    def keep_variant(self, name: str) -> None:
+        """Keep the model's weights as they are now, to be measured beside it until they are replaced."""
+        self.variants[name] = {key: tensor.clone() for key, tensor in self.model.state_dict().items()}
 
-    def _score(self, images: ImageSet) -> ClassScore:
+    def _variant(self, name: str) -> nn.Module:
+        model = copy.deepcopy(self.model)
+        model.load_state_dict(self.variants[name])
+        return model
+
+    def _validate(self) -> Standing:
+        variants = {name: self._validated(self._variant(name)) for name in self.variants}
+        return replace(self._validated(self.model), variants=variants)
+
+    def _validated(self, model: nn.Module) -> Standing:
+        shards = [self.world.images(shard.validation) for shard in self._shards]
+        return Standing(validation=tuple(self._score(model, images) for images in shards))
+
+    def _tested(self, standing: Standing, model: nn.Module) -> Standing:
+        return replace(
+            standing,
+            local=tuple(self._score(model, self.world.images(shard.test)) for shard in self._shards),
+            overall=self._score(model, self.world.global_test),
+        )
+
+    def _score(self, model: nn.Module, images: ImageSet) -> ClassScore:
         return score(
-            self.model,
+            model,
             images,
             preparation=self.world.preparation,
             num_classes=self.num_classes,
@@ -207,6 +239,19 @@ def new_model(world: World, architecture: Architecture, *, seed: int) -> nn.Modu
         seed=seed,
     )
     return model.to(device=world.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def first_model(world: World, member: Member, *, seed: int) -> nn.Module:
+    """A member's network before it has learned anything."""
+    if member.build is None:
+        return new_model(world, member.architecture, seed=seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return member.build(world, seed).to(world.device)
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _sum_scores(scores: tuple[ClassScore, ...]) -> ClassScore:

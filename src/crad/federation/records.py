@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from crad.federation.method import Learned
+from crad.federation.peer import Standing
 from crad.federation.roster import Place, Roster
 from crad.federation.rounds import Round
 from crad.learning.evaluation import ClassScore
@@ -26,11 +27,11 @@ def round_record(done: Round, roster: Roster) -> Record:
     clients = []
     for place in (place for place in roster if place.index in measured):
         for entry in client_records(place, done.learned.get(place.index)):
-            sent, received = done.sent_bytes.get(place.index, 0), done.received_bytes.get(place.index, 0)
-            clients.append({**entry, "sent_bytes": sent, "received_bytes": received})
+            clients.append({**entry, **_bytes_of(done, place.index)})
     standings = [place.measured for place in roster]
     local = [score for standing in standings for score in standing.local or ()]
     overall = [standing.overall for standing in standings for _ in standing.validation if standing.overall]
+    helpers = [place for place in roster if not place.member.clients]
     return {
         "round": done.index,
         "active": list(done.active),
@@ -38,10 +39,47 @@ def round_record(done: Round, roster: Roster) -> Record:
         "validation_accuracy": _mean([score for standing in standings for score in standing.validation]),
         "local_accuracy": _mean(local) if done.is_tested else None,
         "global_accuracy": _mean(overall) if done.is_tested else None,
-        "payload_bytes": sum(done.sent_bytes.values()),
+        "payload_bytes": done.payload_bytes,
+        "published_bytes": sum(done.traffic.published[index] for index in done.active),
+        **_variant_means(standings, is_tested=done.is_tested),
         "clients": clients,
+        **({"helpers": [_helper_record(place, done) for place in helpers]} if helpers else {}),
         "timing": {"seconds": done.seconds, "peak_memory_bytes": done.peak_memory_bytes},
     }
+
+
+def _bytes_of(done: Round, index: int) -> Record:
+    traffic = done.traffic
+    own = {"sent_bytes": traffic.sent[index], "received_bytes": traffic.received[index]}
+    helped = traffic.helper_sent[index], traffic.helper_received[index]
+    return own | ({"helper_sent_bytes": helped[0], "helper_received_bytes": helped[1]} if any(helped) else {})
+
+
+def _helper_record(place: Place, done: Round) -> Record:
+    """A member without data: what it reports and what it sent and received."""
+    learned = done.learned.get(place.index, Learned())
+    return {
+        "member": place.index,
+        "architecture": place.member.architecture.id,
+        "losses": learned.losses,
+        "notes": learned.notes,
+        "sent_bytes": done.traffic.helper_sent[place.index],
+        "received_bytes": done.traffic.helper_received[place.index],
+    }
+
+
+def _variant_means(standings: Sequence[Standing], *, is_tested: bool) -> Record:
+    """Means of the other weights that clients keep; who keeps none yet counts with its model."""
+    names = sorted({name for standing in standings for name in standing.variants})
+    means = {}
+    for name in names:
+        kept = [standing.variants.get(name, standing) for standing in standings]
+        means[name] = {
+            "validation_accuracy": _mean([score for one in kept for score in one.validation]),
+            "local_accuracy": _mean([score for one in kept for score in one.local or ()]) if is_tested else None,
+            "global_accuracy": _mean([one.overall for one in kept if one.overall]) if is_tested else None,
+        }
+    return {"variants": means} if means else {}
 
 
 def client_records(place: Place, learned: Learned | None) -> list[Record]:
@@ -69,6 +107,18 @@ def _client_record(place: Place, client: int, part: int, learned: Learned | None
         "losses": {} if learned is None else learned.losses,
         "trust": {} if learned is None else {str(teacher): row for teacher, row in learned.trust.items()},
         "notes": {} if learned is None else learned.notes,
+        **({"variants": _variants(standing, part)} if standing.variants else {}),
+    }
+
+
+def _variants(standing: Standing, part: int) -> Record:
+    return {
+        name: {
+            "validation_accuracy": one.validation[part].accuracy,
+            "local_accuracy": None if one.local is None else one.local[part].accuracy,
+            "global_accuracy": None if one.overall is None else one.overall.accuracy,
+        }
+        for name, one in standing.variants.items()
     }
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from crad.federation.exchange import Exchange
 from crad.federation.message import message_in_file
-from crad.federation.method import Learned, Method, Phase
+from crad.federation.method import Learned, Method, Phase, Routes, Scene
 from crad.federation.roster import Place, Roster
 from crad.federation.work import Engine, Outcome, Task, Verb
 from crad.randomness import stream
@@ -33,6 +33,17 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Traffic:
+    """The bytes of one round by member. What clients exchange with a helper is kept apart."""
+
+    sent: dict[int, int]  # between clients
+    received: dict[int, int]
+    published: dict[int, int]  # every message once, however many received it
+    helper_sent: dict[int, int]  # from clients to helpers; a helper's own to the clients
+    helper_received: dict[int, int]
+
+
+@dataclass(frozen=True)
 class Round:
     """One finished round: who took part, what they reported, what it cost."""
 
@@ -40,8 +51,8 @@ class Round:
     active: tuple[int, ...]
     learned: dict[int, Learned]
     missing: dict[int, list[int]]
-    sent_bytes: dict[int, int]
-    received_bytes: dict[int, int]
+    traffic: Traffic
+    payload_bytes: int  # of all clients together, as the method's tables count it
     is_tested: bool
     measured: tuple[int, ...]  # whose figures are new since the round before
     seconds: float
@@ -60,7 +71,7 @@ class Rounds:
         self._exchange = exchange
         self._engine = engine
         self._experiment = roster.world.experiment
-        self._pace: dict[tuple[str, str], float] = {}  # seconds per unit of work, by verb and architecture
+        self._pace: dict[tuple[str, int, str], float] = {}  # seconds per unit of work: verb, phase, architecture
 
     def run(self, *, after: int = 0, on_step: OnStep = lambda step: None) -> Iterator[Round]:
         """The rounds after a given one, in order; the roster is up to date whenever a round is yielded."""
@@ -70,41 +81,63 @@ class Rounds:
 
     def _run_one(self, round_index: int, on_step: OnStep) -> Round:
         started = time.perf_counter()
-        drawn = draw_active(len(self._roster), self._experiment.active, self._experiment.seed, round_index)
-        active = tuple(list(self._roster)[i].index for i in drawn)
-        sent_before, received_before = dict(self._exchange.ledger.sent), dict(self._exchange.ledger.received)
+        scene = self._scene(round_index)
+        ledger = self._exchange.ledger
+        between, published = dict(ledger.between), dict(ledger.published)
         learned: dict[int, Learned] = {}
         missing: dict[int, list[int]] = {}
-        following = [*self._method.phases[1:], None]
-        for number, (phase, after) in enumerate(zip(self._method.phases, following, strict=True)):
-            self._publish(number, phase, active, round_index)
-            # Statistics are published with the weights they were measured on.
-            is_measured = after is None or after.publish is not None
-            tasks, absent = self._learning(number, phase, active, round_index, is_measured=is_measured)
+        plan = [phase.routes(scene) for phase in self._method.phases]
+        total, position = sum(map(len, plan)), 0
+        for number, phase in enumerate(self._method.phases):
+            self._publish(number, phase, plan[number], round_index)
+            tasks, absent = self._learning(number, phase, plan, round_index)
             missing |= {index: sorted({*missing.get(index, []), *those}) for index, those in absent.items()}
-            for position, outcome in enumerate(self._engine.each(tasks), start=1):
+            for outcome in self._engine.each(tasks):
+                position += 1
                 self._take(outcome, number, round_index)
                 assert outcome.learned is not None, "learning reports"
                 learned[outcome.peer] = _merge(learned.get(outcome.peer), outcome.learned)
-                if after is None:
-                    on_step(self._step("learning", round_index, position, len(tasks), outcome))
+                on_step(self._step("learning", round_index, position, total, outcome))
         self._roster.forget_messages(before=round_index)
         is_tested = round_index % self._experiment.eval_every == 0 or round_index == self._experiment.rounds
         tested = self._test(round_index, on_step) if is_tested else []
         first = [place.index for place in self._roster] if round_index == 1 else []
-        ledger = self._exchange.ledger
+        traffic = self._traffic(between, published)
+        counted = [traffic.sent] if self._method.payload == "sent" else [traffic.sent, traffic.received]
         return Round(
             index=round_index,
-            active=active,
-            learned={index: learned[index] for index in active},
-            missing={index: missing[index] for index in active if index in missing},
-            sent_bytes={p.index: ledger.sent[p.index] - sent_before.get(p.index, 0) for p in self._roster},
-            received_bytes={p.index: ledger.received[p.index] - received_before.get(p.index, 0) for p in self._roster},
+            active=scene.clients,
+            learned={member.index: learned[member.index] for member in scene.members if member.index in learned},
+            missing={index: missing[index] for index in sorted(missing)},
+            traffic=traffic,
+            payload_bytes=sum(sum(column.values()) for column in counted),
             is_tested=is_tested,
-            measured=tuple(sorted({*active, *tested, *first})),
+            measured=tuple(sorted({*scene.clients, *tested, *first})),
             seconds=time.perf_counter() - started,
             peak_memory_bytes=self._engine.peak_memory_bytes(),
         )
+
+    def _scene(self, round_index: int) -> Scene:
+        """The drawn clients, and every member that owns no data."""
+        members = [place.member for place in self._roster]
+        clients = [member for member in members if member.clients]
+        drawn = draw_active(len(clients), self._experiment.active, self._experiment.seed, round_index)
+        helpers = [member for member in members if not member.clients]
+        return Scene(self._roster.world, (*(clients[i] for i in drawn), *helpers), round_index)
+
+    def _traffic(self, between: Mapping[tuple[int, int], int], published: Mapping[int, int]) -> Traffic:
+        """What was exchanged since these totals."""
+        ledger = self._exchange.ledger
+        members = {place.index: place.member for place in self._roster}
+        columns: list[dict[int, int]] = [dict.fromkeys(members, 0) for _ in range(4)]
+        sent, received, helper_sent, helper_received = columns
+        for (sender, receiver), count in ledger.between.items():
+            new = count - between.get((sender, receiver), 0)
+            is_among_clients = bool(members[sender].clients and members[receiver].clients)
+            (sent if is_among_clients else helper_sent)[sender] += new
+            (received if is_among_clients else helper_received)[receiver] += new
+        once = {index: ledger.published.get(index, 0) - published.get(index, 0) for index in members}
+        return Traffic(sent, received, once, helper_sent, helper_received)
 
     def _measure(self, on_step: OnStep) -> None:
         """Everybody's first standing: the metrics average over all clients, also those that are never drawn."""
@@ -114,32 +147,48 @@ class Rounds:
             self._roster.update(outcome.peer, standing=outcome.standing)
             on_step(self._step("measuring", 0, position, len(tasks), outcome))
 
-    def _publish(self, number: int, phase: Phase, active: Sequence[int], round_index: int) -> None:
+    def _publish(self, number: int, phase: Phase, routes: Routes, round_index: int) -> None:
         # Everybody publishes before anybody learns: round r-1 snapshots hold by construction.
         if phase.publish is None:
             return
         folder = self._roster.messages_of(round_index)
         folder.mkdir(exist_ok=True)
-        files = {i: folder / f"peer-{i:04d}-phase-{number}.safetensors" for i in active}
-        tasks = [self._task("publish", self._roster[i], round_index, number, save_to=files[i]) for i in active]
-        manifests = {outcome.peer: outcome.manifest for outcome in self._engine.each(tasks)}
-        for index in active:
-            message = message_in_file(manifests[index] or b"", files[index])
-            self._exchange.publish(round_index, sender=index, kind=phase.kind, message=message)
+        letters = _letters(phase, routes)
+        files = {letter: folder / _file_name(number, *letter) for letter in letters}
+        tasks = [
+            replace(self._task("publish", self._roster[sender], round_index, number), save_to=file, receiver=receiver)
+            for (sender, receiver), file in files.items()
+        ]
+        manifests = {(outcome.peer, outcome.receiver): outcome.manifest for outcome in self._engine.each(tasks)}
+        for letter, file in files.items():
+            manifest, kind = manifests[letter], _kind(phase, letter[1])
+            if manifest is not None:
+                message = message_in_file(manifest, file)
+                self._exchange.publish(round_index, sender=letter[0], kind=kind, message=message)
 
     def _learning(
-        self, number: int, phase: Phase, active: Sequence[int], round_index: int, *, is_measured: bool
+        self, number: int, phase: Phase, plan: Sequence[Routes], round_index: int
     ) -> tuple[list[Task], dict[int, list[int]]]:
         tasks, missing = [], {}
-        for index in active:
-            others = [other for other in active if other != index] if phase.publish else []
-            got, absent = self._exchange.collect(round_index, receiver=index, peers=others, kind=phase.kind)
+        for index, senders in plan[number].items():
+            kind = _kind(phase, index if phase.is_addressed else None)
+            others = senders if phase.publish else ()
+            got, absent = self._exchange.collect(round_index, receiver=index, peers=others, kind=kind)
             save_to = self._roster.new_state(index, round_index=round_index, phase=number)
             task = self._task("learn", self._roster[index], round_index, number, save_to=save_to)
-            tasks.append(replace(task, messages=got, is_measured=is_measured))
+            tasks.append(replace(task, messages=got, is_measured=self._is_measured(index, plan, number)))
             if absent:
                 missing[index] = absent
         return tasks, missing
+
+    def _is_measured(self, index: int, plan: Sequence[Routes], number: int) -> bool:
+        """Statistics are published with the weights they were measured on; and the last weights are measured."""
+        for phase, routes in list(zip(self._method.phases, plan, strict=True))[number + 1 :]:
+            if phase.publish is not None and any(index in senders for senders in routes.values()):
+                return True
+            if index in routes:
+                return False
+        return True
 
     def _test(self, round_index: int, on_step: OnStep) -> list[int]:
         """Both metrics of everybody whose model has moved since they were last measured."""
@@ -162,13 +211,13 @@ class Rounds:
             round_index=round_index,
             phase=phase,
             save_to=save_to,
-            cost=self._expected_seconds(verb, place),
+            cost=self._expected_seconds(verb, phase, place),
         )
 
     def _take(self, outcome: Outcome, phase: int, round_index: int) -> None:
         state = self._roster.new_state(outcome.peer, round_index=round_index, phase=phase)
         self._roster.update(outcome.peer, standing=outcome.standing, state=state)
-        self._note_pace(outcome)
+        self._note_pace(outcome, phase)
 
     def _size(self, verb: Verb, place: Place) -> int:
         """How much there is to do: learning grows with the shard, the test images are the same for everybody."""
@@ -176,15 +225,15 @@ class Rounds:
             return 1
         return max(1, sum(len(self._roster.world.shards[client].train) for client in place.member.clients))
 
-    def _note_pace(self, outcome: Outcome) -> None:
+    def _note_pace(self, outcome: Outcome, phase: int = 0) -> None:
         place = self._roster[outcome.peer]
-        key = (outcome.verb, place.member.architecture.id)
+        key = (outcome.verb, phase, place.member.architecture.id)
         self._pace[key] = outcome.seconds / self._size(outcome.verb, place)
 
-    def _expected_seconds(self, verb: Verb, place: Place) -> float:
+    def _expected_seconds(self, verb: Verb, phase: int, place: Place) -> float:
         # An architecture that has not been timed yet counts as slow as the slowest: better begun early than late.
-        known = [pace for (what, _), pace in self._pace.items() if what == verb]
-        pace = self._pace.get((verb, place.member.architecture.id), max(known, default=1.0))
+        known = [pace for (*what, _), pace in self._pace.items() if what == [verb, phase]]
+        pace = self._pace.get((verb, phase, place.member.architecture.id), max(known, default=1.0))
         return pace * self._size(verb, place)
 
     def _step(self, stage: Stage, round_index: int, position: int, total: int, outcome: Outcome) -> Step:
@@ -214,4 +263,21 @@ def _merge(before: Learned | None, now: Learned) -> Learned:
     if before is None:
         return now
     notes: dict[str, Any] = {**before.notes, **now.notes}
-    return Learned({**before.losses, **now.losses}, {**before.trust, **now.trust}, notes)
+    losses, trust = {**before.losses, **now.losses}, {**before.trust, **now.trust}
+    return Learned(losses, trust, notes, {**before.artifacts, **now.artifacts})
+
+
+def _letters(phase: Phase, routes: Routes) -> list[tuple[int, int | None]]:
+    """Sender and receiver of every message; no receiver where all get the same."""
+    if phase.is_addressed:
+        return [(sender, receiver) for receiver, senders in routes.items() for sender in senders]
+    return [(sender, None) for sender in sorted({sender for senders in routes.values() for sender in senders})]
+
+
+def _file_name(phase: int, sender: int, receiver: int | None) -> str:
+    address = "" if receiver is None else f"-to-{receiver:04d}"
+    return f"peer-{sender:04d}-phase-{phase}{address}.safetensors"
+
+
+def _kind(phase: Phase, receiver: int | None) -> str:
+    return phase.kind if receiver is None else f"{phase.kind}-to-{receiver}"

@@ -75,6 +75,10 @@ class TeacherShelf:
             self._prepared[snapshot.peer] = (snapshot, prepared)
         return prepared
 
+    def freeze(self, model: nn.Module, architecture: str) -> PreparedTeacher:
+        """The student's own model as it is now, as a teacher that does not move with it."""
+        return self._engine.prepare(model, key=architecture)
+
     def forget_other_rounds(self, round_index: int) -> None:
         """Let go of last round's teachers, also of peers that are not active now."""
         if any(snapshot.round_index != round_index for _, snapshot in self._decoded.values()):

@@ -45,6 +45,7 @@ class Task:
     is_measured: bool = False  # validate after learning
     save_to: Path | None = None  # where the new state or the message's body goes; None: into the outcome
     cost: float = 0.0  # expected, in any unit: the longest are begun first
+    receiver: int | None = None  # of the message to publish, where there is one for each
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Outcome:
     content: bytes | None = None  # the new state or the message's body, where no file was named for it
     seconds: float = 0.0
     peak_memory_bytes: int = 0  # of the process that did it, so far
+    receiver: int | None = None  # whom the message is for, if not for all
 
 
 class Engine(Protocol):
@@ -129,9 +131,16 @@ class Bench:
     def _publish(self, peer: Peer, task: Task) -> Outcome:
         publish = self._method.phases[task.phase].publish
         assert publish is not None, "only phases that publish are asked to"
-        message = publish(peer, RoundContext(task.round_index, self.shelf))
-        content = _deliver(bytes(message.body), task.save_to)
-        return Outcome(task.verb, peer.index, peer.standing, manifest=message.manifest, content=content)
+        message = publish(peer, RoundContext(task.round_index, self.shelf, task.receiver))
+        content = None if message is None else _deliver(bytes(message.body), task.save_to)
+        return Outcome(
+            task.verb,
+            peer.index,
+            peer.standing,
+            manifest=None if message is None else message.manifest,
+            receiver=task.receiver,
+            content=content,
+        )
 
     def _learn(self, peer: Peer, task: Task) -> Outcome:
         context = RoundContext(task.round_index, self.shelf)

@@ -7,13 +7,14 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from crad.config import Experiment
 from crad.data.catalog import load_dataset
 from crad.data.dataset import Dataset
 from crad.data.partition import Shard, class_counts, make_partition
 from crad.data.subsets import split_proxy
-from crad.data.tensors import ImageSet, Preparation, image_set, prepare
+from crad.data.tensors import ImageSet, Preparation, image_set, image_tensor, prepare
 from crad.learning.device import choose_device
 from crad.learning.teachers import check_precision
 from crad.models import Architecture
@@ -47,6 +48,13 @@ class World:
         """Training images at these indices, on the device."""
         data = self.dataset
         return image_set(data.train_images[indices], data.train_labels[indices], pad_to=data.pad_to, device=self.device)
+
+    @cached_property
+    def proxy_inputs(self) -> Tensor:
+        """The proxy images, prepared as inputs; their labels are never looked at."""
+        data = self.dataset
+        images = image_tensor(data.train_images[self.proxy], pad_to=data.pad_to)
+        return self.preparation.inputs(images.to(self.device))
 
     @cached_property
     def global_test(self) -> ImageSet:

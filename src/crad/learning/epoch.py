@@ -34,8 +34,9 @@ class LossMeter:
     def add(self, loss: Loss, samples: int) -> None:
         """Count one batch."""
         self.samples += samples
-        for name in ("total", "cross_entropy", "distillation"):
-            self.sums[name] = self.sums.get(name, 0.0) + float(getattr(loss, name).detach()) * samples
+        parts = {"total": loss.total, "cross_entropy": loss.cross_entropy, "distillation": loss.distillation}
+        for name, part in {**parts, **loss.parts}.items():
+            self.sums[name] = self.sums.get(name, 0.0) + float(part.detach()) * samples
 
     def means(self) -> dict[str, float]:
         """Mean per sample of every part."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,6 +16,7 @@ class Loss:
     total: Tensor
     cross_entropy: Tensor
     distillation: Tensor
+    parts: Mapping[str, Tensor] = field(default_factory=dict)  # what a method wants to see beside them
 
 
 def distillation_loss(
@@ -22,8 +24,7 @@ def distillation_loss(
 ) -> Loss:
     """(1 - lambda) CE + lambda T^2 KL(target || student), batch mean. Eq. 9."""
     cross_entropy = F.cross_entropy(logits_BC, labels_B)
-    student_BC = F.log_softmax(logits_BC / temperature, dim=1)
-    distillation = temperature**2 * F.kl_div(student_BC, target_BC.detach(), reduction="batchmean")
+    distillation = softened_divergence(logits_BC, target_BC, temperature=temperature)
     total = (1 - distill_weight) * cross_entropy + distill_weight * distillation
     return Loss(total, cross_entropy, distillation)
 
@@ -32,3 +33,9 @@ def private_loss(logits_BC: Tensor, labels_B: Tensor) -> Loss:
     """Cross-entropy on the own labels alone."""
     cross_entropy = F.cross_entropy(logits_BC, labels_B)
     return Loss(cross_entropy, cross_entropy, cross_entropy.new_zeros(()))
+
+
+def softened_divergence(logits_BC: Tensor, target_BC: Tensor, *, temperature: float) -> Tensor:
+    """T^2 KL(target || student), batch mean; the target holds probabilities at temperature T."""
+    student_BC = F.log_softmax(logits_BC / temperature, dim=1)
+    return temperature**2 * F.kl_div(student_BC, target_BC.detach(), reduction="batchmean")

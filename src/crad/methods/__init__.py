@@ -1,26 +1,67 @@
 """The methods by name: one file per family. A method of your own is an entry point in `crad.methods` or an
-import path `package.module:METHOD`.
+import path: `package.module:Class` of a `MethodSpec`, or `package.module:METHOD` of a finished `Method`.
 """
 
 from __future__ import annotations
 
-from crad.aggregation import RULES
-from crad.errors import ConfigError
-from crad.federation.method import Method
-from crad.methods.alone import CENTRALIZED, LOCAL
-from crad.methods.distillation import distillation_method
-from crad.plugins import resolve
+from collections.abc import Mapping
 
-METHODS: dict[str, Method] = {
+from pydantic import ValidationError
+
+from crad.aggregation import RULES
+from crad.errors import ConfigError, unknown_name
+from crad.federation.method import Method, MethodSpec
+from crad.methods.alone import CENTRALIZED, LOCAL
+from crad.methods.dfml import Dfml
+from crad.methods.distillation import distillation_method
+from crad.methods.fedgd import FedGd
+from crad.methods.fedmd import FedMd
+from crad.methods.fedmkd import FedMkd
+from crad.methods.msfkd import Msfkd
+from crad.plugins import call_foreign, resolve
+
+METHODS: dict[str, Method | type[MethodSpec]] = {
+    "fedmd": FedMd,
+    "fedgd": FedGd,
+    "msfkd": Msfkd,
+    "dfml": Dfml,
+    "fedmkd": FedMkd,
     **{name: distillation_method(name) for name in RULES},
     "local": LOCAL,
     "centralized": CENTRALIZED,
 }
 
+# The rows of the paper's main table, in its order.
+PAPER_METHODS = ("fedmd", "fedgd", "msfkd", "dfml", "fedmkd", "uniform", "uncertainty", "crad")
 
-def resolve_method(name: str) -> Method:
-    """The method behind a name, an entry point or an import path."""
+
+def resolve_method(name: str, settings: Mapping[str, object] | None = None) -> Method:
+    """The method behind a name, an entry point or an import path, with its own settings."""
     found = resolve("method", name, known=METHODS, group="crad.methods")
+    if isinstance(found, type) and issubclass(found, MethodSpec):
+        spec = _with_settings(name, found, settings or {})
+        return spec.build(name) if name in METHODS else _built(name, spec)
     if not isinstance(found, Method):
-        raise ConfigError(f"method {name!r} is a {type(found).__name__}, expected a crad.federation.method.Method")
+        kind = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
+        raise ConfigError(f"method {name!r} is {kind}, expected a crad.federation.method.Method or a MethodSpec class")
+    if settings:
+        raise ConfigError(f"method {name!r} has no settings of its own, got {', '.join(settings)}")
     return found
+
+
+def _with_settings(name: str, kind: type[MethodSpec], settings: Mapping[str, object]) -> MethodSpec:
+    for key in settings:
+        if key not in kind.model_fields:
+            raise unknown_name(f"setting of method {name!r}", key, kind.model_fields)
+    try:
+        return kind(**settings)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        place = ".".join(map(str, fault["loc"]))
+        raise ConfigError(f"method {name!r}: {place} = {fault['input']!r}: {fault['msg']}") from error
+
+
+def _built(name: str, spec: MethodSpec) -> Method:
+    method = call_foreign("method", name, "building it", spec.build, name)
+    assert isinstance(method, Method), "build is not overridden"
+    return method

@@ -19,11 +19,12 @@ from crad.methods.training import BlockLoss, train_epochs
 
 def train_alone(peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
     """The local epochs of one client on its own labels."""
+    return Learned(train_epochs(peer, context, loss_for=own_labels))
 
-    def loss_for(block: Block) -> BlockLoss:
-        return lambda logits_BC, where: private_loss(logits_BC, block.labels[where])
 
-    return Learned(train_epochs(peer, context, loss_for=loss_for))
+def own_labels(block: Block) -> BlockLoss:
+    """Cross-entropy on the labels of a block."""
+    return lambda logits_BC, where: private_loss(logits_BC, block.labels[where])
 
 
 def one_member_for_all(world: World) -> list[Member]:

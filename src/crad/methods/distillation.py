@@ -7,7 +7,7 @@ Adapted: nothing; the settled points are in `docs/decisions/`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -20,9 +20,9 @@ from crad.federation.method import Learned, Method, Phase, RoundContext
 from crad.federation.peer import SNAPSHOT, Peer
 from crad.federation.teachers import Snapshot, TeacherShelf
 from crad.learning.epoch import Block
-from crad.learning.losses import distillation_loss, private_loss
+from crad.learning.losses import distillation_loss
 from crad.learning.teachers import soft_predictions
-from crad.methods.alone import train_alone
+from crad.methods.alone import own_labels, train_alone
 from crad.methods.training import BlockLoss, train_epochs
 
 
@@ -39,31 +39,43 @@ def distillation_method(name: str, rule: str | Rule | None = None) -> Method:
     return Method(name, phases=(Phase(SNAPSHOT, learn=learn, publish=publish),), rule=chosen)
 
 
-def distil(peer: Peer, messages: Mapping[int, Message], context: RoundContext, *, rule: Rule) -> Learned:
-    """The local epochs of one student against the frozen snapshots of its peers."""
-    snapshots, refused = _decode_all(messages, context)
+def distil(
+    peer: Peer,
+    messages: Mapping[int, Message],
+    context: RoundContext,
+    *,
+    rule: Rule,
+    loss_towards: Callable[[Block, Tensor], BlockLoss] | None = None,
+) -> Learned:
+    """The local epochs of one student against the frozen snapshots of its peers; Eq. 9 unless told another loss."""
+    snapshots, refused = decode_all(messages, context)
     if not snapshots:
         alone = train_alone(peer, messages, context)  # nobody to learn from: no target, only own labels
         return Learned(alone.losses, notes={"refused": refused} if refused else {})
-    experiment, trust = peer.world.experiment, TrustMeter(len(snapshots), peer.num_classes)
+    trust = TrustMeter(len(snapshots), peer.num_classes)
+    towards = loss_towards or partial(student_loss, peer)
 
     def loss_for(block: Block) -> BlockLoss:
         target_BC = make_target(peer, block.inputs, snapshots, context.shelf, rule=rule, trust=trust, refused=refused)
-        if target_BC is None:
-            return lambda logits_BC, where: private_loss(logits_BC, block.labels[where])
-        return lambda logits_BC, where: distillation_loss(
-            logits_BC,
-            block.labels[where],
-            target_BC[where],
-            temperature=experiment.temperature,
-            distill_weight=experiment.distill_weight,
-        )
+        return own_labels(block) if target_BC is None else towards(block, target_BC)
 
     losses = train_epochs(peer, context, loss_for=loss_for, sample_values=len(snapshots) * peer.num_classes)
     return Learned(
         losses,
         trust={snapshot.peer: row for snapshot, row in zip(snapshots, trust.means(), strict=True)},
         notes={"refused": refused} if refused else {},
+    )
+
+
+def student_loss(peer: Peer, block: Block, target_BC: Tensor) -> BlockLoss:
+    """Eq. 9 on the labels of a block and the targets for it."""
+    experiment = peer.world.experiment
+    return lambda logits_BC, where: distillation_loss(
+        logits_BC,
+        block.labels[where],
+        target_BC[where],
+        temperature=experiment.temperature,
+        distill_weight=experiment.distill_weight,
     )
 
 
@@ -111,7 +123,7 @@ def statistics_tensors(statistics: Sequence[Statistics]) -> tuple[Tensor, Tensor
     return counts_KC, accuracies_KC, torch.tensor(columns, dtype=torch.float64) if is_complete else None
 
 
-def _decode_all(messages: Mapping[int, Message], context: RoundContext) -> tuple[list[Snapshot], dict[str, str]]:
+def decode_all(messages: Mapping[int, Message], context: RoundContext) -> tuple[list[Snapshot], dict[str, str]]:
     """The snapshots that pass every check, and the reasons why the others do not."""
     snapshots, refused = [], {}
     for sender, message in sorted(messages.items()):

@@ -15,22 +15,29 @@ BlockLoss = Callable[[Tensor, slice], Loss]  # logits of a batch, and where in t
 
 
 def train_epochs(
-    peer: Peer, context: RoundContext, *, loss_for: Callable[[Block], BlockLoss], sample_values: int = 0
+    peer: Peer,
+    context: RoundContext,
+    *,
+    loss_for: Callable[[Block], BlockLoss],
+    sample_values: int = 0,
+    epochs: int | None = None,
+    words: tuple[str | int, ...] = (),
 ) -> dict[str, float]:
     """Train the peer's model for its local epochs and return the mean losses.
 
     `loss_for` is called once per block, before the student sees it: the place to run teachers. Batches and
-    augmentation depend on (seed, peer, round) alone, so every method sees the same ones.
+    augmentation depend on (seed, peer, round) alone, so every method sees the same ones; `words` name other epochs
+    than the round's usual ones.
     """
     experiment = peer.world.experiment
     meter = LossMeter()
-    for epoch in range(experiment.local_epochs):
+    for epoch in range(experiment.local_epochs if epochs is None else epochs):
         blocks = epoch_blocks(
             peer.train,
             preparation=peer.world.preparation,
             batch_size=experiment.batch_size,
             seed=experiment.seed,
-            purpose=context.purpose(peer, "epoch", epoch),
+            purpose=context.purpose(peer, *words, "epoch", epoch),
             sample_values=sample_values,
         )
         for block in blocks:

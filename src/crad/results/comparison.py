@@ -31,11 +31,16 @@ class Row:
     spread: dict[str, float]  # over the clients, mean over the seeds
     difference: dict[str, Figure]  # against the first method, paired by seed
     payload_bytes: float
+    peak_memory_bytes: float
     seconds: float
 
 
 def compare(summaries: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """One row per method in the order of first appearance; all must have been run with the same seeds."""
+    """One row per method in the order of first appearance; all must have been run with the same seeds.
+
+    Other weights that a method's clients keep stand in a row of their own below it, such as `dfml (peak)`.
+    """
+    summaries = [one for summary in summaries for one in (summary, *_variant_summaries(summary))]
     methods = list(dict.fromkeys(summary["method"] for summary in summaries))
     by_key = {(summary["method"], summary["seed"]): summary for summary in summaries}
     seeds = tuple(dict.fromkeys(summary["seed"] for summary in summaries))
@@ -63,8 +68,16 @@ def _row(method: str, first: str, seeds: tuple[int, ...], by_key: Mapping[tuple[
             for metric in METRICS
         },
         payload_bytes=statistics.fmean(summary["payload_bytes_per_client_round"] for summary in own),
+        peak_memory_bytes=max(summary["peak_memory_bytes"] for summary in own),
         seconds=statistics.fmean(summary["total_seconds"] for summary in own),
     )
+
+
+def _variant_summaries(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {**summary, **figures, "method": f"{summary['method']} ({name})"}
+        for name, figures in summary.get("variants", {}).items()
+    ]
 
 
 def _figure(values: Sequence[float]) -> Figure:

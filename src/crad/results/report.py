@@ -52,7 +52,8 @@ def run_report(
         f"<p>{label(_sentence(summary))}</p>",
         f"<p><strong>At round {summary['best_round']}</strong> (highest validation accuracy): global accuracy "
         f"{summary['global_accuracy']:.2f} %, local accuracy {summary['local_accuracy']:.2f} %, "
-        f"{mib(summary['payload_bytes_per_client_round'])} MiB sent per client and round.</p>",
+        f"{mib(summary['payload_bytes_per_client_round'])} MiB "
+        f"{summary.get('payload_counts', 'sent')} per client and round.</p>",
         _figure(line_chart(curves, title="Accuracy over rounds", x_title="round", y_title="mean accuracy (%)")),
         "<h2>Clients</h2>",
         _table(["client", "architecture", "global accuracy %", "local accuracy %"], cells),
@@ -73,7 +74,7 @@ def comparison_report(
     """The page of a comparison; `curves` are global accuracies over rounds by method, for the first seed."""
     first = summaries[0]
     seeds = ", ".join(str(seed) for seed in rows[0].seeds)
-    methods = ",".join(row.method for row in rows)
+    methods = ",".join(dict.fromkeys(summary["method"] for summary in summaries))
     title = f"Global accuracy over rounds, seed {rows[0].seeds[0]}"
     body = [
         f"<p>{label(_sentence(first, method=methods.replace(',', ', ')))} Seeds: {seeds}.</p>",

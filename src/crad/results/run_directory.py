@@ -5,6 +5,7 @@ partition.json    clients x classes, and partition.svg, the same as a picture
 rounds.jsonl      one line per round
 summary.json      the outcome, once the run is complete
 report.html       the outcome, for people
+artifacts/        what a method made for people to look at, such as painted images
 checkpoint/       the newest round and the best one
 """
 
@@ -145,6 +146,12 @@ class RunDirectory:
     def write_text(self, name: str, content: str) -> None:
         """Write one text file, whole or not at all."""
         write_atomically(self.path / name, content.encode())
+
+    def write_artifact(self, name: str, content: bytes) -> None:
+        """Write one file that a method made, whole or not at all."""
+        folder = self.path / "artifacts"
+        folder.mkdir(exist_ok=True)
+        write_atomically(folder / Path(name).name, content)
 
     def read_json(self, name: str) -> Record:
         """Read one JSON file of the run."""

@@ -18,7 +18,13 @@ SCHEMA = 1
 
 
 def summarise(
-    experiment: Experiment, *, rounds: Sequence[Record], partition: Mapping[str, Any], device: str, workers: int = 1
+    experiment: Experiment,
+    *,
+    rounds: Sequence[Record],
+    partition: Mapping[str, Any],
+    device: str,
+    workers: int = 1,
+    payload_counts: str = "sent",
 ) -> Record:
     """The summary of a complete run; accuracies in percent, means over all clients."""
     best = best_round(rounds)
@@ -47,7 +53,11 @@ def summarise(
         "local_accuracy_per_client": [client["local_accuracy"] for client in clients],
         "architecture_per_client": [client["architecture"] for client in clients],
         "per_class": _per_class(clients, partition),
-        "payload_bytes_per_client_round": _payload(rounds),
+        "payload_bytes_per_client_round": _per_client(rounds, "payload_bytes"),
+        "payload_counts": payload_counts,
+        "published_bytes_per_client_round": _per_client(rounds, "published_bytes"),
+        **_helper_bytes(rounds),
+        **_variants(best, clients),
         "round_seconds": statistics.median(record["timing"]["seconds"] for record in rounds),
         "total_seconds": sum(record["timing"]["seconds"] for record in rounds),
         "peak_memory_bytes": max(record["timing"]["peak_memory_bytes"] for record in rounds),
@@ -81,9 +91,27 @@ def _spread(clients: Sequence[Mapping[str, Any]], key: str) -> float:
     return float(statistics.pstdev([client[key] for client in clients]))
 
 
-def _payload(rounds: Sequence[Record]) -> float:
-    # Mean over the clients that took part: what one of them sends in a round.
-    return statistics.fmean(record["payload_bytes"] / max(1, len(record["active"])) for record in rounds)
+def _per_client(rounds: Sequence[Record], key: str) -> float:
+    # Mean over the clients that took part: what is counted for one of them in a round.
+    return statistics.fmean(record.get(key, 0) / max(1, len(record["active"])) for record in rounds)
+
+
+def _helper_bytes(rounds: Sequence[Record]) -> Record:
+    """What members without data sent and received in a round, where there are any."""
+    if "helpers" not in rounds[0]:
+        return {}
+    totals = [sum(one["sent_bytes"] + one["received_bytes"] for one in record["helpers"]) for record in rounds]
+    return {"helper_bytes_per_round": statistics.fmean(totals)}
+
+
+def _variants(best: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]) -> Record:
+    """The other weights that clients keep, at the round that the model itself selected."""
+    found = {}
+    for name, means in best.get("variants", {}).items():
+        own = [client.get("variants", {}).get(name, client) for client in clients]
+        spreads = {f"{key}_spread": _spread(own, key) for key in ("global_accuracy", "local_accuracy")}
+        found[name] = {**means, **spreads}
+    return {"variants": found} if found else {}
 
 
 def _per_class(clients: Sequence[Mapping[str, Any]], partition: Mapping[str, Any]) -> list[Record]:

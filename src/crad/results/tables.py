@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from crad.results.comparison import METRICS, Figure, Row
 
-COMPARISON_HEADER = ("method", "global %", "±", "local %", "±", "Δ global", "Δ local", "MiB", "s")
+COMPARISON_HEADER = ("method", "global %", "±", "local %", "±", "Δ global", "Δ local", "payload", "memory", "s")
 
 
 def comparison_caption(rows: Sequence[Row]) -> str:
@@ -14,7 +14,8 @@ def comparison_caption(rows: Sequence[Row]) -> str:
     seeds = "mean ± deviation over seeds; " if len(rows[0].seeds) > 1 else ""
     return (
         f"Accuracy in percent; {seeds}±: spread over clients; Δ: against {rows[0].method!r}, paired by seed; "
-        "MiB sent per client and round; seconds per run."
+        "payload: MiB per client and round, sent (snapshots) or sent and received (predictions on common images); "
+        "memory: MiB at the peak, all processes; seconds per run."
     )
 
 
@@ -26,7 +27,7 @@ def comparison_cells(rows: Sequence[Row]) -> list[list[str]]:
         for metric in METRICS:
             cells += [_plain(row.figures[metric]), f"{row.spread[metric]:.2f}"]
         cells += ["-" if number == 0 else _signed(row.difference[metric]) for metric in METRICS]
-        cells += [mib(row.payload_bytes), f"{row.seconds:.1f}"]
+        cells += [mib(row.payload_bytes), f"{row.peak_memory_bytes / 2**20:.0f}", f"{row.seconds:.1f}"]
         table.append(cells)
     return table
 

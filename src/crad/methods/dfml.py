@@ -1,0 +1,232 @@
+"""DFML (Khalil et al. 2024): mutual learning of all participants' models on one participant's data.
+
+Exchanged: every active client's model to the round's aggregator, a client drawn anew each round, and back.
+Adapted: rebuilt from the paper's description; see docs/methods/dfml.md. The aggregator is a peer like any other and
+uses its own private data; it is no server.
+
+Shapes: M models, B samples, C classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from crad.errors import SnapshotError
+from crad.federation.message import Message, pack, read_body, read_manifest
+from crad.federation.method import Learned, MethodSpec, Phase, RoundContext, Routes, Scene
+from crad.federation.peer import SNAPSHOT, Peer, new_model
+from crad.learning.epoch import Block, epoch_blocks, make_optimizer
+from crad.learning.losses import Loss, softened_divergence
+from crad.methods.distillation import decode_all
+from crad.methods.training import BlockLoss, train_epochs
+from crad.models import Architecture
+from crad.randomness import stream
+
+RETURNED = "returned"
+PEAK = "peak"
+SMALLEST_LOG = -1e9  # of a class that is not there
+
+
+class Dfml(MethodSpec):
+    """How long they learn together, how their models are weighed, and over how many rounds alpha rises and falls."""
+
+    mutual_epochs: Annotated[int, Field(ge=1)] = 1
+    teacher_weights: Literal["size", "uniform"] = "size"
+    period: Annotated[int, Field(ge=2)] = 10
+
+    def phases(self) -> Sequence[Phase]:
+        """A private epoch; models to the aggregator, which lets them learn from each other; models back."""
+        return [
+            Phase("private", learn=_train_reweighted),
+            Phase(SNAPSHOT, publish=_publish, learn=self._learn_mutually, routes=_to_aggregator),
+            Phase(RETURNED, publish=_give_back, learn=self._take_back, routes=_from_aggregator, is_addressed=True),
+        ]
+
+    def _learn_mutually(self, peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
+        snapshots, refused = decode_all(messages, context)
+        group = {peer.index: (peer.architecture.id, peer.model)}
+        for snapshot in snapshots:
+            model = new_model(peer.world, Architecture.parse(snapshot.architecture), seed=0)
+            model.load_state_dict(snapshot.tensors)
+            group[snapshot.peer] = (snapshot.architecture, model)
+        models = {index: group[index][1] for index in sorted(group)}
+        alpha = alpha_at(context.round_index, period=self.period)
+        loss = mutual_epochs(
+            peer, models, context, epochs=self.mutual_epochs, alpha=alpha, is_by_size=self.teacher_weights == "size"
+        )
+        for index, model in models.items():
+            if index != peer.index:
+                stored = {f"{RETURNED}/{index}/{name}": tensor for name, tensor in model.state_dict().items()}
+                peer.memory |= stored
+        notes = {"aggregator": True, **({"refused": refused} if refused else {})}
+        return Learned({"mutual": loss}, notes=notes)
+
+    def _take_back(self, peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
+        peer.memory = {name: kept for name, kept in peer.memory.items() if not name.startswith(RETURNED)}
+        refused = {}
+        for sender, message in messages.items():
+            try:
+                read_manifest(message, sender=sender, round_index=context.round_index, kind=RETURNED)
+                tensors = read_body(message, sender=sender, expected=peer.model.state_dict())
+                peer.model.load_state_dict(tensors)
+            except SnapshotError as error:
+                refused[str(sender)] = str(error)  # it goes on with its own
+        alpha = alpha_at(context.round_index, period=self.period)
+        self._keep_peak(peer, context.round_index, alpha)
+        return Learned(notes={"alpha": alpha, **({"refused": refused} if refused else {})})
+
+    def _keep_peak(self, peer: Peer, round_index: int, alpha: float) -> None:
+        """The weights of the highest alpha of this cycle so far."""
+        cycle = (round_index - 1) // self.period
+        last = peer.memory.get(PEAK)
+        if last is None or int(last[0]) != cycle or alpha >= float(last[1]):
+            peer.keep_variant(PEAK)
+            peer.memory[PEAK] = torch.tensor([cycle, alpha], dtype=torch.float64)
+
+
+def alpha_at(round_index: int, *, period: int) -> float:
+    """The weight of mutual learning: 0 in the first round, 1 half a period later, and down again."""
+    return (1 - math.cos(2 * math.pi * (round_index - 1) / period)) / 2
+
+
+def log_shares(labels_B: Tensor, *, num_classes: int) -> Tensor:
+    """The logarithm of every class's share of the data in use, [C]; a class that is not there gets -1e9."""
+    counts_C = torch.bincount(labels_B, minlength=num_classes).float()
+    return (counts_C / counts_C.sum()).log().clamp(min=SMALLEST_LOG)
+
+
+def reweighted_cross_entropy(logits_BC: Tensor, labels_B: Tensor, log_share_C: Tensor) -> Tensor:
+    """Negative log-likelihood of the softmax with every class's mass scaled by its share of the data."""
+    return F.cross_entropy(logits_BC + log_share_C, labels_B)
+
+
+def others_mean(q_MBC: Tensor, weights_M: Tensor) -> Tensor:
+    """For every model the weighted mean of the other models' predictions, [M,B,C]."""
+    weighted_MBC = weights_M[:, None, None] * q_MBC
+    rest_M = weights_M.sum() - weights_M
+    return (weighted_MBC.sum(dim=0) - weighted_MBC) / rest_M[:, None, None]
+
+
+def mutual_epochs(
+    peer: Peer,
+    models: Mapping[int, nn.Module],
+    context: RoundContext,
+    *,
+    epochs: int,
+    alpha: float,
+    is_by_size: bool,
+) -> float:
+    """All models learn from each other on the peer's own training data; the mean loss over models and samples."""
+    experiment = peer.world.experiment
+    if len(models) < 2:
+        return 0.0
+    sizes = [float(sum(parameter.numel() for parameter in model.parameters())) for model in models.values()]
+    weights_M = torch.tensor(sizes if is_by_size else [1.0] * len(sizes), dtype=torch.float64)
+    weights_M = (weights_M / weights_M.sum()).float().to(peer.world.device)
+    trained = [_Trained(model, make_optimizer(model, experiment)) for model in models.values()]
+    log_share_C = log_shares(peer.train.labels, num_classes=peer.num_classes)
+    total, samples = 0.0, 0
+    for epoch in range(epochs):
+        blocks = epoch_blocks(
+            peer.train,
+            preparation=peer.world.preparation,
+            batch_size=experiment.batch_size,
+            seed=experiment.seed,
+            purpose=context.purpose(peer, "mutual", epoch),
+        )
+        for block in blocks:
+            for where in _batches(block, experiment.batch_size):
+                inputs, labels_B = block.inputs[where], block.labels[where]
+                loss = _mutual_step(
+                    trained, inputs, labels_B, weights_M, log_share_C, alpha=alpha, clip_norm=experiment.clip_norm
+                )
+                total, samples = total + loss * len(labels_B), samples + len(labels_B)
+    return total / max(1, samples)
+
+
+@dataclass(frozen=True)
+class _Trained:
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+
+
+def _mutual_step(
+    trained: Sequence[_Trained],
+    inputs: Tensor,
+    labels_B: Tensor,
+    weights_M: Tensor,
+    log_share_C: Tensor,
+    *,
+    alpha: float,
+    clip_norm: float,
+) -> float:
+    """One step of every model, towards the others' outputs before the step."""
+    logits = [one.model.train()(inputs) for one in trained]
+    with torch.no_grad():
+        targets_MBC = others_mean(torch.softmax(torch.stack(logits), dim=2), weights_M)
+    total = 0.0
+    for one, logits_BC, target_BC in zip(trained, logits, targets_MBC, strict=True):
+        private = reweighted_cross_entropy(logits_BC, labels_B, log_share_C)
+        mutual = softened_divergence(logits_BC, target_BC, temperature=1.0)
+        loss = (1 - alpha) * private + alpha * mutual
+        one.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(one.model.parameters(), clip_norm)
+        one.optimizer.step()
+        total += float(loss.detach())
+    return total / len(trained)
+
+
+def _batches(block: Block, batch_size: int) -> list[slice]:
+    starts = range(0, len(block.labels), batch_size)
+    slices = [slice(start, min(start + batch_size, len(block.labels))) for start in starts]
+    return [one for one in slices if one.stop - one.start >= 2]  # batch norm needs two samples
+
+
+def _train_reweighted(peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
+    log_share_C = log_shares(peer.train.labels, num_classes=peer.num_classes)
+    return Learned(train_epochs(peer, context, loss_for=partial(_reweighted_for, log_share_C)))
+
+
+def _reweighted_for(log_share_C: Tensor, block: Block) -> BlockLoss:
+    def loss(logits_BC: Tensor, where: slice) -> Loss:
+        value = reweighted_cross_entropy(logits_BC, block.labels[where], log_share_C)
+        return Loss(value, value, value.new_zeros(()))
+
+    return loss
+
+
+def _publish(peer: Peer, context: RoundContext) -> Message:
+    return peer.snapshot(context.round_index)
+
+
+def _give_back(peer: Peer, context: RoundContext) -> Message | None:
+    prefix = f"{RETURNED}/{context.receiver}/"
+    tensors = {name.removeprefix(prefix): kept for name, kept in peer.memory.items() if name.startswith(prefix)}
+    if not tensors:
+        return None  # what it sent was refused
+    return pack(tensors, kind=RETURNED, peer=peer.index, round_index=context.round_index)
+
+
+def _aggregator(scene: Scene) -> int:
+    rng = stream(scene.world.experiment.seed, "round", scene.round_index, "aggregator")
+    return scene.clients[int(rng.integers(len(scene.clients)))]
+
+
+def _to_aggregator(scene: Scene) -> Routes:
+    aggregator = _aggregator(scene)
+    return {aggregator: tuple(index for index in scene.clients if index != aggregator)}
+
+
+def _from_aggregator(scene: Scene) -> Routes:
+    aggregator = _aggregator(scene)
+    return {index: () if index == aggregator else (aggregator,) for index in scene.clients}

@@ -1,0 +1,266 @@
+"""FedGD (Zhang et al. 2023): FedMD on synthetic images that a generator paints from the clients' models.
+
+Exchanged: every active client's snapshot to the generator; the painted images from it; then, as in FedMD, every
+client's logits on those images to every other client.
+Adapted: the generator is a member of the roster that owns no data and does nothing else; the mean of the logits is
+taken by every client on what it collected. Its traffic is counted apart. See docs/methods/fedgd.md.
+
+Shapes: B images, C classes, D channels, H and W the sides of the image, L latent dimensions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from crad.data.picture import contact_sheet
+from crad.data.tensors import Preparation
+from crad.errors import SnapshotError
+from crad.federation.message import Message, pack, read_body, read_manifest
+from crad.federation.method import (
+    Learned,
+    Payload,
+    Phase,
+    RoundContext,
+    Routes,
+    Scene,
+    everybody,
+    one_member_per_client,
+)
+from crad.federation.peer import SNAPSHOT, Member, Peer, new_model
+from crad.federation.teachers import Snapshot
+from crad.federation.world import World
+from crad.learning.digest import logits_on, restore_optimizer, store_optimizer
+from crad.learning.evaluation import evaluation_mode
+from crad.learning.losses import softened_divergence
+from crad.learning.teachers import Run
+from crad.methods.alone import train_alone
+from crad.methods.distillation import decode_all
+from crad.methods.fedmd import consensus
+from crad.methods.proxy import PREDICTIONS, DigestSpec, collect_predictions, digest_targets, pack_predictions
+from crad.models import Architecture
+from crad.models.generator import LATENT, Generator
+from crad.randomness import torch_stream
+
+TRANSFER = "transfer"
+GENERATOR = "generator"
+PAPER_ROUNDS = 300  # the warm-up is a share of these
+SHEET_COLUMNS = 10
+SHEET_CLASSES = 10
+
+
+class FedGd(DigestSpec):
+    """How the generator learns, how many images it paints, and when the clients begin to digest them."""
+
+    payload: ClassVar[Payload] = "sent and received"
+
+    generator_steps: Annotated[int, Field(ge=1)] = 10
+    generator_batch: Annotated[int, Field(ge=2)] = 256
+    generator_lr: Annotated[float, Field(gt=0)] = 1e-3
+    generator_warmup: Annotated[int, Field(ge=0)] = 10  # rounds of 300; fewer in a shorter run
+    statistics_weight: Annotated[float, Field(ge=0)] = 1.0
+    transfer_size: Annotated[int, Field(ge=2)] = 500
+    sheet_every: Annotated[int, Field(ge=1)] = 5  # rounds between two contact sheets
+
+    def roster(self, world: World) -> list[Member]:
+        """The clients, and one member without data that paints."""
+        clients = one_member_per_client(world)
+        painter = Member(len(clients), clients=(), architecture=Architecture(GENERATOR), build=build_generator)
+        return [*clients, painter]
+
+    def phases(self) -> Sequence[Phase]:
+        """Snapshots to the generator, images from it, then FedMD's round on them."""
+        return [
+            Phase(SNAPSHOT, publish=_publish_snapshot, learn=self._train_generator, routes=_to_generator),
+            Phase(TRANSFER, publish=self._paint, learn=self._keep_images, routes=self._from_generator),
+            Phase(PREDICTIONS, publish=_publish_logits, learn=self._learn, routes=self._among_clients),
+        ]
+
+    def warmup_rounds(self, rounds: int) -> int:
+        """How many first rounds go without a digest: the same share of a shorter run."""
+        return math.ceil(self.generator_warmup * min(1.0, rounds / PAPER_ROUNDS))
+
+    def _is_warming_up(self, scene: Scene) -> bool:
+        return scene.round_index <= self.warmup_rounds(scene.world.experiment.rounds)
+
+    def _from_generator(self, scene: Scene) -> Routes:
+        return {} if self._is_warming_up(scene) else dict.fromkeys(scene.clients, scene.helpers)
+
+    def _among_clients(self, scene: Scene) -> Routes:
+        return dict.fromkeys(scene.clients, ()) if self._is_warming_up(scene) else everybody(scene)
+
+    def _train_generator(self, peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
+        snapshots, refused = decode_all(messages, context)
+        notes = {"refused": refused} if refused else {}
+        losses = self._improve(peer, snapshots, context) if snapshots else {}
+        rounds = peer.world.experiment.rounds
+        is_shown = context.round_index % self.sheet_every == 0 or context.round_index in (1, rounds)
+        sheets = {f"transfer-{context.round_index:05d}.png": self._sheet(peer)} if is_shown else {}
+        return Learned(losses, notes=notes, artifacts=sheets)
+
+    def _improve(self, peer: Peer, snapshots: Sequence[Snapshot], context: RoundContext) -> dict[str, float]:
+        generator, world = peer.model, peer.world
+        optimizer = torch.optim.Adam(generator.parameters(), lr=self.generator_lr, betas=(0.5, 0.999))
+        restore_optimizer(peer.memory, GENERATOR, generator, optimizer)
+        critics = [Critic(frozen_model(world, one), context.shelf.lend(one)) for one in snapshots]
+        draws = torch_stream(world.experiment.seed, *context.purpose(peer, "latents"))
+        sums = {"total": 0.0, "cross_entropy": 0.0, "statistics": 0.0}
+        generator.train()
+        for _ in range(self.generator_steps):
+            latents_BL = torch.randn(self.generator_batch, LATENT, generator=draws).to(world.device)
+            labels_B = torch.randint(world.num_classes, (self.generator_batch,), generator=draws).to(world.device)
+            images = generator(latents_BL, labels_B)
+            seen = images.detach().requires_grad_()
+            parts = criticise(critics, as_inputs(seen, world.preparation), labels_B, weight=self.statistics_weight)
+            optimizer.zero_grad(set_to_none=True)
+            images.backward(seen.grad)
+            optimizer.step()
+            sums = {name: sums[name] + value for name, value in parts.items()}
+        store_optimizer(peer.memory, GENERATOR, generator, optimizer)
+        return {name: value / self.generator_steps for name, value in sums.items()}
+
+    def _paint(self, peer: Peer, context: RoundContext) -> Message:
+        images, _ = self._bank(peer)
+        return pack({TRANSFER: images}, kind=TRANSFER, peer=peer.index, round_index=context.round_index)
+
+    @torch.no_grad()
+    def _bank(self, peer: Peer) -> tuple[Tensor, Tensor]:
+        """The bank of latents, fixed by the seed, as the generator paints it now: uint8 pixels, and wanted classes."""
+        world = peer.world
+        labels_B = torch.arange(self.transfer_size) % world.num_classes
+        latents_BL = torch.randn(
+            self.transfer_size, LATENT, generator=torch_stream(world.experiment.seed, GENERATOR, "bank")
+        )
+        with evaluation_mode(peer.model):
+            painted = peer.model(latents_BL.to(world.device), labels_B.to(world.device))
+        return (painted * 255).round().to(torch.uint8), labels_B
+
+    def _sheet(self, peer: Peer) -> bytes:
+        """One row per class (the first ten), one column per image."""
+        images, labels_B = self._bank(peer)
+        rows = [images[labels_B == label][:SHEET_COLUMNS] for label in range(min(SHEET_CLASSES, peer.num_classes))]
+        columns = max(len(row) for row in rows)
+        pixels = torch.cat([row for row in rows if len(row) == columns])
+        return contact_sheet(pixels.permute(0, 2, 3, 1).cpu().numpy(), columns=columns, scale=2)
+
+    def _keep_images(self, peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
+        shape = (self.transfer_size, peer.world.dataset.in_channels, *peer.world.dataset.image_size)
+        expected = {TRANSFER: torch.empty(shape, dtype=torch.uint8, device="meta")}
+        refused = {}
+        for sender, message in messages.items():
+            try:
+                read_manifest(message, sender=sender, round_index=context.round_index, kind=TRANSFER)
+                images = read_body(message, sender=sender, expected=expected)[TRANSFER]
+                peer.memory[TRANSFER] = images.to(peer.world.device)
+            except SnapshotError as error:
+                refused[str(sender)] = str(error)
+        return Learned(notes={"refused": refused} if refused else {})
+
+    def _learn(self, peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
+        losses, notes = {}, {}
+        images = peer.memory.pop(TRANSFER, None)
+        if images is not None:
+            temperature = peer.world.experiment.temperature
+            inputs = peer.world.preparation.inputs(images)
+            outputs, refused = collect_predictions(logits_on(peer.model, inputs), peer, messages, context)
+            target_BC = torch.softmax(consensus(list(outputs.values())) / temperature, dim=1)
+            loss_of = partial(softened_divergence, temperature=temperature)
+            losses["digest"] = digest_targets(peer, inputs, target_BC, context, spec=self, loss_of=loss_of)
+            notes = {"teachers": sorted(outputs), **({"refused": refused} if refused else {})}
+        return Learned({**train_alone(peer, messages, context).losses, **losses}, notes=notes)
+
+
+def build_generator(world: World, seed: int) -> nn.Module:
+    """The painter of this federation's kind of images."""
+    data = world.dataset
+    return Generator(num_classes=world.num_classes, out_channels=data.in_channels, image_size=data.image_size)
+
+
+def as_inputs(pixels: Tensor, preparation: Preparation) -> Tensor:
+    """Pixels in 0..1 as the data set's normalised inputs."""
+    return preparation.inputs(pixels * 255)
+
+
+def frozen_model(world: World, snapshot: Snapshot) -> nn.Module:
+    """A client's snapshot that gradients go through and that does not change."""
+    model = new_model(world, Architecture.parse(snapshot.architecture), seed=0)
+    model.load_state_dict(snapshot.tensors)
+    return model.eval().requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class Critic:
+    """A client's snapshot twice: one that gradients go through, and one that is fast."""
+
+    model: nn.Module
+    run: Run
+
+
+def criticise(critics: Sequence[Critic], inputs: Tensor, labels_B: Tensor, *, weight: float) -> dict[str, float]:
+    """The generator's loss as numbers; its gradient is added to what the inputs were made from.
+
+    Cross-entropy of the mean logits, plus the distance to the running statistics. The mean couples all critics, so it
+    is computed first without gradients; then each critic is gone through alone: one graph in memory at a time.
+    """
+    with torch.no_grad():
+        mean_BC = torch.stack([critic.run(inputs) for critic in critics]).mean(dim=0)
+    mean_BC.requires_grad_()
+    cross_entropy = F.cross_entropy(mean_BC, labels_B)
+    [gradient_BC] = torch.autograd.grad(cross_entropy, mean_BC)
+    distance = 0.0
+    leaf = inputs.detach().requires_grad_()
+    for critic in critics:
+        with watched_statistics(critic.model) as distances:
+            logits_BC = critic.model(leaf)
+        own = torch.stack(distances).mean() if distances else logits_BC.new_zeros(())
+        surrogate = (logits_BC * gradient_BC).sum() + weight * own
+        (surrogate / len(critics)).backward()
+        distance += float(own.detach()) / len(critics)
+    inputs.backward(leaf.grad)  # type: ignore[no-untyped-call]
+    total = float(cross_entropy.detach()) + weight * distance
+    return {"total": total, "cross_entropy": float(cross_entropy.detach()), "statistics": distance}
+
+
+@contextmanager
+def watched_statistics(model: nn.Module) -> Iterator[list[Tensor]]:
+    """While the model runs: per batch norm, how far the batch's mean and variance are from the running ones (L2)."""
+    distances: list[Tensor] = []
+
+    def watch(norm: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        assert isinstance(norm, nn.BatchNorm2d)
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        variance_D, mean_D = torch.var_mean(arguments[0], dim=(0, 2, 3), correction=0)
+        distances.append((mean_D - norm.running_mean).norm() + (variance_D - norm.running_var).norm())
+
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d) and m.running_mean is not None]
+    hooks = [norm.register_forward_pre_hook(watch) for norm in norms]
+    try:
+        yield distances
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _publish_snapshot(peer: Peer, context: RoundContext) -> Message:
+    return peer.snapshot(context.round_index)
+
+
+def _publish_logits(peer: Peer, context: RoundContext) -> Message | None:
+    images = peer.memory.get(TRANSFER)
+    if images is None:
+        return None  # the generator's message did not come
+    return pack_predictions(peer, logits_on(peer.model, peer.world.preparation.inputs(images)), context)
+
+
+def _to_generator(scene: Scene) -> Routes:
+    return dict.fromkeys(scene.helpers, scene.clients)

@@ -1,0 +1,75 @@
+"""What the methods with common unlabelled images share: publish predictions on them, collect the others', digest.
+
+Shapes: K clients, B images, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from crad.errors import SnapshotError
+from crad.federation.message import Message, pack, read_body, read_manifest
+from crad.federation.method import MethodSpec, RoundContext
+from crad.federation.peer import Peer
+from crad.learning.digest import DigestLoss, digest, restore_optimizer, store_optimizer
+
+PREDICTIONS = "predictions"
+DIGEST = "digest"
+
+
+class DigestSpec(MethodSpec):
+    """The settings of a digest."""
+
+    digest_lr: Annotated[float, Field(gt=0)] = 1e-3
+    digest_batch: Annotated[int, Field(ge=2)] = 128
+    digest_epochs: Annotated[int, Field(ge=1)] = 1
+
+
+def pack_predictions(peer: Peer, values_BC: Tensor, context: RoundContext) -> Message:
+    """A client's outputs on the common images, as it sends them."""
+    return pack({PREDICTIONS: values_BC}, kind=PREDICTIONS, peer=peer.index, round_index=context.round_index)
+
+
+def collect_predictions(
+    own_BC: Tensor, peer: Peer, messages: Mapping[int, Message], context: RoundContext
+) -> tuple[dict[int, Tensor], dict[str, str]]:
+    """Everybody's outputs by client, the own ones among them, in order; and why some were refused."""
+    outputs, refused = {peer.index: own_BC}, {}
+    for sender, message in messages.items():
+        try:
+            read_manifest(message, sender=sender, round_index=context.round_index, kind=PREDICTIONS)
+            body = read_body(message, sender=sender, expected={PREDICTIONS: own_BC})
+            outputs[sender] = body[PREDICTIONS].to(own_BC.device)
+        except SnapshotError as error:
+            refused[str(sender)] = str(error)
+    return {index: outputs[index] for index in sorted(outputs)}, refused
+
+
+def digest_targets(
+    peer: Peer, inputs: Tensor, target_BC: Tensor, context: RoundContext, *, spec: DigestSpec, loss_of: DigestLoss
+) -> float:
+    """Draw the peer's model to the targets; its optimiser is not that of the private epochs and goes on next round."""
+    experiment = peer.world.experiment
+    optimizer = torch.optim.Adam(peer.model.parameters(), lr=spec.digest_lr)
+    restore_optimizer(peer.memory, DIGEST, peer.model, optimizer)
+    losses = [
+        digest(
+            peer.model,
+            optimizer,
+            inputs,
+            target_BC,
+            loss_of=loss_of,
+            batch_size=spec.digest_batch,
+            clip_norm=experiment.clip_norm,
+            seed=experiment.seed,
+            purpose=context.purpose(peer, DIGEST, epoch),
+        )
+        for epoch in range(spec.digest_epochs)
+    ]
+    store_optimizer(peer.memory, DIGEST, peer.model, optimizer)
+    return sum(losses) / len(losses)
