@@ -7,11 +7,10 @@ import tempfile
 import weakref
 from pathlib import Path
 
-import safetensors.torch
-
 from crad.config import Experiment
 from crad.engines.serial import SerialEngine
 from crad.federation.exchange import MemoryExchange
+from crad.federation.message import encode
 from crad.federation.method import Method
 from crad.federation.peer import Peer
 from crad.federation.roster import Roster
@@ -53,5 +52,5 @@ class Federation:
     def put(self, peer: Peer) -> None:
         """Let a member go on from a state that a test has made."""
         path = self.roster.states / f"made-{peer.index}.safetensors"
-        path.write_bytes(safetensors.torch.save(peer.state()))
+        path.write_bytes(encode(peer.state()))
         self.roster.update(peer.index, standing=peer.standing, state=path)

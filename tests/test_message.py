@@ -26,7 +26,16 @@ from crad.config import Experiment
 from crad.data.dataset import Dataset
 from crad.data.tensors import prepare
 from crad.errors import SnapshotError
-from crad.federation.message import Message, Statistics, message_in_file, pack, read_body, read_manifest, read_state
+from crad.federation.message import (
+    Message,
+    Statistics,
+    encode,
+    message_in_file,
+    pack,
+    read_body,
+    read_manifest,
+    read_state,
+)
 from crad.federation.peer import new_model
 from crad.federation.teachers import TeacherShelf
 from crad.federation.world import World
@@ -156,6 +165,25 @@ def test_a_lent_teacher_stays_itself_when_the_next_one_of_its_architecture_is_le
     moved = lender.lend(second)(inputs) - before
     assert torch.allclose(moved, torch.tensor([1.0, 2.0, 3.0]) - sent_model().state_dict()["head.3.bias"], atol=1e-5)
     assert bits(teacher(inputs)) == bits(before)
+
+
+def test_the_bytes_are_those_of_the_safetensors_library():
+    tensors = {
+        "weight": torch.arange(24.0).view(2, 3, 2, 2).contiguous(memory_format=torch.channels_last),
+        "steps": torch.tensor(7),
+        "bias": torch.arange(4.0)[::2],
+        "of nothing": torch.empty(0),
+        "größe": torch.arange(3),
+    }
+    plain = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    assert bytes(encode(tensors)) == safetensors.torch.save(plain)
+
+
+def test_encoded_tensors_are_a_copy():
+    weight = torch.ones(3)
+    body = encode({"weight": weight, "tied": weight})
+    weight.zero_()
+    assert all(tensor.tolist() == [1, 1, 1] for tensor in read_state(body).values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8])

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from crad.data.partition import Shard
 from crad.data.tensors import ImageSet
 from crad.errors import RunError
-from crad.federation.message import Message, Statistics, pack, storable
+from crad.federation.message import Message, Statistics, pack
 from crad.federation.world import World
 from crad.learning.epoch import make_optimizer
 from crad.learning.evaluation import ClassScore, score
@@ -144,7 +144,7 @@ class Peer:
         self.standing = replace(self.standing, variants=variants)
 
     def state(self) -> dict[str, Tensor]:
-        """Model, momentum and memory: everything a checkpoint needs of the peer's tensors."""
+        """Model, momentum and memory, everything a checkpoint needs of the peer's tensors: themselves, not copies."""
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         tensors |= {f"memory.{name}": tensor for name, tensor in self.memory.items()}
         for variant, weights in self.variants.items():
@@ -159,16 +159,16 @@ class Peer:
                 )
             if kept.get("momentum_buffer") is not None:
                 tensors[f"momentum.{name}"] = kept["momentum_buffer"]
-        return storable(tensors)
+        return tensors
 
-    def load_state(self, tensors: Mapping[str, Tensor], standing: Standing) -> None:
-        """Take up exactly where `state` left off."""
+    def load_state(self, tensors: Mapping[str, Tensor], standing: Standing, *, with_momentum: bool = True) -> None:
+        """Take up exactly where `state` left off; the momentum is for those who will train."""
         self.model.load_state_dict(_under("model.", tensors))
         self.memory = {name: tensor.to(self.world.device) for name, tensor in _under("memory.", tensors).items()}
         for name, tensor in _under("variant.", tensors).items():
             variant, _, weight = name.partition(".")
             self.variants.setdefault(variant, {})[weight] = tensor
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in self.model.named_parameters() if with_momentum else ():
             momentum = tensors.get(f"momentum.{name}")
             if momentum is not None:
                 self.optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(momentum)

@@ -11,9 +11,10 @@ from crad.federation.message import Message, Statistics, printable, read_body, r
 from crad.federation.peer import SNAPSHOT, new_model
 from crad.federation.world import World
 from crad.learning.teachers import PreparedTeacher, TeacherEngine
-from crad.models import Architecture
+from crad.models import ARCHITECTURES, Architecture
 
-PREPARED_BYTES = 64 * 2**20  # of prepared teachers kept for the next student of the round
+# Of prepared teachers kept for the next student of the round: the smaller six of ten full-width ones.
+PREPARED_BYTES = 128 * 2**20
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,9 @@ class TeacherShelf:
         if known is not None and known[0] is snapshot:
             return known[1]
         model = self._model(snapshot.architecture)
-        model.load_state_dict(snapshot.tensors)
+        # Our own modules may look into the message's memory, because preparing copies; a user's may load as it likes.
+        is_ours = Architecture.parse(snapshot.architecture).name in ARCHITECTURES
+        model.load_state_dict(snapshot.tensors, assign=is_ours and self._world.device == "cpu")
         prepared = self._engine.prepare(model, key=snapshot.architecture)
         held = sum(other.nbytes for _, other in self._prepared.values())
         if held + prepared.nbytes <= PREPARED_BYTES:

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from crad.errors import RunError
 from crad.federation.memory import peak_memory_bytes
-from crad.federation.message import Message, map_file, read_state
+from crad.federation.message import Message, encode, map_file, read_state
 from crad.federation.method import Learned, Method, RoundContext
 from crad.federation.peer import Peer, Standing
 from crad.federation.teachers import TeacherShelf
@@ -119,7 +118,8 @@ class Bench:
         self._models[member.architecture.id] = peer.model
         if task.state is not None:
             assert task.standing is not None, "a state comes with its standing"
-            peer.load_state(load_tensors(task.state), task.standing)
+            is_training = task.verb not in ("publish", "test")
+            peer.load_state(load_tensors(task.state), task.standing, with_momentum=is_training)
         elif task.standing is not None:
             peer.standing = task.standing
         return peer
@@ -132,7 +132,7 @@ class Bench:
         publish = self._method.phases[task.phase].publish
         assert publish is not None, "only phases that publish are asked to"
         message = publish(peer, RoundContext(task.round_index, self.shelf, task.receiver))
-        content = None if message is None else _deliver(bytes(message.body), task.save_to)
+        content = None if message is None else _deliver(message.body, task.save_to)
         return Outcome(
             task.verb,
             peer.index,
@@ -150,7 +150,7 @@ class Bench:
             peer.revalidate()
             sums = [total for one in peer.standing.validation for total in one.cross_entropy_sums]
             _check_converging(peer, {"validation": sum(sums)}, task.round_index)
-        content = _deliver(safetensors.torch.save(peer.state()), task.save_to)
+        content = _deliver(encode(peer.state()), task.save_to)
         return Outcome(task.verb, peer.index, peer.standing, learned=learned, content=content)
 
     def _test(self, peer: Peer, task: Task) -> Outcome:
@@ -163,7 +163,7 @@ def load_tensors(stored: Path | memoryview) -> dict[str, Tensor]:
     return read_state(map_file(stored) if isinstance(stored, Path) else stored)
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes | memoryview) -> None:
     """Write a file that is whole as soon as it has its name; not flushed to the disk."""
     beside = path.with_name(f".{path.name}.writing")
     try:
@@ -174,9 +174,9 @@ def write_whole(path: Path, content: bytes) -> None:
         raise
 
 
-def _deliver(content: bytes, path: Path | None) -> bytes | None:
+def _deliver(content: bytes | memoryview, path: Path | None) -> bytes | None:
     if path is None:
-        return content
+        return bytes(content)
     write_whole(path, content)
     return None
 
