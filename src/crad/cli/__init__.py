@@ -24,14 +24,15 @@ VERBS = {
 
 def make_app(words: Sequence[str]) -> typer.Typer:
     """The command line, with the whole of the verb that these words ask for and a line of every other."""
+    asked = next((word for word in words if not word.startswith("-")), None)
+    is_only_listing = asked is None and "--help" in words  # which needs no rich: importing it takes twice the rest
     app = typer.Typer(
         help="Federated learning with no server, no public data and no common architecture.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
-        rich_markup_mode="rich",
+        rich_markup_mode=None if is_only_listing else "rich",
     )
-    asked = next((word for word in words if not word.startswith("-")), None)
     for verb, (place, line) in VERBS.items():
         module, name = place.split(":")
         found = getattr(importlib.import_module(module), name) if verb == asked else _not_asked_for
