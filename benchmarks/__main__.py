@@ -24,7 +24,7 @@ class Benchmark:
 
 BENCHMARKS = {
     "teacher": Benchmark(teacher.run, 60, 15),
-    "round": Benchmark(round.run, 300, 50),
+    "round": Benchmark(round.run, 900, 50),
     "aggregation": Benchmark(aggregation.run, 40, 10),
     "workers": Benchmark(workers.run, 240, 40),
     "scale": Benchmark(scale.run, 240, 30),

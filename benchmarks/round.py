@@ -50,7 +50,7 @@ def run(settings: Settings) -> Section:
         clients=CLIENTS,
         rounds=2,
         eval_every=1000,
-        train_limit=CLIENTS * settings.choose(250, 50),
+        train_limit=CLIENTS * settings.choose(400, 50),
         test_limit=10,
         proxy_size=0,
         partition="iid",
