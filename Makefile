@@ -1,7 +1,7 @@
 # Two commands on a fresh machine with Python 3.11, git and make:
 #   make demo   sets up, runs CRAD on images that come with a dependency, shows a table, writes a report
 #   make test   sets up, lint, types, tests
-# and where the time goes, about twenty minutes: make bench (QUICK=1 for three)
+# and where the time goes, about half an hour: make bench (QUICK=1 for three)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
