@@ -5,17 +5,18 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import crad
-import crad.api
 from crad.config import Experiment
 from crad.errors import ConfigError
 from crad.federation.world import World, build_world
-from crad.methods import METHODS, PAPER_METHODS, resolve_method, training
+from crad.learning.epoch import epoch_blocks
+from crad.methods import METHODS, PAPER_METHODS, resolve_method
 from tests.conftest import change
 from tests.federation import Federation
 
@@ -63,7 +64,7 @@ def test_first_weights_are_the_same_for_every_method(short):
 def epochs(monkeypatch):
     """What every private epoch of a run is given: by (peer, round, epoch) a digest of inputs and labels in order."""
     seen: dict[tuple[str | int, ...], str] = {}
-    true = training.epoch_blocks
+    true = epoch_blocks
 
     def spy(*arguments, purpose, **options):
         digest = hashlib.sha256()
@@ -73,7 +74,7 @@ def epochs(monkeypatch):
         assert purpose not in seen, "an epoch is gone through once"
         seen[purpose] = digest.hexdigest()
 
-    monkeypatch.setattr(training, "epoch_blocks", spy)
+    monkeypatch.setattr("crad.methods.training.epoch_blocks", spy)
     return seen
 
 
@@ -92,10 +93,9 @@ def test_participation_and_batches_are_the_same_for_every_method(short, epochs):
 @pytest.mark.parametrize("method", EVERY)
 def test_labels_of_proxy_images_are_never_read(short, method, monkeypatch):
     """They are poisoned once the images are set apart: no number may change, and nothing may stumble."""
-    true = crad.api.build_world
 
     def poisoned(experiment: Experiment) -> World:
-        world = true(experiment)
+        world = build_world(experiment)
         labels = world.dataset.train_labels.copy()
         labels[world.proxy] = -(2**40)
         return replace(world, dataset=replace(world.dataset, train_labels=labels))
@@ -111,10 +111,9 @@ def test_labels_of_proxy_images_are_never_read(short, method, monkeypatch):
 
 def test_poison_would_be_noticed(short, monkeypatch):
     """The test above can fail: the same poison on images that somebody holds does."""
-    true = crad.api.build_world
 
     def poisoned(experiment: Experiment) -> World:
-        world = true(experiment)
+        world = build_world(experiment)
         labels = world.dataset.train_labels.copy()
         labels[world.shards[0].train] = -(2**40)
         return replace(world, dataset=replace(world.dataset, train_labels=labels))
@@ -132,7 +131,7 @@ def many_npz(tmp_path_factory) -> Path:
     """Ten classes of 8x8 images, enough for 500 proxy images."""
     rng = np.random.default_rng(3)
     path: Path = tmp_path_factory.mktemp("many") / "many.npz"
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for split, count in (("train", 5000), ("test", 20)):
         arrays[f"{split}_images"] = rng.integers(0, 256, size=(count, 8, 8), dtype=np.uint8)
         arrays[f"{split}_labels"] = np.arange(count) % 10

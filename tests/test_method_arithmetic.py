@@ -53,9 +53,17 @@ def test_a_digest_draws_the_model_to_the_targets_and_sees_every_image_once():
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     for epoch in range(30):
         seen.clear()
-        purpose = ("digest", epoch)
-        arguments = {"batch_size": 4, "clip_norm": 5.0, "seed": 1, "purpose": purpose}
-        digest(model, optimizer, inputs, target, loss_of=loss_of, **arguments)
+        digest(
+            model,
+            optimizer,
+            inputs,
+            target,
+            loss_of=loss_of,
+            batch_size=4,
+            clip_norm=5.0,
+            seed=1,
+            purpose=("digest", epoch),
+        )
         # Batches of 4, 4 and 1: the last one is dropped, the order is another each time.
         assert len(seen) == len(set(seen)) == 8
     assert absolute_difference(logits_on(model, inputs), target) < 0.7 * before
@@ -207,6 +215,7 @@ class Keeper:
     def __init__(self):
         self.memory: dict[str, torch.Tensor] = {}
         self.taken: list[int] = []
+        self.round = 0
 
     def keep_variant(self, name):
         assert name == "peak"
@@ -216,7 +225,7 @@ class Keeper:
 def test_the_peak_is_taken_while_alpha_rises_and_anew_in_every_cycle():
     peer, spec = Keeper(), Dfml(period=6)
     for peer.round in range(1, 14):
-        spec._keep_peak(peer, peer.round, alpha_at(peer.round, period=6))
+        spec._keep_peak(peer, peer.round, alpha_at(peer.round, period=6))  # type: ignore[arg-type]
     # alpha by round: 0, 1/4, 3/4, 1, 3/4, 1/4, then again.
     assert peer.taken == [1, 2, 3, 4, 7, 8, 9, 10, 13]
 
@@ -255,8 +264,8 @@ class Small(nn.Module):
         self.first, self.norm = nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3)
         self.second, self.last = nn.Conv2d(3, 2, 2), nn.BatchNorm2d(2)
         for norm in (self.norm, self.last):
-            norm.running_mean.normal_()
-            norm.running_var.uniform_(0.5, 2.0)
+            norm.running_mean = torch.randn(norm.num_features)
+            norm.running_var = torch.rand(norm.num_features) + 0.5
         self.eval().requires_grad_(False)
 
     def forward(self, x):

@@ -1,0 +1,197 @@
+"""The compared methods at work: each learns on real images, and ends the same however it was run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import crad
+from crad.api import Hooks
+from crad.config import Experiment
+from tests.conftest import change
+from tests.federation import Federation
+from tests.test_resume import StopError, assert_same_end
+
+COMPARED = ("fedmd", "fedgd", "msfkd", "dfml", "fedmkd")
+SMALL_FEDGD = {"generator_steps": 2, "generator_batch": 16, "transfer_size": 20, "sheet_every": 2}
+
+
+def with_method(experiment: Experiment, method: str, **settings: object) -> Experiment:
+    own = SMALL_FEDGD if method == "fedgd" else {"period": 4} if method == "dfml" else {}
+    return change(experiment, method=method, method_settings=own, **settings)
+
+
+@pytest.fixture(scope="module")
+def experiment(tiny) -> Experiment:
+    return change(tiny, rounds=3, active=3, eval_every=2, proxy_size=24)
+
+
+@pytest.fixture(scope="module", params=COMPARED)
+def method(request) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def whole(experiment, method, tmp_path_factory) -> Path:
+    """The uninterrupted run in one process."""
+    path: Path = tmp_path_factory.mktemp(f"whole-{method}") / "run"
+    crad.run(with_method(experiment, method), output=path)
+    return path
+
+
+@pytest.mark.parametrize("after_steps", [2, 6, 9])
+def test_a_run_stopped_anywhere_ends_the_same(experiment, method, whole, tmp_path, after_steps):
+    """Between the phases of a round too: the round is begun again from its checkpoint."""
+    steps = 0
+
+    def stop(step):
+        nonlocal steps
+        steps += step.stage == "learning"
+        if steps == after_steps:
+            raise StopError
+
+    chosen = with_method(experiment, method)
+    with pytest.raises(StopError):
+        crad.run(chosen, output=tmp_path / "run", hooks=Hooks(on_step=stop))
+    crad.run(chosen, output=tmp_path / "run", resume=True)
+    assert_same_end(tmp_path / "run", whole)
+
+
+def test_two_workers_end_as_one(experiment, method, whole, tmp_path):
+    crad.run(with_method(experiment, method, workers=2), output=tmp_path / "run")
+    assert_same_end(tmp_path / "run", whole)
+
+
+def test_every_method_learns_real_tissue(method, real_data, monkeypatch):
+    """PathMNIST, three clients, a few rounds: well above where the same clients began, guessing being 11 %."""
+    monkeypatch.setenv("CRAD_DATA", str(real_data))
+    chosen = crad.Experiment(
+        preset="mini",
+        dataset="pathmnist",
+        method=method,
+        method_settings=SMALL_FEDGD if method == "fedgd" else {},
+        clients=3,
+        partition="iid",
+        rounds=6,
+        models=("cnn6",),
+        width=0.25,
+        lr=0.02,
+        train_limit=900,
+        test_limit=200,
+        proxy_size=90,
+        seed=3,
+        device="cpu",
+        workers=1,
+    )
+    peers = [peer for peer in Federation(chosen).peers() if peer.clients]
+    for peer in peers:
+        peer.test()
+    scores = [peer.standing.overall.accuracy for peer in peers if peer.standing.overall]
+    before = sum(scores) / len(scores)
+    assert crad.run(chosen).summary["global_accuracy"] > before + 12
+
+
+# --- what is particular to one of them
+
+
+def test_the_peak_models_of_dfml_are_measured_beside_the_regular_ones(experiment):
+    """Alpha is 0, 1/2, 1, 1/2 with a period of four: after round 3 the peak is the model, after round 4 it is not."""
+    result = crad.run(with_method(experiment, "dfml", rounds=4, active=None, eval_every=1))
+    third, fourth = result.rounds[2:]
+    for client in third["clients"]:
+        assert client["variants"]["peak"]["global_accuracy"] == client["global_accuracy"]
+    assert [client["variants"]["peak"] for client in third["clients"]] == [
+        client["variants"]["peak"] for client in fourth["clients"]
+    ]
+    assert any(
+        client["variants"]["peak"]["global_accuracy"] != client["global_accuracy"] for client in fourth["clients"]
+    )
+    means = [client["variants"]["peak"]["global_accuracy"] for client in fourth["clients"]]
+    assert fourth["variants"]["peak"]["global_accuracy"] == pytest.approx(sum(means) / len(means))
+    best = result.rounds[result.summary["best_round"] - 1]
+    assert result.summary["variants"]["peak"]["global_accuracy"] == best["variants"]["peak"]["global_accuracy"]
+
+
+def test_a_client_that_was_never_drawn_counts_in_the_peak_with_its_model(experiment):
+    [record] = crad.run(with_method(experiment, "dfml", rounds=1, active=2)).rounds
+    figures = [client.get("variants", {}).get("peak", client)["global_accuracy"] for client in record["clients"]]
+    assert sum("variants" in client for client in record["clients"]) == 2
+    assert record["variants"]["peak"]["global_accuracy"] == pytest.approx(sum(figures) / 4)
+
+
+def test_the_aggregator_of_dfml_forgets_the_models_it_gave_back(experiment):
+    federation = Federation(with_method(experiment, "dfml"))
+    federation.next_round()
+    for peer in federation.peers():
+        assert not [name for name in peer.memory if name.startswith("returned")]
+
+
+def test_fedgd_saves_a_contact_sheet_every_few_rounds_and_says_how_the_generator_does(experiment, tmp_path):
+    result = crad.run(with_method(experiment, "fedgd", rounds=5), output=tmp_path / "run")
+    sheets = sorted(path.name for path in (tmp_path / "run" / "artifacts").iterdir())
+    assert sheets == ["transfer-00001.png", "transfer-00002.png", "transfer-00004.png", "transfer-00005.png"]
+    pictures = [(tmp_path / "run" / "artifacts" / name).read_bytes() for name in sheets]
+    assert all(picture.startswith(b"\x89PNG") for picture in pictures)
+    assert len(set(pictures)) == 4, "it paints the same bank anew, and better"
+    [painter] = result.rounds[-1]["helpers"]
+    assert painter["losses"].keys() == {"total", "cross_entropy", "statistics"}
+    assert "digest" not in result.rounds[0]["clients"][0]["losses"], "it warms up first"
+    assert all("digest" in client["losses"] for client in result.rounds[1]["clients"] if client["is_active"])
+
+
+def test_the_generator_learns_what_the_clients_know(tiny):
+    """Its cross-entropy against frozen clients falls over the rounds."""
+    settings = {"generator_steps": 10, "generator_batch": 32, "transfer_size": 12, "generator_warmup": 300}
+    result = crad.run(change(tiny, method="fedgd", method_settings=settings, rounds=8, lr=0.05, partition="iid"))
+    losses = [record["helpers"][0]["losses"]["cross_entropy"] for record in result.rounds]
+    assert losses[-1] < 0.5 * max(losses)
+
+
+def test_msfkd_records_what_it_kept_and_whom_it_heard(experiment):
+    settings = {"keep_fraction": 0.25}
+    rounds = crad.run(change(experiment, method="msfkd", method_settings=settings)).rounds
+    active = [client for record in rounds for client in record["clients"] if client["is_active"]]
+    assert {(client["notes"]["kept_images"], client["notes"]["kept_share"]) for client in active} == {(6, 0.25)}
+    for record in rounds:
+        shares = [client["notes"]["teacher_share"] for client in record["clients"] if client["is_active"]]
+        assert all(share == shares[0] for share in shares), "everybody selects alike"
+        assert {int(index) for index in shares[0]} == set(record["active"])
+
+
+def test_fedmkd_records_both_teachers(experiment):
+    for settings, share in (({}, 0.5), ({"mu": 0.2}, 0.2), ({"mode": "pooled"}, 1 / 3)):
+        record = crad.run(change(experiment, method="fedmkd", method_settings=settings, rounds=1)).rounds[0]
+        for client in (client for client in record["clients"] if client["is_active"]):
+            assert client["notes"]["own_share"] == pytest.approx(share)
+            if "mode" not in settings:
+                parts = client["losses"]
+                mixed = (1 - share) * parts["from_peers"] + share * parts["from_own"]
+                assert parts["distillation"] == pytest.approx(mixed, rel=1e-5)
+
+
+def test_with_no_share_of_its_own_fedmkd_is_uniform(experiment):
+    rounds = [
+        crad.run(change(experiment, method=name, method_settings=own)).rounds
+        for name, own in (("uniform", {}), ("fedmkd", {"mu": 0.0}))
+    ]
+    for mine, theirs in zip(*rounds, strict=True):
+        assert mine["validation_accuracy"] == theirs["validation_accuracy"]
+        for one, other in zip(mine["clients"], theirs["clients"], strict=True):
+            assert {k: v for k, v in other["losses"].items() if k in one["losses"]} == pytest.approx(one["losses"])
+
+
+def test_fedmd_pretrains_each_client_once_when_asked(experiment):
+    chosen = change(experiment, method="fedmd", method_settings={"pretrain_epochs": 2}, rounds=4)
+    rounds = crad.run(chosen).rounds
+    pretrained = [
+        client["client"] for record in rounds for client in record["clients"] if "pretrain" in client["losses"]
+    ]
+    assert sorted(pretrained) == sorted(set().union(*(record["active"] for record in rounds)))
+
+
+@pytest.mark.parametrize("name", ["fedmd", "msfkd", "fedgd", "dfml", "fedmkd"])
+def test_a_single_client_goes_on_alone(tiny, name):
+    """Nobody to exchange with: no bytes between clients, no stumbling."""
+    summary = crad.run(with_method(tiny, name, clients=1, rounds=2, proxy_size=8)).summary
+    assert summary["payload_bytes_per_client_round"] == 0
