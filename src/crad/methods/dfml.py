@@ -88,9 +88,10 @@ class Dfml(MethodSpec):
         """The weights of the highest alpha of this cycle so far."""
         cycle = (round_index - 1) // self.period
         last = peer.memory.get(PEAK)
-        if last is None or int(last[0]) != cycle or alpha >= float(last[1]):
+        now = torch.tensor([cycle, alpha])
+        if last is None or int(last[0]) != cycle or bool(now[1] >= last[1].cpu()):
             peer.keep_variant(PEAK)
-            peer.memory[PEAK] = torch.tensor([cycle, alpha], dtype=torch.float64)
+            peer.memory[PEAK] = now
 
 
 def alpha_at(round_index: int, *, period: int) -> float:

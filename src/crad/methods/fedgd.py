@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -230,6 +230,25 @@ def criticise(critics: Sequence[Critic], inputs: Tensor, labels_B: Tensor, *, we
     return {"total": total, "cross_entropy": float(cross_entropy.detach()), "statistics": distance}
 
 
+class BatchMoments(torch.autograd.Function):
+    """Mean and variance per channel of maps [B,D,H,W]; several times as fast as autograd's own on a CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, maps: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401  # torch's own
+        """[D] and [D]."""
+        mean_D = maps.mean(dim=(0, 2, 3))
+        ctx.save_for_backward(maps, mean_D)
+        return mean_D, maps.square().mean(dim=(0, 2, 3)) - mean_D.square()
+
+    @staticmethod
+    def backward(ctx: Any, grad_mean_D: Tensor, grad_variance_D: Tensor) -> Tensor:  # noqa: ANN401
+        """1/n for the mean, 2 (x - mean) / n for the variance."""
+        maps, mean_D = ctx.saved_tensors
+        slope_D = 2 * grad_variance_D * maps.shape[1] / maps.numel()
+        offset_D = grad_mean_D * maps.shape[1] / maps.numel() - slope_D * mean_D
+        return torch.addcmul(offset_D.view(1, -1, 1, 1), slope_D.view(1, -1, 1, 1), maps)
+
+
 @contextmanager
 def watched_statistics(model: nn.Module) -> Iterator[list[Tensor]]:
     """While the model runs: per batch norm, how far the batch's mean and variance are from the running ones (L2)."""
@@ -239,7 +258,7 @@ def watched_statistics(model: nn.Module) -> Iterator[list[Tensor]]:
         assert isinstance(norm, nn.BatchNorm2d)
         assert norm.running_mean is not None
         assert norm.running_var is not None
-        variance_D, mean_D = torch.var_mean(arguments[0], dim=(0, 2, 3), correction=0)
+        mean_D, variance_D = BatchMoments.apply(arguments[0])  # type: ignore[no-untyped-call]
         distances.append((mean_D - norm.running_mean).norm() + (variance_D - norm.running_var).norm())
 
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d) and m.running_mean is not None]
