@@ -152,6 +152,7 @@ class _Run:
             device=self._world.device,
             workers=engine.workers,
             payload_counts=self._method.payload,
+            is_reconstruction=self._method.is_reconstruction,
         )
         if self._directory is not None:
             self._directory.write_text("report.html", run_report(self._experiment, summary, records, self._partition))

@@ -140,7 +140,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "dataset": "digits",
         "clients": 6,
         "rounds": 10,
-        "proxy_size": 0,
+        "proxy_size": 100,
         "width": 0.25,
         "batch_size": 16,
         "lr": 0.05,

@@ -102,7 +102,10 @@ def report_outcome(result: Result, *, is_quiet: bool, as_json: bool) -> None:
         for name, figures in summary.get("variants", {}).items():
             spread = f"± {figures['global_accuracy_spread']:.2f}"
             rows.insert(2, [f"global accuracy, {name} weights", f"{figures['global_accuracy']:.2f} %", spread])
-        title = f"{summary['method']} on {summary['dataset']}, round {summary['best_round']} of {summary['rounds']}"
+        mark = " (our reconstruction, no public code)" if summary["is_reconstruction"] else ""
+        title = (
+            f"{summary['method']}{mark} on {summary['dataset']}, round {summary['best_round']} of {summary['rounds']}"
+        )
         Console().print(plain_table([title, "mean", "over clients"], rows))
     typer.echo(str(result.directory))
 

@@ -19,7 +19,6 @@ class Ledger:
     sent: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     received: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     between: dict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int))  # sender, receiver
-    published: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # once, however many receive it
 
     def count(self, *, sender: int, receiver: int, payload_bytes: int) -> None:
         """One message went from the sender to the receiver."""
@@ -68,7 +67,6 @@ class MemoryExchange:
     def publish(self, round_index: int, *, sender: int, kind: str, message: Message) -> None:
         """Make a message of this round available to the other peers."""
         self._rounds.setdefault(round_index, {})[sender, kind] = message
-        self.ledger.published[sender] += message.payload_bytes
         for old in [index for index in self._rounds if index <= round_index - KEPT_ROUNDS]:
             del self._rounds[old]
 

@@ -98,6 +98,7 @@ class Method:
     rule: Rule | None = None  # how it combines teachers, where it does; what `crad explain` traces
     needs_proxy: bool = False
     payload: Payload = "sent"  # which bytes of a client the tables count
+    is_reconstruction: bool = False  # nobody has published its code: the tables say so
 
 
 class MethodSpec(BaseModel):
@@ -110,6 +111,7 @@ class MethodSpec(BaseModel):
 
     needs_proxy: ClassVar[bool] = False
     payload: ClassVar[Payload] = "sent"
+    is_reconstruction: ClassVar[bool] = False
 
     def phases(self) -> Sequence[Phase]:
         """What everybody does in a round, in order."""
@@ -122,5 +124,10 @@ class MethodSpec(BaseModel):
     def build(self, name: str) -> Method:
         """The method with these settings."""
         return Method(
-            name, tuple(self.phases()), roster=self.roster, needs_proxy=self.needs_proxy, payload=self.payload
+            name,
+            tuple(self.phases()),
+            roster=self.roster,
+            needs_proxy=self.needs_proxy,
+            payload=self.payload,
+            is_reconstruction=self.is_reconstruction,
         )

@@ -38,7 +38,7 @@ class Traffic:
 
     sent: dict[int, int]  # between clients
     received: dict[int, int]
-    published: dict[int, int]  # every message once, however many received it
+    published: dict[int, int]  # every message to clients once, however many of them received it
     helper_sent: dict[int, int]  # from clients to helpers; a helper's own to the clients
     helper_received: dict[int, int]
 
@@ -83,13 +83,14 @@ class Rounds:
         started = time.perf_counter()
         scene = self._scene(round_index)
         ledger = self._exchange.ledger
-        between, published = dict(ledger.between), dict(ledger.published)
+        before, published = dict(ledger.between), dict.fromkeys(scene.clients, 0)
         learned: dict[int, Learned] = {}
         missing: dict[int, list[int]] = {}
         plan = [phase.routes(scene) for phase in self._method.phases]
         total, position = sum(map(len, plan)), 0
         for number, phase in enumerate(self._method.phases):
-            self._publish(number, phase, plan[number], round_index)
+            for sender, size in self._publish(number, phase, plan[number], round_index):
+                published[sender] = published.get(sender, 0) + size
             tasks, absent = self._learning(number, phase, plan, round_index)
             missing |= {index: sorted({*missing.get(index, []), *those}) for index, those in absent.items()}
             for outcome in self._engine.each(tasks):
@@ -102,7 +103,7 @@ class Rounds:
         is_tested = round_index % self._experiment.eval_every == 0 or round_index == self._experiment.rounds
         tested = self._test(round_index, on_step) if is_tested else []
         first = [place.index for place in self._roster] if round_index == 1 else []
-        traffic = self._traffic(between, published)
+        traffic = self._traffic(before, published)
         counted = [traffic.sent] if self._method.payload == "sent" else [traffic.sent, traffic.received]
         return Round(
             index=round_index,
@@ -125,19 +126,18 @@ class Rounds:
         helpers = [member for member in members if not member.clients]
         return Scene(self._roster.world, (*(clients[i] for i in drawn), *helpers), round_index)
 
-    def _traffic(self, between: Mapping[tuple[int, int], int], published: Mapping[int, int]) -> Traffic:
-        """What was exchanged since these totals."""
+    def _traffic(self, before: Mapping[tuple[int, int], int], published: dict[int, int]) -> Traffic:
+        """What was exchanged since these totals between two members each."""
         ledger = self._exchange.ledger
         members = {place.index: place.member for place in self._roster}
         columns: list[dict[int, int]] = [dict.fromkeys(members, 0) for _ in range(4)]
         sent, received, helper_sent, helper_received = columns
         for (sender, receiver), count in ledger.between.items():
-            new = count - between.get((sender, receiver), 0)
+            new = count - before.get((sender, receiver), 0)
             is_among_clients = bool(members[sender].clients and members[receiver].clients)
             (sent if is_among_clients else helper_sent)[sender] += new
             (received if is_among_clients else helper_received)[receiver] += new
-        once = {index: ledger.published.get(index, 0) - published.get(index, 0) for index in members}
-        return Traffic(sent, received, once, helper_sent, helper_received)
+        return Traffic(sent, received, published, helper_sent, helper_received)
 
     def _measure(self, on_step: OnStep) -> None:
         """Everybody's first standing: the metrics average over all clients, also those that are never drawn."""
@@ -147,10 +147,11 @@ class Rounds:
             self._roster.update(outcome.peer, standing=outcome.standing)
             on_step(self._step("measuring", 0, position, len(tasks), outcome))
 
-    def _publish(self, number: int, phase: Phase, routes: Routes, round_index: int) -> None:
+    def _publish(self, number: int, phase: Phase, routes: Routes, round_index: int) -> list[tuple[int, int]]:
+        """Have the phase's messages made and put on the exchange; by sender the bytes of those that clients get."""
         # Everybody publishes before anybody learns: round r-1 snapshots hold by construction.
         if phase.publish is None:
-            return
+            return []
         folder = self._roster.messages_of(round_index)
         folder.mkdir(exist_ok=True)
         letters = _letters(phase, routes)
@@ -160,11 +161,17 @@ class Rounds:
             for (sender, receiver), file in files.items()
         ]
         manifests = {(outcome.peer, outcome.receiver): outcome.manifest for outcome in self._engine.each(tasks)}
-        for letter, file in files.items():
-            manifest, kind = manifests[letter], _kind(phase, letter[1])
-            if manifest is not None:
-                message = message_in_file(manifest, file)
-                self._exchange.publish(round_index, sender=letter[0], kind=kind, message=message)
+        sizes = []
+        for (sender, receiver), file in files.items():
+            manifest = manifests[sender, receiver]
+            if manifest is None:
+                continue
+            message = message_in_file(manifest, file)
+            self._exchange.publish(round_index, sender=sender, kind=_kind(phase, receiver), message=message)
+            receivers = [receiver] if receiver is not None else [one for one in routes if sender in routes[one]]
+            if any(self._roster[one].member.clients for one in receivers):
+                sizes.append((sender, message.payload_bytes))
+        return sizes
 
     def _learning(
         self, number: int, phase: Phase, plan: Sequence[Routes], round_index: int

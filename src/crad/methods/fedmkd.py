@@ -10,7 +10,7 @@ Shapes: B samples, C classes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch.nn.functional as F
 from pydantic import Field
@@ -29,6 +29,8 @@ from crad.methods.training import BlockLoss
 
 class FedMkd(MethodSpec):
     """`mu` is the own model's share of the distillation; `pooled` counts it as one more peer instead."""
+
+    is_reconstruction: ClassVar[bool] = True
 
     mu: Annotated[float, Field(ge=0, le=1)] = 0.5
     mode: Literal["two teachers", "pooled"] = "two teachers"
@@ -60,7 +62,7 @@ class FedMkd(MethodSpec):
             )
 
         learned = distil(peer, messages, context, rule=RULES["uniform"], loss_towards=loss_towards)
-        share = 1 / (peers + 1) if self.mode == "pooled" else self.mu
+        share = 0.0 if not peers else 1 / (peers + 1) if self.mode == "pooled" else self.mu
         return Learned(learned.losses, learned.trust, {**learned.notes, "own_share": share})
 
 

@@ -32,6 +32,7 @@ class Msfkd(DigestSpec):
 
     needs_proxy: ClassVar[bool] = True
     payload: ClassVar[Payload] = "sent and received"
+    is_reconstruction: ClassVar[bool] = True
 
     keep_fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
 

@@ -26,6 +26,7 @@ class Row:
     """One method of a comparison."""
 
     method: str
+    is_reconstruction: bool  # nobody has published the method's code
     seeds: tuple[int, ...]
     figures: dict[str, Figure]
     spread: dict[str, float]  # over the clients, mean over the seeds
@@ -60,6 +61,7 @@ def _row(method: str, first: str, seeds: tuple[int, ...], by_key: Mapping[tuple[
     reference = [by_key[first, seed] for seed in seeds]
     return Row(
         method=method,
+        is_reconstruction=bool(own[0].get("is_reconstruction")),
         seeds=seeds,
         figures={metric: _figure([summary[metric] for summary in own]) for metric in METRICS},
         spread={metric: statistics.fmean(summary[f"{metric}_spread"] for summary in own) for metric in METRICS},

@@ -124,8 +124,9 @@ def _sentence(summary: Mapping[str, Any], method: str | None = None) -> str:
     how = f"{summary['partition']}" + (f" alpha {summary['alpha']:g}" if summary["partition"] == "dirichlet" else "")
     hardware = summary["hardware"]
     seed = f", seed {summary['seed']}" if method is None else ""
+    mark = " (our reconstruction, no public code)" if method is None and summary.get("is_reconstruction") else ""
     return (
-        f"{method or summary['method']} on {summary['dataset']} ({summary['train_images']} training and "
+        f"{method or summary['method']}{mark} on {summary['dataset']} ({summary['train_images']} training and "
         f"{summary['test_images']} test images): {who}, {how}, {summary['rounds']} rounds, preset "
         f"{summary['preset']}{seed}, on {hardware['processor']} ({hardware['device']})."
     )

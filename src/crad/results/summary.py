@@ -25,6 +25,7 @@ def summarise(
     device: str,
     workers: int = 1,
     payload_counts: str = "sent",
+    is_reconstruction: bool = False,
 ) -> Record:
     """The summary of a complete run; accuracies in percent, means over all clients."""
     best = best_round(rounds)
@@ -33,6 +34,7 @@ def summarise(
     return {
         "schema": SCHEMA,
         "method": experiment.method,
+        "is_reconstruction": is_reconstruction,
         "dataset": experiment.dataset,
         "preset": experiment.preset,
         "seed": experiment.seed,

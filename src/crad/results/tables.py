@@ -9,6 +9,9 @@ from crad.results.comparison import METRICS, Figure, Row
 COMPARISON_HEADER = ("method", "global %", "±", "local %", "±", "Δ global", "Δ local", "payload", "memory", "s")
 
 
+RECONSTRUCTION = "†"
+
+
 def comparison_caption(rows: Sequence[Row]) -> str:
     """What the short column titles mean."""
     seeds = "mean ± deviation over seeds; " if len(rows[0].seeds) > 1 else ""
@@ -16,6 +19,11 @@ def comparison_caption(rows: Sequence[Row]) -> str:
         f"Accuracy in percent; {seeds}±: spread over clients; Δ: against {rows[0].method!r}, paired by seed; "
         "payload: MiB per client and round, sent (snapshots) or sent and received (predictions on common images); "
         "memory: MiB at the peak, all processes; seconds per run."
+        + (
+            f" {RECONSTRUCTION}: our reconstruction, no public code."
+            if any(row.is_reconstruction for row in rows)
+            else ""
+        )
     )
 
 
@@ -23,7 +31,7 @@ def comparison_cells(rows: Sequence[Row]) -> list[list[str]]:
     """One list of texts per method."""
     table = []
     for number, row in enumerate(rows):
-        cells = [row.method]
+        cells = [f"{row.method} {RECONSTRUCTION}" if row.is_reconstruction else row.method]
         for metric in METRICS:
             cells += [_plain(row.figures[metric]), f"{row.spread[metric]:.2f}"]
         cells += ["-" if number == 0 else _signed(row.difference[metric]) for metric in METRICS]
