@@ -117,6 +117,36 @@ def test_compare_shows_means_and_paired_differences_and_continues(quick_toml, tm
     assert (tmp_path / "all" / "crad-seed2" / "rounds.jsonl").stat().st_mtime_ns == before
 
 
+def test_compare_all_runs_the_rows_of_the_paper_and_marks_reconstructions(quick_toml, tmp_path, crad_command):
+    small = "fedgd.generator_steps=1,fedgd.generator_batch=8,fedgd.transfer_size=12,fedmkd.mu=0.25"
+    code, out, _ = crad_command(
+        *("compare", "-c", quick_toml, "--methods", "local,all", "--rounds", 1, "--proxy-size", 24),
+        *("--method-settings", small, "-o", tmp_path / "all"),
+    )
+    assert code == 0
+    rows = [row["method"] for row in json.loads((tmp_path / "all" / "comparison.json").read_text())["rows"]]
+    compared = ["fedmd", "fedgd", "msfkd", "dfml", "dfml (peak)", "fedmkd", "uniform", "uncertainty", "crad"]
+    assert rows == ["local", *compared]
+    assert re.search(r"^ *msfkd † ", out, re.MULTILINE)
+    assert "†: our reconstruction, no public code" in out
+    assert "mu = 0.25" in (tmp_path / "all" / "fedmkd-seed5" / "experiment.toml").read_text()
+    assert "mu" not in (tmp_path / "all" / "crad-seed5" / "experiment.toml").read_text().split("[method_settings]")[-1]
+    partitions = {path.read_text() for path in (tmp_path / "all").glob("*/partition.json")}
+    assert len(partitions) == 1, "identical partitions"
+    report = (tmp_path / "all" / "report.html").read_text()
+    assert "--methods local,fedmd,fedgd,msfkd,dfml,fedmkd,uniform,uncertainty,crad" in report
+
+
+def test_compare_wants_the_method_of_a_setting(quick_toml, tmp_path, crad_command):
+    code, _, err = crad_command(
+        *("compare", "-c", quick_toml, "--methods", "local,fedmkd", "--method-settings", "mu=0.3"),
+        *("-o", tmp_path / "all"),
+    )
+    assert code == 2
+    assert "'mu' names no compared method; write METHOD.mu=0.3 with one of local, fedmkd" in err
+    assert not (tmp_path / "all").exists()
+
+
 def test_explain_shows_every_teacher(finished, crad_command):
     code, out, _ = crad_command("explain", finished, "--student", 1, "--image", 3)
     assert code == 0

@@ -227,6 +227,7 @@ def test_the_traffic_of_the_generator_is_counted_apart(tiny):
         assert 3 * floats < client["sent_bytes"] < 3 * (floats + 1000)
         assert size < client["helper_sent_bytes"] < size + ENVELOPE
         assert images < client["helper_received_bytes"] < images + 1000
+    assert 4 * floats < second["published_bytes"] < 4 * (floats + 1000)
     assert second["payload_bytes"] == sum(c["sent_bytes"] + c["received_bytes"] for c in second["clients"])
 
 

@@ -72,6 +72,21 @@ def test_a_run_on_ray_equals_the_serial_run(short, serial, tmp_path):
     assert signal.getsignal(signal.SIGTERM) is on_sigterm
 
 
+@pytest.mark.parametrize("method", ["dfml", "fedgd"])
+def test_methods_with_addressed_messages_and_helpers_run_on_ray(tiny, method, tmp_path):
+    """DFML sends a message for each receiver and keeps other weights; FedGD has a member without data and pictures."""
+    settings = {"generator_steps": 1, "generator_batch": 8, "transfer_size": 12} if method == "fedgd" else {}
+    experiment = change(tiny, method=method, method_settings=settings, rounds=2)
+    results = [
+        crad.run(change(experiment, engine=engine, workers=workers), output=tmp_path / engine)
+        for engine, workers in (("serial", "auto"), ("ray", 2))
+    ]
+    assert outcome(results[0]) == outcome(results[1])
+    sheets = [sorted((tmp_path / engine).glob("artifacts/*")) for engine in ("serial", "ray")]
+    assert len(sheets[0]) == (2 if method == "fedgd" else 0)
+    assert [path.read_bytes() for path in sheets[0]] == [path.read_bytes() for path in sheets[1]]
+
+
 def test_two_nodes_of_which_one_is_lost_in_the_middle(short, serial, tmp_path):
     from ray.cluster_utils import Cluster
 
