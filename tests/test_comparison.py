@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from crad.results.comparison import METRICS, compare, to_json
 from crad.results.selection import best_round
-from crad.results.tables import COMPARISON_HEADER, comparison_caption, comparison_cells, markdown, mib
+from crad.results.tables import (
+    COMPARISON_HEADER,
+    COST_HEADER,
+    comparison_caption,
+    comparison_cells,
+    cost_cells,
+    markdown,
+    mib,
+)
 
 EXAMPLES = settings(max_examples=25, derandomize=True, database=None, deadline=None)
 
@@ -175,6 +183,47 @@ def test_the_caption_names_the_method_compared_against_and_every_short_title():
         for word in ("MiB per client and round", "MiB at the peak", "spread over clients", "seconds per run")
     )
     assert len(COMPARISON_HEADER) == len(comparison_cells(compare(SUMMARIES))[0])
+
+
+def test_the_costs_by_hand():
+    """Means over the seeds; what a run without helpers or with an old summary does not say counts as nothing."""
+    own = {"payload_counts": "sent and received", "common_images": "proxy", "is_reconstruction": True}
+    costs = {"published_bytes_per_client_round": 2**19, "round_seconds": 1.5, "helper_bytes_per_round": 2**22}
+    rows = compare(
+        [
+            {**summary("msfkd", 1, overall=1.0, payload=2**20), **own, **costs},
+            summary("local", 1, overall=2.0, memory=2**31),
+            {**summary("msfkd", 2, overall=1.0, payload=2**20), **own, **costs, "round_seconds": 2.5},
+            summary("local", 2, overall=2.0),
+        ]
+    )
+    assert cost_cells(rows) == [
+        ["msfkd †", "1.00", "sent and received", "0.50", "4.00", "2.00", "1024", "proxy"],
+        ["local", "0.00", "sent", "0.00", "0.00", "0.00", "2048", "none"],
+    ]
+    assert {len(cells) for cells in cost_cells(rows)} == {len(COST_HEADER)}
+    assert "†: our reconstruction" in comparison_caption(rows)
+    assert "†" not in comparison_caption(rows[1:])
+
+
+def test_other_weights_stand_in_a_row_of_their_own():
+    peak = {
+        "global_accuracy": 55.0,
+        "local_accuracy": 70.0,
+        "global_accuracy_spread": 3.0,
+        "local_accuracy_spread": 4.0,
+    }
+    rows = compare(
+        [
+            summary("local", 1, overall=50.0),
+            {**summary("dfml", 1, overall=51.0), "variants": {"peak": peak}},
+        ]
+    )
+    assert [row.method for row in rows] == ["local", "dfml", "dfml (peak)"]
+    assert rows[2].figures["global_accuracy"].mean == 55.0
+    assert rows[2].difference["global_accuracy"].mean == 5.0
+    assert rows[2].spread["local_accuracy"] == 4.0
+    assert [cells[0] for cells in cost_cells(rows)] == ["local", "dfml"]
 
 
 def test_the_cells_by_hand():

@@ -79,7 +79,7 @@ def run(
     for name in experiment.models:
         resolve_architecture(name)
     world, told = build_world(experiment), hooks or Hooks()
-    if method.needs_proxy and len(world.proxy) < MIN_PROXY:
+    if method.common_images == "proxy" and len(world.proxy) < MIN_PROXY:
         raise ConfigError(
             f"method {experiment.method!r} learns on proxy images, and there are {len(world.proxy)}: set proxy_size to "
             f"at least {MIN_PROXY}; never more than a tenth of the {len(world.dataset.train_labels)} training images "
@@ -151,8 +151,11 @@ class _Run:
             partition=self._partition,
             device=self._world.device,
             workers=engine.workers,
-            payload_counts=self._method.payload,
-            is_reconstruction=self._method.is_reconstruction,
+            about={
+                "is_reconstruction": self._method.is_reconstruction,
+                "payload_counts": self._method.payload,
+                "common_images": self._method.common_images,
+            },
         )
         if self._directory is not None:
             self._directory.write_text("report.html", run_report(self._experiment, summary, records, self._partition))

@@ -12,7 +12,15 @@ from crad.federation.files import write_atomically
 from crad.results.comparison import Row, compare, to_json
 from crad.results.report import comparison_report
 from crad.results.run_directory import RunDirectory
-from crad.results.tables import COMPARISON_HEADER, comparison_caption, comparison_cells, markdown
+from crad.results.tables import (
+    COMPARISON_HEADER,
+    COST_CAPTION,
+    COST_HEADER,
+    comparison_caption,
+    comparison_cells,
+    cost_cells,
+    markdown,
+)
 
 
 def run_folder(folder: Path, experiment: Experiment) -> tuple[Path, bool]:
@@ -31,6 +39,7 @@ def write_comparison(folder: Path, results: Sequence[Result]) -> list[Row]:
     summaries = [result.summary for result in results]
     rows = compare(summaries)
     table = f"{markdown(COMPARISON_HEADER, comparison_cells(rows))}\n{comparison_caption(rows)}\n"
+    table += f"\n{markdown(COST_HEADER, cost_cells(rows))}\n{COST_CAPTION}\n"
     first_seed = summaries[0]["seed"]
     curves = {
         result.summary["method"]: [

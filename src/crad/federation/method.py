@@ -18,6 +18,7 @@ from crad.federation.teachers import TeacherShelf
 from crad.federation.world import World
 
 Payload = Literal["sent", "sent and received"]
+CommonImages = Literal["none", "proxy", "synthetic"]
 Routes = dict[int, tuple[int, ...]]  # who learns in a phase, and from whom
 
 
@@ -96,7 +97,7 @@ class Method:
     phases: tuple[Phase, ...]
     roster: Callable[[World], list[Member]] = one_member_per_client
     rule: Rule | None = None  # how it combines teachers, where it does; what `crad explain` traces
-    needs_proxy: bool = False
+    common_images: CommonImages = "none"  # images beside the private ones that everybody sees
     payload: Payload = "sent"  # which bytes of a client the tables count
     is_reconstruction: bool = False  # nobody has published its code: the tables say so
 
@@ -109,7 +110,7 @@ class MethodSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    needs_proxy: ClassVar[bool] = False
+    common_images: ClassVar[CommonImages] = "none"
     payload: ClassVar[Payload] = "sent"
     is_reconstruction: ClassVar[bool] = False
 
@@ -127,7 +128,7 @@ class MethodSpec(BaseModel):
             name,
             tuple(self.phases()),
             roster=self.roster,
-            needs_proxy=self.needs_proxy,
+            common_images=self.common_images,
             payload=self.payload,
             is_reconstruction=self.is_reconstruction,
         )

@@ -27,6 +27,7 @@ from crad.data.tensors import Preparation
 from crad.errors import SnapshotError
 from crad.federation.message import Message, pack, read_body, read_manifest
 from crad.federation.method import (
+    CommonImages,
     Learned,
     Payload,
     Phase,
@@ -61,6 +62,7 @@ SHEET_CLASSES = 10
 class FedGd(DigestSpec):
     """How the generator learns, how many images it paints, and when the clients begin to digest them."""
 
+    common_images: ClassVar[CommonImages] = "synthetic"
     payload: ClassVar[Payload] = "sent and received"
 
     generator_steps: Annotated[int, Field(ge=1)] = 10

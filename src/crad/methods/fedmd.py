@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from crad.federation.message import Message
-from crad.federation.method import Learned, Payload, Phase, RoundContext
+from crad.federation.method import CommonImages, Learned, Payload, Phase, RoundContext
 from crad.federation.peer import Peer
 from crad.learning.digest import absolute_difference, logits_on
 from crad.methods.alone import own_labels, train_alone
@@ -28,7 +28,7 @@ PRETRAINED = "pretrained"
 class FedMd(DigestSpec):
     """Raw logits, their mean, an L1 digest, then the private epoch."""
 
-    needs_proxy: ClassVar[bool] = True
+    common_images: ClassVar[CommonImages] = "proxy"
     payload: ClassVar[Payload] = "sent and received"
 
     pretrain_epochs: Annotated[int, Field(ge=0)] = 0  # private epochs before the first exchange

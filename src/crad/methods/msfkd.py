@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from crad.federation.message import Message
-from crad.federation.method import Learned, Payload, Phase, RoundContext
+from crad.federation.method import CommonImages, Learned, Payload, Phase, RoundContext
 from crad.federation.peer import Peer
 from crad.learning.digest import logits_on
 from crad.learning.losses import softened_divergence
@@ -30,7 +30,7 @@ from crad.methods.proxy import PREDICTIONS, DigestSpec, collect_predictions, dig
 class Msfkd(DigestSpec):
     """A private epoch, then a digest of the agreeing and sure teachers on the surest half of the images."""
 
-    needs_proxy: ClassVar[bool] = True
+    common_images: ClassVar[CommonImages] = "proxy"
     payload: ClassVar[Payload] = "sent and received"
     is_reconstruction: ClassVar[bool] = True
 

@@ -22,11 +22,23 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """What the paper's cost table has, and what it leaves out; means over seeds."""
+
+    payload_counts: str
+    published_bytes: float  # per client and round, every message once
+    helper_bytes: float  # per round, of members without data
+    round_seconds: float
+    common_images: str
+
+
+@dataclass(frozen=True)
 class Row:
     """One method of a comparison."""
 
     method: str
     is_reconstruction: bool  # nobody has published the method's code
+    is_variant: bool  # other weights of the method above
     seeds: tuple[int, ...]
     figures: dict[str, Figure]
     spread: dict[str, float]  # over the clients, mean over the seeds
@@ -34,6 +46,7 @@ class Row:
     payload_bytes: float
     peak_memory_bytes: float
     seconds: float
+    cost: Cost
 
 
 def compare(summaries: Sequence[Mapping[str, Any]]) -> list[Row]:
@@ -62,6 +75,7 @@ def _row(method: str, first: str, seeds: tuple[int, ...], by_key: Mapping[tuple[
     return Row(
         method=method,
         is_reconstruction=bool(own[0].get("is_reconstruction")),
+        is_variant=bool(own[0].get("is_variant")),
         seeds=seeds,
         figures={metric: _figure([summary[metric] for summary in own]) for metric in METRICS},
         spread={metric: statistics.fmean(summary[f"{metric}_spread"] for summary in own) for metric in METRICS},
@@ -72,14 +86,26 @@ def _row(method: str, first: str, seeds: tuple[int, ...], by_key: Mapping[tuple[
         payload_bytes=statistics.fmean(summary["payload_bytes_per_client_round"] for summary in own),
         peak_memory_bytes=max(summary["peak_memory_bytes"] for summary in own),
         seconds=statistics.fmean(summary["total_seconds"] for summary in own),
+        cost=Cost(
+            payload_counts=own[0].get("payload_counts", "sent"),
+            published_bytes=_mean_of(own, "published_bytes_per_client_round"),
+            helper_bytes=_mean_of(own, "helper_bytes_per_round"),
+            round_seconds=_mean_of(own, "round_seconds"),
+            common_images=own[0].get("common_images", "none"),
+        ),
     )
 
 
 def _variant_summaries(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
-        {**summary, **figures, "method": f"{summary['method']} ({name})"}
+        {**summary, **figures, "method": f"{summary['method']} ({name})", "is_variant": True}
         for name, figures in summary.get("variants", {}).items()
     ]
+
+
+def _mean_of(summaries: Sequence[Mapping[str, Any]], key: str) -> float:
+    # 0 where there is none, such as a helper's bytes without a helper.
+    return statistics.fmean(summary.get(key, 0.0) for summary in summaries)
 
 
 def _figure(values: Sequence[float]) -> Figure:

@@ -9,7 +9,15 @@ from typing import Any
 from crad.config import Experiment, changed_settings, to_flags
 from crad.results.comparison import Row
 from crad.results.drawing import heat_map, label, line_chart
-from crad.results.tables import COMPARISON_HEADER, comparison_caption, comparison_cells, mib
+from crad.results.tables import (
+    COMPARISON_HEADER,
+    COST_CAPTION,
+    COST_HEADER,
+    comparison_caption,
+    comparison_cells,
+    cost_cells,
+    mib,
+)
 
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width,initial-scale=1"><title>{title}</title><style>
@@ -81,6 +89,8 @@ def comparison_report(
         f"<p><strong>{label(headline(rows))}</strong></p>",
         _table(COMPARISON_HEADER, comparison_cells(rows)),
         f"<p><small>{label(comparison_caption(rows))}</small></p>",
+        _table(COST_HEADER, cost_cells(rows)),
+        f"<p><small>{label(COST_CAPTION)}</small></p>",
         _figure(line_chart(curves, title=title, x_title="round", y_title="mean accuracy (%)")),
         f"<h2>Who holds what (seed {rows[0].seeds[0]})</h2>",
         _figure(partition_picture(partition)),

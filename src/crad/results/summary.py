@@ -24,17 +24,16 @@ def summarise(
     partition: Mapping[str, Any],
     device: str,
     workers: int = 1,
-    payload_counts: str = "sent",
-    is_reconstruction: bool = False,
+    about: Mapping[str, Any],
 ) -> Record:
-    """The summary of a complete run; accuracies in percent, means over all clients."""
+    """The summary of a complete run; accuracies in percent, means over all clients. `about`: of the method."""
     best = best_round(rounds)
     assert best is not None, "the last round is always tested"
     clients = clients_at(rounds, best["round"])
     return {
         "schema": SCHEMA,
         "method": experiment.method,
-        "is_reconstruction": is_reconstruction,
+        **about,
         "dataset": experiment.dataset,
         "preset": experiment.preset,
         "seed": experiment.seed,
@@ -56,7 +55,6 @@ def summarise(
         "architecture_per_client": [client["architecture"] for client in clients],
         "per_class": _per_class(clients, partition),
         "payload_bytes_per_client_round": _per_client(rounds, "payload_bytes"),
-        "payload_counts": payload_counts,
         "published_bytes_per_client_round": _per_client(rounds, "published_bytes"),
         **_helper_bytes(rounds),
         **_variants(best, clients),

@@ -31,13 +31,39 @@ def comparison_cells(rows: Sequence[Row]) -> list[list[str]]:
     """One list of texts per method."""
     table = []
     for number, row in enumerate(rows):
-        cells = [f"{row.method} {RECONSTRUCTION}" if row.is_reconstruction else row.method]
+        cells = [_marked(row)]
         for metric in METRICS:
             cells += [_plain(row.figures[metric]), f"{row.spread[metric]:.2f}"]
         cells += ["-" if number == 0 else _signed(row.difference[metric]) for metric in METRICS]
         cells += [mib(row.payload_bytes), f"{row.peak_memory_bytes / 2**20:.0f}", f"{row.seconds:.1f}"]
         table.append(cells)
     return table
+
+
+COST_HEADER = ("method", "payload", "counts", "published", "helper", "s/round", "memory", "common images")
+COST_CAPTION = (
+    "Costs: payload in MiB per client and round, between clients, and whether received bytes count in it; published: "
+    "MiB per client and round with every message once, however many receive it; helper: MiB per round to and from "
+    "members without data; median seconds of a round; MiB at the peak of all processes; images beside the private ones."
+)
+
+
+def cost_cells(rows: Sequence[Row]) -> list[list[str]]:
+    """One list of texts per method, as in the paper's cost table; other weights of a method cost nothing more."""
+    return [
+        [
+            _marked(row),
+            mib(row.payload_bytes),
+            row.cost.payload_counts,
+            mib(row.cost.published_bytes),
+            mib(row.cost.helper_bytes),
+            f"{row.cost.round_seconds:.2f}",
+            f"{row.peak_memory_bytes / 2**20:.0f}",
+            row.cost.common_images,
+        ]
+        for row in rows
+        if not row.is_variant
+    ]
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -59,6 +85,10 @@ def mib(payload_bytes: float) -> str:
     if value >= 0.1 or value == 0:
         return f"{value:.2f}"
     return f"{value:.3f}" if value >= 0.001 else f"{value:.1g}"
+
+
+def _marked(row: Row) -> str:
+    return f"{row.method} {RECONSTRUCTION}" if row.is_reconstruction else row.method
 
 
 def _plain(figure: Figure) -> str:
