@@ -39,7 +39,7 @@ SMALLEST_LOG = -1e9  # of a class that is not there
 class Dfml(MethodSpec):
     """How long they learn together, how their models are weighed, and over how many rounds alpha rises and falls."""
 
-    mutual_epochs: Annotated[int, Field(ge=1)] = 1
+    mutual_epochs: Annotated[int, Field(ge=0)] = 1  # 0: models come back as they went, what is left is the private loss
     teacher_weights: Literal["size", "uniform"] = "size"
     period: Annotated[int, Field(ge=2)] = 10
 
