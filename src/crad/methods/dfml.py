@@ -26,7 +26,7 @@ from crad.federation.method import Learned, MethodSpec, Phase, RoundContext, Rou
 from crad.federation.peer import SNAPSHOT, Peer, new_model
 from crad.learning.epoch import Block, epoch_blocks, make_optimizer
 from crad.learning.losses import Loss, softened_divergence
-from crad.methods.distillation import decode_all
+from crad.methods.distillation import decode_all, publish_snapshot
 from crad.methods.training import BlockLoss, train_epochs
 from crad.models import Architecture
 from crad.randomness import stream
@@ -47,7 +47,7 @@ class Dfml(MethodSpec):
         """A private epoch; models to the aggregator, which lets them learn from each other; models back."""
         return [
             Phase("private", learn=_train_reweighted),
-            Phase(SNAPSHOT, publish=_publish, learn=self._learn_mutually, routes=_to_aggregator),
+            Phase(SNAPSHOT, publish=publish_snapshot, learn=self._learn_mutually, routes=_to_aggregator),
             Phase(RETURNED, publish=_give_back, learn=self._take_back, routes=_from_aggregator, is_addressed=True),
         ]
 
@@ -204,10 +204,6 @@ def _reweighted_for(log_share_C: Tensor, block: Block) -> BlockLoss:
         return Loss(value, value, value.new_zeros(()))
 
     return loss
-
-
-def _publish(peer: Peer, context: RoundContext) -> Message:
-    return peer.snapshot(context.round_index)
 
 
 def _give_back(peer: Peer, context: RoundContext) -> Message | None:

@@ -39,6 +39,11 @@ def distillation_method(name: str, rule: str | Rule | None = None) -> Method:
     return Method(name, phases=(Phase(SNAPSHOT, learn=learn, publish=publish),), rule=chosen)
 
 
+def publish_snapshot(peer: Peer, context: RoundContext) -> Message:
+    """The plain snapshot, for methods that need nothing beside it."""
+    return peer.snapshot(context.round_index)
+
+
 def distil(
     peer: Peer,
     messages: Mapping[int, Message],

@@ -45,7 +45,7 @@ from crad.learning.evaluation import evaluation_mode
 from crad.learning.losses import softened_divergence
 from crad.learning.teachers import Run
 from crad.methods.alone import train_alone
-from crad.methods.distillation import decode_all
+from crad.methods.distillation import decode_all, publish_snapshot
 from crad.methods.fedmd import consensus
 from crad.methods.proxy import PREDICTIONS, DigestSpec, collect_predictions, digest_targets, pack_predictions
 from crad.models import Architecture
@@ -82,7 +82,7 @@ class FedGd(DigestSpec):
     def phases(self) -> Sequence[Phase]:
         """Snapshots to the generator, images from it, then FedMD's round on them."""
         return [
-            Phase(SNAPSHOT, publish=_publish_snapshot, learn=self._train_generator, routes=_to_generator),
+            Phase(SNAPSHOT, publish=publish_snapshot, learn=self._train_generator, routes=_to_generator),
             Phase(TRANSFER, publish=self._paint, learn=self._keep_images, routes=self._from_generator),
             Phase(PREDICTIONS, publish=_publish_logits, learn=self._learn, routes=self._among_clients),
         ]
@@ -270,10 +270,6 @@ def watched_statistics(model: nn.Module) -> Iterator[list[Tensor]]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _publish_snapshot(peer: Peer, context: RoundContext) -> Message:
-    return peer.snapshot(context.round_index)
 
 
 def _publish_logits(peer: Peer, context: RoundContext) -> Message | None:

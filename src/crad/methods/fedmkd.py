@@ -23,7 +23,7 @@ from crad.federation.peer import SNAPSHOT, Peer
 from crad.learning.epoch import Block
 from crad.learning.losses import Loss, softened_divergence
 from crad.learning.teachers import soft_predictions
-from crad.methods.distillation import decode_all, distil, student_loss
+from crad.methods.distillation import decode_all, distil, publish_snapshot, student_loss
 from crad.methods.training import BlockLoss
 
 
@@ -37,10 +37,7 @@ class FedMkd(MethodSpec):
 
     def phases(self) -> Sequence[Phase]:
         """Publish snapshots, distil from the others' mean and from the own one."""
-        return [Phase(SNAPSHOT, publish=self._publish, learn=self._learn)]
-
-    def _publish(self, peer: Peer, context: RoundContext) -> Message:
-        return peer.snapshot(context.round_index)
+        return [Phase(SNAPSHOT, publish=publish_snapshot, learn=self._learn)]
 
     def _learn(self, peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
         experiment = peer.world.experiment
