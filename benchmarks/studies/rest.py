@@ -1,6 +1,6 @@
-"""What of a round lies beyond pure computing: `python -m benchmarks.studies.rest CLIENTS IMAGES_PER_CLIENT`.
+"""What of a round lies beyond pure computing: `python -m benchmarks.studies.rest CLIENTS IMAGES_PER_CLIENT [ROUNDS]`.
 
-One first round of the full-width pool on the CIFAR-10 subset (CRAD_DATA), one process.
+Rounds of the full-width pool on the CIFAR-10 subset (CRAD_DATA), one process. The first one also warms up.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ from crad.config import Experiment
 
 
 def main() -> None:
-    """Print the seconds of the round, its parts, and the share that is none of them."""
-    clients, images = (int(word) for word in sys.argv[1:])
+    """Print the seconds of each round, its parts, and the share that is none of them."""
+    clients, images, rounds = (int(word) for word in [*sys.argv[1:], "1"][:3])
     parts: defaultdict[str, float] = defaultdict(float)
 
     def show(record: dict[str, Any]) -> None:
         seconds = record["timing"]["seconds"]
         named = ", ".join(f"{name} {value:.1f} s" for name, value in parts.items())
-        print(f"{seconds:.1f} s: {named}; beyond computing {100 * (1 - sum(parts.values()) / seconds):.2f} %")
+        share = 100 * (1 - sum(parts.values()) / seconds)
+        print(f"round {record['round']}: {seconds:.1f} s: {named}; beyond computing {share:.2f} %", flush=True)
+        parts.clear()
 
     experiment = Experiment(
         dataset="cifar10",
         clients=clients,
-        rounds=1,
+        rounds=rounds,
         train_limit=clients * images,
         test_limit=10,
         proxy_size=0,
