@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import math
+import struct
 from pathlib import Path
 
 import pytest
+import torch
 
 import crad
 from crad.api import Hooks
 from crad.config import Experiment
+from crad.errors import ConfigError
+from crad.federation.message import Statistics, pack, read_state
+from crad.federation.method import Learned, Method, Phase, RoundContext
+from crad.federation.teachers import TeacherShelf
 from tests.conftest import change
 from tests.federation import Federation
 from tests.test_resume import StopError, assert_same_end
@@ -203,3 +211,147 @@ def test_a_single_client_goes_on_alone(tiny, name):
     """Nobody to exchange with: no bytes between clients, no stumbling."""
     summary = crad.run(with_method(tiny, name, clients=1, rounds=2, proxy_size=8)).summary
     assert summary["payload_bytes_per_client_round"] == 0
+
+
+# --- what others send
+
+
+def messages_for(federation, method_phase, receiver, context_round=1):
+    """What the others publish for a receiver in a phase, as a dictionary that a test may spoil."""
+    context = RoundContext(context_round, TeacherShelf(federation.world))
+    others = [peer for peer in federation.peers() if peer.index != receiver and peer.clients]
+    return {peer.index: method_phase.publish(peer, context) for peer in others}, context
+
+
+def spoiled(message, change_values):
+    """The same message with other values, its manifest true of them."""
+    manifest = json.loads(message.manifest)
+    tensors = {name: change_values(name, tensor.clone()) for name, tensor in read_state(message.body).items()}
+    statistics = Statistics(**manifest["statistics"]) if manifest.get("statistics") else None
+    return pack(
+        tensors,
+        kind=manifest["kind"],
+        peer=manifest["peer"],
+        round_index=manifest["round_index"],
+        architecture=manifest.get("architecture"),
+        statistics=statistics,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "change_values", "reason"),
+    [
+        ("fedmd", lambda _, t: t.fill_(3e38), "peer 1 sent predictions beyond 1e+06"),
+        ("fedmd", lambda _, t: t.fill_(float("nan")), "peer 1 sent a non-finite value"),
+        ("fedmd", lambda _, t: t[:5].clone(), "peer 1 sent F32 [5, 4] as tensor 'predictions', expected F32 [24, 4]"),
+        ("fedmd", lambda _, t: t.half(), "peer 1 sent F16"),
+        ("msfkd", lambda _, t: t * 1000, "peer 1 sent predictions whose rows are no probabilities"),
+        ("msfkd", lambda _, t: t - 0.5, "peer 1 sent predictions whose rows are no probabilities"),
+    ],
+)
+def test_bad_predictions_are_left_out_and_the_others_go_on(experiment, name, change_values, reason):
+    federation = Federation(change(experiment, method=name))
+    phase = federation.method.phases[-1]
+    messages, context = messages_for(federation, phase, receiver=0)
+    messages[1] = spoiled(messages[1], change_values)
+    learned = phase.learn(federation.peer(0), messages, context)
+    assert learned.notes["refused"]["1"].startswith(reason)
+    assert list(learned.notes["refused"]) == ["1"]
+    assert all(math.isfinite(value) for value in learned.losses.values())
+
+
+def overflowing(name, tensor):
+    """Finite weights whose products are not."""
+    return tensor.fill_(3e38) if tensor.is_floating_point() and tensor.dim() > 1 else tensor
+
+
+@pytest.mark.parametrize("name", ["dfml", "fedgd"])
+def test_a_model_that_overflows_is_left_out_and_the_others_go_on(experiment, name):
+    federation = Federation(with_method(experiment, name))
+    phase = next(phase for phase in federation.method.phases if phase.kind == "snapshot")
+    receiver = 0 if name == "dfml" else 4
+    messages, context = messages_for(federation, phase, receiver)
+    messages[1] = spoiled(messages[1], overflowing)
+    learner = federation.peer(receiver)
+    learned = phase.learn(learner, messages, context)
+    assert learned.notes["refused"] == {"1": "peer 1 gives non-finite predictions"}
+    assert all(math.isfinite(value) for value in learned.losses.values())
+    assert all(bool(tensor.isfinite().all()) for tensor in learner.model.state_dict().values())
+    returned = {label.split("/")[1] for label in learner.memory if label.startswith("returned")}
+    assert returned == ({"2", "3"} if name == "dfml" else set())
+
+
+def test_a_model_that_comes_back_broken_is_not_taken(experiment):
+    federation = Federation(with_method(experiment, "dfml"))
+    take_back = federation.method.phases[2]
+    for change_values, reason in (
+        (overflowing, "sent back a model"),
+        (lambda _, t: t.reshape(-1)[:1].clone(), "expected"),
+    ):
+        peer = federation.peer(0)
+        before = {key: tensor.clone() for key, tensor in peer.model.state_dict().items()}
+        body = pack(before, kind="returned", peer=1, round_index=1)
+        learned = take_back.learn(peer, {1: spoiled(body, change_values)}, RoundContext(1, TeacherShelf(peer.world)))
+        assert reason in learned.notes["refused"]["1"]
+        assert all(torch.equal(tensor, before[key]) for key, tensor in peer.model.state_dict().items())
+
+
+def test_images_of_the_wrong_shape_are_not_digested(experiment):
+    federation = Federation(with_method(experiment, "fedgd", rounds=300))
+    keep, context = federation.method.phases[1].learn, RoundContext(11, TeacherShelf(federation.world))
+    peer = federation.peer(0)
+    body = {"transfer": torch.zeros(19, 1, 8, 8, dtype=torch.uint8)}
+    learned = keep(peer, {4: pack(body, kind="transfer", peer=4, round_index=11)}, context)
+    assert learned.notes["refused"]["4"] == (
+        "peer 4 sent U8 [19, 1, 8, 8] as tensor 'transfer', expected U8 [20, 1, 8, 8]"
+    )
+    assert not peer.memory
+
+
+USERS_MODELS = """
+import torch
+from torch import nn
+
+class Frozen(nn.Module):
+    def __init__(self, num_classes, in_channels):
+        super().__init__()
+        self.body, self.head = nn.Conv2d(in_channels, 4, 3), nn.Linear(4, num_classes)
+
+    def forward(self, x):
+        with torch.no_grad():
+            features = self.body(x).mean(dim=(2, 3))
+        return self.head(features)
+
+class InPlace(nn.Module):
+    def __init__(self, num_classes, in_channels):
+        super().__init__()
+        self.head = nn.LazyLinear(num_classes)
+
+    def forward(self, x):
+        return self.head(x.mul_(0.5).flatten(1))
+"""
+
+
+def test_models_of_a_user_take_part_in_every_method(experiment, method, tmp_path, monkeypatch):
+    """Without batch norm, without gradients to the input, writing to its input."""
+    (tmp_path / "users_models.py").write_text(USERS_MODELS)
+    monkeypatch.syspath_prepend(tmp_path)
+    models = ("users_models:Frozen", "users_models:InPlace", "cnn6")
+    chosen = with_method(experiment, method, models=models, rounds=2)
+    assert crad.run(chosen).summary["rounds"] == 2
+
+
+def test_a_small_bank_still_gives_a_sheet(experiment, tmp_path):
+    """Seven images of four classes: one class has one image only, and each has its row."""
+    settings = {**SMALL_FEDGD, "transfer_size": 7}
+    crad.run(change(experiment, method="fedgd", method_settings=settings, rounds=1), output=tmp_path / "run")
+    picture = (tmp_path / "run" / "artifacts" / "transfer-00001.png").read_bytes()
+    width, height = struct.unpack_from(">II", picture, 16)
+    assert (width, height) == (1 * (16 + 2) + 2, 4 * (16 + 2) + 2)
+
+
+def test_phases_of_one_kind_twice_or_none_at_all_are_refused():
+    phase = Phase("alone", learn=lambda peer, messages, context: Learned())
+    for phases in ((), (phase, phase)):
+        with pytest.raises(ConfigError, match="method 'mine' needs at least one phase, each of another kind"):
+            Method("mine", phases)

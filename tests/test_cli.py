@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -135,6 +136,27 @@ def test_compare_all_runs_the_rows_of_the_paper_and_marks_reconstructions(quick_
     assert len(partitions) == 1, "identical partitions"
     report = (tmp_path / "all" / "report.html").read_text()
     assert "--methods local,fedmd,fedgd,msfkd,dfml,fedmkd,uniform,uncertainty,crad" in report
+    assert f"--method-settings {small} " in report, "the line repeats it"
+
+
+def test_compare_refuses_a_proxy_method_without_proxy_images_before_it_runs_another(quick_toml, tmp_path, crad_command):
+    code, _, err = crad_command(
+        *("compare", "-c", quick_toml, "--methods", "local,fedmd", "--proxy-size", 0, "-o", tmp_path / "all")
+    )
+    assert code == 2
+    assert "method 'fedmd' learns on proxy images: set proxy_size to at least 2" in err
+    assert not (tmp_path / "all").exists()
+
+
+def test_a_finished_run_with_an_older_summary_can_still_be_shown(finished, tmp_path, crad_command):
+    shutil.copytree(finished, tmp_path / "old")
+    summary = json.loads((tmp_path / "old" / "summary.json").read_text())
+    for key in ("payload_counts", "is_reconstruction", "common_images", "published_bytes_per_client_round"):
+        del summary[key]
+    (tmp_path / "old" / "summary.json").write_text(json.dumps(summary))
+    code, out, _ = crad_command("run", "--resume", tmp_path / "old")
+    assert code == 0
+    assert "sent per client and round" in out
 
 
 def test_compare_wants_the_method_of_a_setting(quick_toml, tmp_path, crad_command):

@@ -266,6 +266,7 @@ def test_a_proxy_method_without_proxy_images_is_refused_before_anything_is_writt
         ("fedmkd", {"mode": "both"}, "method 'fedmkd': mode = 'both'"),
         ("crad", {"mu": 0.5}, "method 'crad' has no settings of its own, got mu"),
         ("msfkd", {"keep_fraction": 0}, "method 'msfkd': keep_fraction = 0"),
+        ("fedmd", {"digest_lr": float("inf")}, "method 'fedmd': digest_lr = inf"),
     ],
 )
 def test_a_wrong_setting_is_refused_in_one_line(method, settings, reason):

@@ -264,7 +264,7 @@ def page_of(outcome, records):
 def compared(*summaries, curves=None):
     rows = compare(summaries)
     curves = {row.method: [(1, 10), (2, 20)] for row in rows} if curves is None else curves
-    return comparison_report(experiment_of(summaries[0]), rows, summaries, curves, PARTITION)
+    return comparison_report(experiment_of(summaries[0]), rows, summaries, curves, PARTITION, {})
 
 
 PAGES = {

@@ -21,7 +21,7 @@ from crad.errors import ConfigError, RunError
 from crad.federation.checkpoint import latest_round, load_checkpoint, save_checkpoint
 from crad.federation.exchange import MemoryExchange
 from crad.federation.memory import reset_peak_memory
-from crad.federation.method import Method
+from crad.federation.method import MIN_PROXY, Method
 from crad.federation.peer import new_model
 from crad.federation.records import Record, round_record
 from crad.federation.roster import Roster
@@ -36,8 +36,6 @@ from crad.results.report import partition_picture, run_report
 from crad.results.run_directory import RunDirectory
 from crad.results.selection import best_round
 from crad.results.summary import summarise
-
-MIN_PROXY = 2  # batch norm needs two images
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,13 @@ def write_comparison(folder: Path, results: Sequence[Result]) -> list[Row]:
     partition = RunDirectory(results[0].directory).read_json("partition.json")
     _write(folder / "comparison.json", json.dumps({"schema": 1, "rows": to_json(rows)}, indent=1) + "\n")
     _write(folder / "comparison.md", table)
-    _write(folder / "report.html", comparison_report(results[0].experiment, rows, summaries, curves, partition))
+    settings = {
+        f"{result.experiment.method}.{name}": value
+        for result in results
+        for name, value in result.experiment.method_settings.items()
+    }
+    page = comparison_report(results[0].experiment, rows, summaries, curves, partition, settings)
+    _write(folder / "report.html", page)
     return rows
 
 

@@ -106,7 +106,7 @@ class Experiment(BaseModel):
 
     def __hash__(self) -> int:
         """Equal experiments hash alike; the method's settings are a dictionary, which has no hash of its own."""
-        return hash(self.model_dump_json())
+        return hash((self.model_dump_json(exclude={"method_settings"}), frozenset(self.method_settings.items())))
 
     @model_validator(mode="after")
     def _check_together(self) -> Experiment:

@@ -68,6 +68,7 @@ def demo_command(
 
 def _experiments(settings: Settings, methods: str, seeds: str | None, config: Path | None) -> list[Experiment]:
     """Seed by seed, so that an early stop still leaves whole comparisons."""
+    from crad.federation.method import MIN_PROXY
     from crad.methods import PAPER_METHODS, resolve_method
 
     names = [one for name in _list("--methods", methods) for one in (PAPER_METHODS if name == "all" else (name,))]
@@ -75,7 +76,9 @@ def _experiments(settings: Settings, methods: str, seeds: str | None, config: Pa
     base = make_experiment(settings, path=config)
     own = _settings_by_method(base.method_settings, names)
     for name in names:
-        resolve_method(name, own[name])
+        method = resolve_method(name, own[name])
+        if method.common_images == "proxy" and base.proxy_size < MIN_PROXY:
+            raise ConfigError(f"method {name!r} learns on proxy images: set proxy_size to at least {MIN_PROXY}")
     numbers = [base.seed] if seeds is None else _seeds(seeds)
     return [
         make_experiment({**settings, "method": name, "seed": number, "method_settings": own[name]}, path=config)

@@ -92,7 +92,7 @@ def report_outcome(result: Result, *, is_quiet: bool, as_json: bool) -> None:
             ["local accuracy", f"{summary['local_accuracy']:.2f} %", f"± {summary['local_accuracy_spread']:.2f}"],
             ["validation accuracy", f"{summary['validation_accuracy']:.2f} %", ""],
             [
-                f"{summary['payload_counts']} per client and round",
+                f"{summary.get('payload_counts', 'sent')} per client and round",
                 f"{mib(summary['payload_bytes_per_client_round'])} MiB",
                 "",
             ],
@@ -102,7 +102,7 @@ def report_outcome(result: Result, *, is_quiet: bool, as_json: bool) -> None:
         for name, figures in summary.get("variants", {}).items():
             spread = f"± {figures['global_accuracy_spread']:.2f}"
             rows.insert(2, [f"global accuracy, {name} weights", f"{figures['global_accuracy']:.2f} %", spread])
-        mark = " (our reconstruction, no public code)" if summary["is_reconstruction"] else ""
+        mark = " (our reconstruction, no public code)" if summary.get("is_reconstruction") else ""
         title = (
             f"{summary['method']}{mark} on {summary['dataset']}, round {summary['best_round']} of {summary['rounds']}"
         )

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict
 
 from crad.aggregation import Rule
+from crad.errors import ConfigError
 from crad.federation.message import Message
 from crad.federation.peer import Member, Peer
 from crad.federation.teachers import TeacherShelf
@@ -19,6 +20,7 @@ from crad.federation.world import World
 
 Payload = Literal["sent", "sent and received"]
 CommonImages = Literal["none", "proxy", "synthetic"]
+MIN_PROXY = 2  # images: batch norm needs two
 Routes = dict[int, tuple[int, ...]]  # who learns in a phase, and from whom
 
 
@@ -82,6 +84,7 @@ class Phase:
     publish: Callable[[Peer, RoundContext], Message | None] | None = None  # None: it has nothing to send
     routes: Callable[[Scene], Routes] = everybody
     is_addressed: bool = False  # publish is asked once for each receiver, which the context names
+    has_statistics: bool = True  # what is published says how the model does; if not, nobody need measure it before
 
 
 def one_member_per_client(world: World) -> list[Member]:
@@ -101,6 +104,13 @@ class Method:
     payload: Payload = "sent"  # which bytes of a client the tables count
     is_reconstruction: bool = False  # nobody has published its code: the tables say so
 
+    def __post_init__(self) -> None:
+        kinds = [phase.kind for phase in self.phases]
+        if not kinds or len(set(kinds)) != len(kinds):
+            raise ConfigError(
+                f"method {self.name!r} needs at least one phase, each of another kind, got {', '.join(kinds) or 'none'}"
+            )
+
 
 class MethodSpec(BaseModel):
     """A method with settings: its fields are the settings, `phases` builds on them.
@@ -108,7 +118,7 @@ class MethodSpec(BaseModel):
     A method of your own is a subclass; name it by its import path, `--method package.module:Class`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     common_images: ClassVar[CommonImages] = "none"
     payload: ClassVar[Payload] = "sent"

@@ -191,7 +191,8 @@ class Rounds:
     def _is_measured(self, index: int, plan: Sequence[Routes], number: int) -> bool:
         """Statistics are published with the weights they were measured on; and the last weights are measured."""
         for phase, routes in list(zip(self._method.phases, plan, strict=True))[number + 1 :]:
-            if phase.publish is not None and any(index in senders for senders in routes.values()):
+            is_sender = phase.publish is not None and any(index in senders for senders in routes.values())
+            if is_sender and phase.has_statistics:
                 return True
             if index in routes:
                 return False

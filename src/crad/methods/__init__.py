@@ -59,6 +59,9 @@ def _with_settings(name: str, kind: type[MethodSpec], settings: Mapping[str, obj
         fault = error.errors()[0]
         place = ".".join(map(str, fault["loc"]))
         raise ConfigError(f"method {name!r}: {place} = {fault['input']!r}: {fault['msg']}") from error
+    except Exception as error:  # a validator of the user's own
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"method {name!r}: its settings failed with {reason}") from error
 
 
 def _built(name: str, spec: MethodSpec) -> Method:

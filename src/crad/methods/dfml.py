@@ -23,16 +23,17 @@ from torch import Tensor, nn
 from crad.errors import SnapshotError
 from crad.federation.message import Message, pack, read_body, read_manifest
 from crad.federation.method import Learned, MethodSpec, Phase, RoundContext, Routes, Scene
-from crad.federation.peer import SNAPSHOT, Peer, new_model
+from crad.federation.peer import SNAPSHOT, Peer
+from crad.learning.digest import logits_on
 from crad.learning.epoch import Block, epoch_blocks, make_optimizer
 from crad.learning.losses import Loss, softened_divergence
-from crad.methods.distillation import decode_all, publish_snapshot
+from crad.methods.distillation import decode_all, publish_snapshot, trainable_models
 from crad.methods.training import BlockLoss, train_epochs
-from crad.models import Architecture
 from crad.randomness import stream
 
 RETURNED = "returned"
 PEAK = "peak"
+PROBED_IMAGES = 16
 SMALLEST_LOG = -1e9  # of a class that is not there
 
 
@@ -48,17 +49,20 @@ class Dfml(MethodSpec):
         return [
             Phase("private", learn=_train_reweighted),
             Phase(SNAPSHOT, publish=publish_snapshot, learn=self._learn_mutually, routes=_to_aggregator),
-            Phase(RETURNED, publish=_give_back, learn=self._take_back, routes=_from_aggregator, is_addressed=True),
+            Phase(
+                RETURNED,
+                publish=_give_back,
+                learn=self._take_back,
+                routes=_from_aggregator,
+                is_addressed=True,
+                has_statistics=False,
+            ),
         ]
 
     def _learn_mutually(self, peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
         snapshots, refused = decode_all(messages, context)
-        group = {peer.index: (peer.architecture.id, peer.model)}
-        for snapshot in snapshots:
-            model = new_model(peer.world, Architecture.parse(snapshot.architecture), seed=0)
-            model.load_state_dict(snapshot.tensors)
-            group[snapshot.peer] = (snapshot.architecture, model)
-        models = {index: group[index][1] for index in sorted(group)}
+        group = {peer.index: peer.model, **trainable_models(peer.world, snapshots, _probe(peer), refused)}
+        models = {index: group[index] for index in sorted(group)}
         alpha = alpha_at(context.round_index, period=self.period)
         loss = mutual_epochs(
             peer, models, context, epochs=self.mutual_epochs, alpha=alpha, is_by_size=self.teacher_weights == "size"
@@ -76,13 +80,19 @@ class Dfml(MethodSpec):
         for sender, message in messages.items():
             try:
                 read_manifest(message, sender=sender, round_index=context.round_index, kind=RETURNED)
-                tensors = read_body(message, sender=sender, expected=peer.model.state_dict())
-                peer.model.load_state_dict(tensors)
+                self._load(peer, read_body(message, sender=sender, expected=peer.model.state_dict()), sender)
             except SnapshotError as error:
                 refused[str(sender)] = str(error)  # it goes on with its own
         alpha = alpha_at(context.round_index, period=self.period)
         self._keep_peak(peer, context.round_index, alpha)
         return Learned(notes={"alpha": alpha, **({"refused": refused} if refused else {})})
+
+    def _load(self, peer: Peer, tensors: Mapping[str, Tensor], sender: int) -> None:
+        own = {name: tensor.clone() for name, tensor in peer.model.state_dict().items()}
+        peer.model.load_state_dict(tensors)
+        if not bool(logits_on(peer.model, _probe(peer)).isfinite().all()):
+            peer.model.load_state_dict(own)
+            raise SnapshotError(f"peer {sender} sent back a model that gives non-finite predictions")
 
     def _keep_peak(self, peer: Peer, round_index: int, alpha: float) -> None:
         """The weights of the highest alpha of this cycle so far."""
@@ -92,6 +102,11 @@ class Dfml(MethodSpec):
         if last is None or int(last[0]) != cycle or bool(now[1] >= last[1].cpu()):
             peer.keep_variant(PEAK)
             peer.memory[PEAK] = now
+
+
+def _probe(peer: Peer) -> Tensor:
+    """A few of the own images: enough to see that a model gives numbers."""
+    return peer.world.preparation.inputs(peer.train.images[:PROBED_IMAGES])
 
 
 def alpha_at(round_index: int, *, period: int) -> float:

@@ -11,19 +11,22 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from crad.aggregation import Rule, check_evidence, combine, resolve_rule
 from crad.errors import SnapshotError
 from crad.federation.message import Message, Statistics
 from crad.federation.method import Learned, Method, Phase, RoundContext
-from crad.federation.peer import SNAPSHOT, Peer
+from crad.federation.peer import SNAPSHOT, Peer, new_model
 from crad.federation.teachers import Snapshot, TeacherShelf
+from crad.federation.world import World
+from crad.learning.digest import logits_on
 from crad.learning.epoch import Block
 from crad.learning.losses import distillation_loss
 from crad.learning.teachers import soft_predictions
 from crad.methods.alone import own_labels, train_alone
 from crad.methods.training import BlockLoss, train_epochs
+from crad.models import Architecture
 
 
 def distillation_method(name: str, rule: str | Rule | None = None) -> Method:
@@ -39,6 +42,24 @@ def distillation_method(name: str, rule: str | Rule | None = None) -> Method:
     return Method(name, phases=(Phase(SNAPSHOT, learn=learn, publish=publish),), rule=chosen)
 
 
+def trainable_models(
+    world: World, snapshots: Sequence[Snapshot], inputs: Tensor, refused: dict[str, str]
+) -> dict[int, nn.Module]:
+    """The snapshots as modules that can be trained or gone through, by peer.
+
+    Finite weights can still overflow: who gives no numbers on the inputs is left out and named among the refused.
+    """
+    models = {}
+    for snapshot in snapshots:
+        model = new_model(world, Architecture.parse(snapshot.architecture), seed=0)
+        model.load_state_dict(snapshot.tensors)
+        if bool(logits_on(model, inputs).isfinite().all()):
+            models[snapshot.peer] = model
+        else:
+            refused[str(snapshot.peer)] = f"peer {snapshot.peer} gives non-finite predictions"
+    return models
+
+
 def publish_snapshot(peer: Peer, context: RoundContext) -> Message:
     """The plain snapshot, for methods that need nothing beside it."""
     return peer.snapshot(context.round_index)
@@ -50,19 +71,25 @@ def distil(
     context: RoundContext,
     *,
     rule: Rule,
-    loss_towards: Callable[[Block, Tensor], BlockLoss] | None = None,
+    loss_towards: Callable[[Block, Tensor, int], BlockLoss] | None = None,
 ) -> Learned:
-    """The local epochs of one student against the frozen snapshots of its peers; Eq. 9 unless told another loss."""
+    """The local epochs of one student against the frozen snapshots of its peers; Eq. 9 unless told another loss.
+
+    `loss_towards` is given the block, the target and how many teachers it is made of.
+    """
     snapshots, refused = decode_all(messages, context)
     if not snapshots:
         alone = train_alone(peer, messages, context)  # nobody to learn from: no target, only own labels
         return Learned(alone.losses, notes={"refused": refused} if refused else {})
     trust = TrustMeter(len(snapshots), peer.num_classes)
-    towards = loss_towards or partial(student_loss, peer)
 
     def loss_for(block: Block) -> BlockLoss:
         target_BC = make_target(peer, block.inputs, snapshots, context.shelf, rule=rule, trust=trust, refused=refused)
-        return own_labels(block) if target_BC is None else towards(block, target_BC)
+        if target_BC is None:
+            return own_labels(block)
+        if loss_towards is None:
+            return student_loss(peer, block, target_BC)
+        return loss_towards(block, target_BC, trust.teachers)
 
     losses = train_epochs(peer, context, loss_for=loss_for, sample_values=len(snapshots) * peer.num_classes)
     return Learned(
@@ -145,11 +172,13 @@ class TrustMeter:
     def __init__(self, num_teachers: int, num_classes: int) -> None:
         self._sum_KC = torch.zeros(num_teachers, num_classes)
         self._samples = 0
+        self.teachers = num_teachers  # in the newest block
 
     def add(self, share_KBC: Tensor, sound_K: Tensor) -> None:
         """Count the samples of one block; teachers that were left out get nothing."""
         self._sum_KC[sound_K] += share_KBC.sum(dim=1).cpu()
         self._samples += share_KBC.shape[1]
+        self.teachers = int(sound_K.sum())
 
     def means(self) -> list[list[float]]:
         """[K,C], rounded to what a chart can show."""

@@ -37,7 +37,7 @@ from crad.federation.method import (
     everybody,
     one_member_per_client,
 )
-from crad.federation.peer import SNAPSHOT, Member, Peer, new_model
+from crad.federation.peer import SNAPSHOT, Member, Peer
 from crad.federation.teachers import Snapshot
 from crad.federation.world import World
 from crad.learning.digest import logits_on, restore_optimizer, store_optimizer
@@ -45,7 +45,7 @@ from crad.learning.evaluation import evaluation_mode
 from crad.learning.losses import softened_divergence
 from crad.learning.teachers import Run
 from crad.methods.alone import train_alone
-from crad.methods.distillation import decode_all, publish_snapshot
+from crad.methods.distillation import decode_all, publish_snapshot, trainable_models
 from crad.methods.fedmd import consensus
 from crad.methods.proxy import PREDICTIONS, DigestSpec, collect_predictions, digest_targets, pack_predictions
 from crad.models import Architecture
@@ -56,6 +56,7 @@ TRANSFER = "transfer"
 GENERATOR = "generator"
 PAPER_ROUNDS = 300  # the warm-up is a share of these
 SHEET_COLUMNS = 10
+PROBED_IMAGES = 16
 SHEET_CLASSES = 10
 
 
@@ -83,8 +84,20 @@ class FedGd(DigestSpec):
         """Snapshots to the generator, images from it, then FedMD's round on them."""
         return [
             Phase(SNAPSHOT, publish=publish_snapshot, learn=self._train_generator, routes=_to_generator),
-            Phase(TRANSFER, publish=self._paint, learn=self._keep_images, routes=self._from_generator),
-            Phase(PREDICTIONS, publish=_publish_logits, learn=self._learn, routes=self._among_clients),
+            Phase(
+                TRANSFER,
+                publish=self._paint,
+                learn=self._keep_images,
+                routes=self._from_generator,
+                has_statistics=False,
+            ),
+            Phase(
+                PREDICTIONS,
+                publish=_publish_logits,
+                learn=self._learn,
+                routes=self._among_clients,
+                has_statistics=False,
+            ),
         ]
 
     def warmup_rounds(self, rounds: int) -> int:
@@ -102,18 +115,28 @@ class FedGd(DigestSpec):
 
     def _train_generator(self, peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
         snapshots, refused = decode_all(messages, context)
+        losses = self._improve(peer, snapshots, context, refused)
         notes = {"refused": refused} if refused else {}
-        losses = self._improve(peer, snapshots, context) if snapshots else {}
         rounds = peer.world.experiment.rounds
         is_shown = context.round_index % self.sheet_every == 0 or context.round_index in (1, rounds)
         sheets = {f"transfer-{context.round_index:05d}.png": self._sheet(peer)} if is_shown else {}
         return Learned(losses, notes=notes, artifacts=sheets)
 
-    def _improve(self, peer: Peer, snapshots: Sequence[Snapshot], context: RoundContext) -> dict[str, float]:
+    def _improve(
+        self, peer: Peer, snapshots: Sequence[Snapshot], context: RoundContext, refused: dict[str, str]
+    ) -> dict[str, float]:
         generator, world = peer.model, peer.world
         optimizer = torch.optim.Adam(generator.parameters(), lr=self.generator_lr, betas=(0.5, 0.999))
         restore_optimizer(peer.memory, GENERATOR, generator, optimizer)
-        critics = [Critic(frozen_model(world, one), context.shelf.lend(one)) for one in snapshots]
+        probe = world.preparation.inputs(self._bank(peer)[0][:PROBED_IMAGES])
+        models = trainable_models(world, snapshots, probe, refused)
+        critics = [
+            Critic(models[one.peer].eval().requires_grad_(False), context.shelf.lend(one))
+            for one in snapshots
+            if one.peer in models
+        ]
+        if not critics:
+            return {}
         draws = torch_stream(world.experiment.seed, *context.purpose(peer, "latents"))
         sums = {"total": 0.0, "cross_entropy": 0.0, "statistics": 0.0}
         generator.train()
@@ -150,8 +173,9 @@ class FedGd(DigestSpec):
         """One row per class (the first ten), one column per image."""
         images, labels_B = self._bank(peer)
         rows = [images[labels_B == label][:SHEET_COLUMNS] for label in range(min(SHEET_CLASSES, peer.num_classes))]
-        columns = max(len(row) for row in rows)
-        pixels = torch.cat([row for row in rows if len(row) == columns])
+        rows = [row for row in rows if len(row)]  # a small bank has no image of some classes
+        columns = min(len(row) for row in rows)
+        pixels = torch.cat([row[:columns] for row in rows])
         return contact_sheet(pixels.permute(0, 2, 3, 1).cpu().numpy(), columns=columns, scale=2)
 
     def _keep_images(self, peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
@@ -192,13 +216,6 @@ def as_inputs(pixels: Tensor, preparation: Preparation) -> Tensor:
     return preparation.inputs(pixels * 255)
 
 
-def frozen_model(world: World, snapshot: Snapshot) -> nn.Module:
-    """A client's snapshot that gradients go through and that does not change."""
-    model = new_model(world, Architecture.parse(snapshot.architecture), seed=0)
-    model.load_state_dict(snapshot.tensors)
-    return model.eval().requires_grad_(False)
-
-
 @dataclass(frozen=True)
 class Critic:
     """A client's snapshot twice: one that gradients go through, and one that is fast."""
@@ -222,12 +239,14 @@ def criticise(critics: Sequence[Critic], inputs: Tensor, labels_B: Tensor, *, we
     leaf = inputs.detach().requires_grad_()
     for critic in critics:
         with watched_statistics(critic.model) as distances:
-            logits_BC = critic.model(leaf)
+            logits_BC = critic.model(leaf.clone())  # a module may write to its input
         own = torch.stack(distances).mean() if distances else logits_BC.new_zeros(())
         surrogate = (logits_BC * gradient_BC).sum() + weight * own
-        (surrogate / len(critics)).backward()
+        if surrogate.requires_grad:  # a user's module may let no gradient through
+            (surrogate / len(critics)).backward()
         distance += float(own.detach()) / len(critics)
-    inputs.backward(leaf.grad)  # type: ignore[no-untyped-call]
+    gradient = torch.zeros_like(inputs) if leaf.grad is None else leaf.grad
+    inputs.backward(gradient)  # type: ignore[no-untyped-call]
     total = float(cross_entropy.detach()) + weight * distance
     return {"total": total, "cross_entropy": float(cross_entropy.detach()), "statistics": distance}
 

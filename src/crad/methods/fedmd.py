@@ -36,7 +36,7 @@ class FedMd(DigestSpec):
     def phases(self) -> Sequence[Phase]:
         """Pretrain, once and if asked to; publish logits, digest their mean, revisit the private data."""
         pretraining = [Phase("pretrain", learn=self._pretrain)] if self.pretrain_epochs else []
-        return [*pretraining, Phase(PREDICTIONS, publish=self._publish, learn=self._learn)]
+        return [*pretraining, Phase(PREDICTIONS, publish=self._publish, learn=self._learn, has_statistics=False)]
 
     def _pretrain(self, peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
         if PRETRAINED in peer.memory:

@@ -23,7 +23,7 @@ from crad.federation.peer import SNAPSHOT, Peer
 from crad.learning.epoch import Block
 from crad.learning.losses import Loss, softened_divergence
 from crad.learning.teachers import soft_predictions
-from crad.methods.distillation import decode_all, distil, publish_snapshot, student_loss
+from crad.methods.distillation import distil, publish_snapshot, student_loss
 from crad.methods.training import BlockLoss
 
 
@@ -42,9 +42,10 @@ class FedMkd(MethodSpec):
     def _learn(self, peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
         experiment = peer.world.experiment
         own = context.shelf.freeze(peer.model, peer.architecture.id)
-        peers = len(decode_all(messages, context)[0])
+        shares = [0.0]
 
-        def loss_towards(block: Block, target_BC: Tensor) -> BlockLoss:
+        def loss_towards(block: Block, target_BC: Tensor, peers: int) -> BlockLoss:
+            shares.append(1 / (peers + 1) if self.mode == "pooled" else self.mu)
             [own_BC] = soft_predictions([lambda: own], block.inputs, temperature=experiment.temperature)
             if self.mode == "pooled":
                 return student_loss(peer, block, pooled(target_BC, own_BC, peers=peers))
@@ -59,8 +60,7 @@ class FedMkd(MethodSpec):
             )
 
         learned = distil(peer, messages, context, rule=RULES["uniform"], loss_towards=loss_towards)
-        share = 0.0 if not peers else 1 / (peers + 1) if self.mode == "pooled" else self.mu
-        return Learned(learned.losses, learned.trust, {**learned.notes, "own_share": share})
+        return Learned(learned.losses, learned.trust, {**learned.notes, "own_share": shares[-1]})
 
 
 def pooled(target_BC: Tensor, own_BC: Tensor, *, peers: int) -> Tensor:

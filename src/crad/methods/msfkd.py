@@ -24,7 +24,14 @@ from crad.federation.peer import Peer
 from crad.learning.digest import logits_on
 from crad.learning.losses import softened_divergence
 from crad.methods.alone import train_alone
-from crad.methods.proxy import PREDICTIONS, DigestSpec, collect_predictions, digest_targets, pack_predictions
+from crad.methods.proxy import (
+    PREDICTIONS,
+    DigestSpec,
+    collect_predictions,
+    digest_targets,
+    fault_of_probabilities,
+    pack_predictions,
+)
 
 
 class Msfkd(DigestSpec):
@@ -40,14 +47,14 @@ class Msfkd(DigestSpec):
         """Train on the own data; publish predictions and digest what is selected of everybody's."""
         return [
             Phase("private", learn=train_alone),
-            Phase(PREDICTIONS, publish=self._publish, learn=self._learn),
+            Phase(PREDICTIONS, publish=self._publish, learn=self._learn, has_statistics=False),
         ]
 
     def _publish(self, peer: Peer, context: RoundContext) -> Message:
         return pack_predictions(peer, _soft(peer), context)
 
     def _learn(self, peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
-        outputs, refused = collect_predictions(_soft(peer), peer, messages, context)
+        outputs, refused = collect_predictions(_soft(peer), peer, messages, context, fault_of=fault_of_probabilities)
         chosen = select(torch.stack(list(outputs.values())), keep_fraction=self.keep_fraction)
         loss = digest_targets(
             peer,
@@ -57,7 +64,7 @@ class Msfkd(DigestSpec):
             spec=self,
             loss_of=partial(softened_divergence, temperature=peer.world.experiment.temperature),
         )
-        share_K = chosen.is_teacher_KB.double().mean(dim=1).tolist()
+        share_K = chosen.is_teacher_KB.cpu().double().mean(dim=1).tolist()
         notes = {
             "kept_images": len(chosen.kept),
             "kept_share": len(chosen.kept) / len(chosen.target_BC),

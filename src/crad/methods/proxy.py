@@ -5,7 +5,7 @@ Shapes: K clients, B images, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
 import torch
@@ -20,6 +20,8 @@ from crad.learning.digest import DigestLoss, digest, restore_optimizer, store_op
 
 PREDICTIONS = "predictions"
 DIGEST = "digest"
+MAX_LOGIT = 1e6
+ROW_TOLERANCE = 1e-3
 
 
 class DigestSpec(MethodSpec):
@@ -36,18 +38,41 @@ def pack_predictions(peer: Peer, values_BC: Tensor, context: RoundContext) -> Me
 
 
 def collect_predictions(
-    own_BC: Tensor, peer: Peer, messages: Mapping[int, Message], context: RoundContext
+    own_BC: Tensor,
+    peer: Peer,
+    messages: Mapping[int, Message],
+    context: RoundContext,
+    *,
+    fault_of: Callable[[Tensor], str] | None = None,
 ) -> tuple[dict[int, Tensor], dict[str, str]]:
-    """Everybody's outputs by client, the own ones among them, in order; and why some were refused."""
+    """Everybody's outputs by client, the own ones among them, in order; and why some were refused.
+
+    `fault_of` says what is wrong with somebody's outputs, or nothing.
+    """
     outputs, refused = {peer.index: own_BC}, {}
     for sender, message in messages.items():
         try:
             read_manifest(message, sender=sender, round_index=context.round_index, kind=PREDICTIONS)
             body = read_body(message, sender=sender, expected={PREDICTIONS: own_BC})
             outputs[sender] = body[PREDICTIONS].to(own_BC.device)
+            fault = (fault_of or fault_of_logits)(outputs[sender])
+            if fault:
+                del outputs[sender]
+                raise SnapshotError(f"peer {sender} sent predictions {fault}")
         except SnapshotError as error:
             refused[str(sender)] = str(error)
     return {index: outputs[index] for index in sorted(outputs)}, refused
+
+
+def fault_of_logits(logits_BC: Tensor) -> str:
+    """Finite numbers can still be so large that a mean or a loss of them is not."""
+    return f"beyond {MAX_LOGIT:g}" if logits_BC.numel() and float(logits_BC.abs().max()) > MAX_LOGIT else ""
+
+
+def fault_of_probabilities(q_BC: Tensor) -> str:
+    """Rows must be distributions, as far as floats are."""
+    is_fine = bool((q_BC >= 0).all()) and bool(((q_BC.sum(dim=1) - 1).abs() <= ROW_TOLERANCE).all())
+    return "" if is_fine else "whose rows are no probabilities"
 
 
 def digest_targets(

@@ -78,8 +78,12 @@ def comparison_report(
     summaries: Sequence[Mapping[str, Any]],
     curves: Mapping[str, Sequence[tuple[float, float]]],
     partition: Mapping[str, Any],
+    method_settings: Mapping[str, Any],
 ) -> str:
-    """The page of a comparison; `curves` are global accuracies over rounds by method, for the first seed."""
+    """The page of a comparison; `curves` are global accuracies over rounds by method, for the first seed.
+
+    `method_settings` are those of all methods, with the method before the dot.
+    """
     first = summaries[0]
     seeds = ", ".join(str(seed) for seed in rows[0].seeds)
     methods = ",".join(dict.fromkeys(summary["method"] for summary in summaries))
@@ -94,7 +98,7 @@ def comparison_report(
         _figure(line_chart(curves, title=title, x_title="round", y_title="mean accuracy (%)")),
         f"<h2>Who holds what (seed {rows[0].seeds[0]})</h2>",
         _figure(partition_picture(partition)),
-        *_repeat(first, _compare_command(experiment, methods, seeds.replace(" ", ""))),
+        *_repeat(first, _compare_command(experiment, methods, seeds.replace(" ", ""), method_settings)),
     ]
     return PAGE.format(title=f"CRAD comparison on {label(first['dataset'])}", body="".join(body))
 
@@ -156,8 +160,10 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _compare_command(experiment: Experiment, methods: str, seeds: str) -> str:
-    settings = changed_settings(experiment)
+def _compare_command(experiment: Experiment, methods: str, seeds: str, method_settings: Mapping[str, Any]) -> str:
+    settings = {**changed_settings(experiment), "method_settings": method_settings}
+    if not method_settings:
+        del settings["method_settings"]
     others = to_flags({key: value for key, value in settings.items() if key not in ("method", "seed")})
     return f"crad compare --preset {experiment.preset} --methods {shlex.quote(methods)} --seeds {seeds} {others}"
 
