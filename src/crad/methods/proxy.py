@@ -27,7 +27,7 @@ ROW_TOLERANCE = 1e-3
 class DigestSpec(MethodSpec):
     """The settings of a digest."""
 
-    digest_lr: Annotated[float, Field(gt=0)] = 1e-3
+    digest_lr: Annotated[float, Field(gt=0)] = 2e-4
     digest_batch: Annotated[int, Field(ge=2)] = 128
     digest_epochs: Annotated[int, Field(ge=1)] = 1
 
