@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -339,7 +340,7 @@ def test_statistics_are_measured_again_before_every_publishing(tiny):
         return peer.snapshot(context.round_index)
 
     phase = Phase("snapshot", learn=train_alone, publish=publish)
-    Federation(change(tiny, rounds=1), Method("twice", (phase, phase))).next_round()
+    Federation(change(tiny, rounds=1), Method("twice", (phase, replace(phase, kind="again")))).next_round()
     assert seen == [True] * 8
 
 

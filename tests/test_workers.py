@@ -109,18 +109,20 @@ def test_a_client_that_kills_every_worker_ends_the_run_with_a_clear_line(tiny, t
 def test_what_a_worker_raises_is_raised_here(tiny, tmp_path, monkeypatch):
     with pytest.raises(RunError, match=r"client \d .* diverged in round \d.*lower lr"):
         crad.run(change(tiny, method="local", lr=1e20, workers=2))
-    (tmp_path / "faulty.py").write_text(
+    (tmp_path / "faulty_worker.py").write_text(
         "from crad.federation.method import Method, Phase\n"
         "def learn(peer, messages, context):\n"
         "    raise LookupError('the cause of it')\n"
-        "METHOD = Method('faulty', (Phase('alone', learn=learn),))\n"
+        "METHOD = Method('faulty_worker', (Phase('alone', learn=learn),))\n"
     )
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RuntimeError, match=r"(?s)a worker failed.*learn.*LookupError: the cause of it"):
-        crad.run(change(tiny, method="faulty:METHOD", clients=2, workers=2))
-    (tmp_path / "faulty.py").write_text((tmp_path / "faulty.py").read_text().replace("LookupError(", "OSError(28, "))
+        crad.run(change(tiny, method="faulty_worker:METHOD", clients=2, workers=2))
+    (tmp_path / "faulty_worker.py").write_text(
+        (tmp_path / "faulty_worker.py").read_text().replace("LookupError(", "OSError(28, ")
+    )
     with pytest.raises(RunError, match=r"the cause of it.*crad run --resume"):
-        crad.run(change(tiny, method="faulty:METHOD", clients=2, workers=2), output=tmp_path / "run")
+        crad.run(change(tiny, method="faulty_worker:METHOD", clients=2, workers=2), output=tmp_path / "run")
     assert not children(os.getpid())
 
 
