@@ -135,7 +135,12 @@ def test_a_full_disk_loses_nothing(experiment, whole, tmp_path, monkeypatch, fau
 
 def start(experiment_file: Path, run: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "crad", "run", "--config", str(experiment_file), "--output", str(run)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # Whoever runs the tests in the background may have told them to ignore Ctrl-C, and children inherit that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def wait_for_line(run: Path, lines: int, process: subprocess.Popen[str]) -> None:
