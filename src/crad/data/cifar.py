@@ -124,7 +124,7 @@ def _unpickle(content: bytes, *, where: str) -> Any:  # noqa: ANN401 (a pickle m
 class _ArrayUnpickler(pickle.Unpickler):
     """Builds numpy arrays and plain containers; every other global is refused unseen."""
 
-    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401
+    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 (whatever the module holds)
         allowed = _ALLOWED.get((module, name))
         if allowed is None:
             raise DataError(f"the pickle asks for {module}.{name}, which no CIFAR file needs: do not trust it")
