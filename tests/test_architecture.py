@@ -19,7 +19,8 @@ LAYERS = [
     {"federation"},
     {"methods"},
     {"engines", "network", "results"},
-    {"api", "inspection", "comparing"},
+    {"inspection"},
+    {"api", "comparing"},
     {"cli"},
     {"__main__", "__init__"},
 ]

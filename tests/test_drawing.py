@@ -17,6 +17,7 @@ from crad.config import Experiment
 from crad.results.comparison import compare
 from crad.results.drawing import PALETTE, heat_map, line_chart
 from crad.results.report import comparison_report, headline, partition_picture, run_report
+from crad.results.runs import RunRecords
 
 EXAMPLES = settings(max_examples=25, derandomize=True, database=None, deadline=None)
 
@@ -258,7 +259,7 @@ def experiment_of(outcome):
 
 
 def page_of(outcome, records):
-    return run_report(experiment_of(outcome), outcome, records, PARTITION)
+    return run_report(RunRecords(experiment_of(outcome), PARTITION, records, outcome))
 
 
 def compared(*summaries, curves=None):

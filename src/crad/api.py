@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
+import json
 import tempfile
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 
 from crad.config import Experiment
 from crad.data.catalog import absolute_name
-from crad.data.dataset import Dataset
 from crad.engines import make_engine
 from crad.errors import ConfigError, RunError
 from crad.federation.checkpoint import latest_round, load_checkpoint, save_checkpoint
@@ -23,17 +20,19 @@ from crad.federation.exchange import MemoryExchange
 from crad.federation.memory import reset_peak_memory
 from crad.federation.method import MIN_PROXY, Method
 from crad.federation.peer import new_model
-from crad.federation.records import Record, round_record
+from crad.federation.records import Record, partition_record, round_record
 from crad.federation.roster import Roster
 from crad.federation.rounds import Round, Rounds, Step
 from crad.federation.work import Engine
 from crad.federation.world import World, build_world
+from crad.inspection import RunInspector, is_inspectable
 from crad.learning.device import repeatable
 from crad.methods import resolve_method
 from crad.models import ARCHITECTURES, Architecture, resolve_architecture
 from crad.randomness import torch_seed
 from crad.results.report import partition_picture, run_report
 from crad.results.run_directory import RunDirectory
+from crad.results.runs import RunRecords
 from crad.results.selection import best_round
 from crad.results.summary import summarise
 
@@ -56,6 +55,7 @@ class Hooks:
     on_step: Callable[[Step], None] = lambda step: None
     on_round: Callable[[Record], None] = lambda record: None
     on_notice: Callable[[str], None] = lambda text: None  # something went wrong and was put right
+    on_records: Callable[[RunRecords], None] | None = None  # all records so far, after every round once one was tested
 
 
 def run(
@@ -101,8 +101,14 @@ def run(
 
 
 def settle(experiment: Experiment) -> Experiment:
-    """The same experiment with a data file or folder named by its full path, so that it can be resumed anywhere."""
-    return Experiment(**{**experiment.model_dump(), "dataset": absolute_name(experiment.dataset)})
+    """The same experiment, said so that it can be repeated anywhere and later.
+
+    A data file or folder is named by its full path, and every setting of the method stands there.
+    """
+    method = resolve_method(experiment.method, experiment.method_settings)
+    own = {name: value for name, value in method.settings.items() if isinstance(value, bool | int | float | str)}
+    whole = {"dataset": absolute_name(experiment.dataset), "method_settings": {**own, **experiment.method_settings}}
+    return Experiment(**{**experiment.model_dump(), **whole})
 
 
 class _Run:
@@ -141,24 +147,41 @@ class _Run:
                 records.append(round_record(done, roster))
                 self._save(records, roster, done)
                 self._hooks.on_round(records[-1])
+                if self._hooks.on_records is not None and best_round(records) is not None:
+                    self._hooks.on_records(self._records(records, workers=engine.workers))
         finally:
             roster.forget_messages()
+        written = self._records(records, workers=engine.workers)
+        if self._directory is not None:
+            written = replace(written, inspection=self._inspect(self._directory))
+            self._directory.write_text("report.html", run_report(written))
+            self._directory.write_json("summary.json", written.summary)
+        return Result(self._experiment, written.summary, records, written.path)
+
+    def _records(self, rounds: list[Record], *, workers: int) -> RunRecords:
+        """The run so far; the summary is of the rounds that are there."""
         summary = summarise(
             self._experiment,
-            rounds=records,
+            rounds=rounds,
             partition=self._partition,
             device=self._world.device,
-            workers=engine.workers,
+            workers=workers,
             about={
                 "is_reconstruction": self._method.is_reconstruction,
                 "payload_counts": self._method.payload,
                 "common_images": self._method.common_images,
             },
         )
-        if self._directory is not None:
-            self._directory.write_text("report.html", run_report(self._experiment, summary, records, self._partition))
-            self._directory.write_json("summary.json", summary)
-        return Result(self._experiment, summary, records, None if self._directory is None else self._directory.path)
+        path = None if self._directory is None else self._directory.path
+        return RunRecords(self._experiment, self._partition, list(rounds), summary, path=path)
+
+    def _inspect(self, directory: RunDirectory) -> Record | None:
+        """`inspection.json`: how teachers were combined for some test images, where the method does that by a rule."""
+        if not is_inspectable(self._method, self._experiment.clients):
+            return None
+        survey = RunInspector(directory.path, world=self._world).survey()
+        directory.write_text("inspection.json", json.dumps(survey, separators=(",", ":"), allow_nan=False))
+        return survey
 
     def _begin(self, directory: RunDirectory) -> None:
         directory.write_json("partition.json", self._partition)
@@ -166,7 +189,7 @@ class _Run:
 
     def _restore(self, directory: RunDirectory, roster: Roster) -> list[Record]:
         if (directory.path / "partition.json").is_file():
-            check_same_data(directory, self._partition)
+            directory.check_same_data(self._partition)
         else:
             directory.write_json("partition.json", self._partition)
         directory.write_text("partition.svg", partition_picture(self._partition))
@@ -214,32 +237,3 @@ def check_model(world: World, architecture: Architecture) -> None:
             f"model {architecture.name!r}: two built with the same seed differ in {different[0]!r}; draw its first "
             "weights with torch's own generator"
         )
-
-
-def check_same_data(directory: RunDirectory, partition: Record) -> None:
-    """Refuse a run whose data is not what it was when the run began."""
-    if directory.read_json("partition.json") != partition:
-        raise RunError(f"the data of {directory.path} has changed since that run began; put the old files back")
-
-
-def partition_record(world: World) -> dict[str, Any]:
-    """Who holds what, and which data it was: `partition.json`."""
-    return {
-        "class_names": list(world.dataset.class_names),
-        "counts": world.shard_counts().tolist(),
-        "train": [len(shard.train) for shard in world.shards],
-        "validation": [len(shard.validation) for shard in world.shards],
-        "test": [len(shard.test) for shard in world.shards],
-        "proxy_size": len(world.proxy),
-        "train_images": len(world.dataset.train_labels),
-        "global_test_size": len(world.dataset.test_labels),
-        "data_sha256": _fingerprint(world.dataset),
-    }
-
-
-def _fingerprint(dataset: Dataset) -> str:
-    digest = hashlib.sha256()
-    for array in (dataset.train_labels, dataset.train_images, dataset.test_labels, dataset.test_images):
-        digest.update(str(array.shape).encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()

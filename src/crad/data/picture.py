@@ -12,16 +12,16 @@ GAP = 2
 PAPER = 255
 
 
-def contact_sheet(images: NDArray[np.uint8], *, columns: int, scale: int = 1) -> bytes:
+def contact_sheet(images: NDArray[np.uint8], *, columns: int, scale: int = 1, gap: int = GAP) -> bytes:
     """Images [N,H,W,channels] row by row; one channel is gray, two or more than three show their first three."""
     num, height, width, channels = images.shape
     colours = np.repeat(images[..., :1], 3, axis=3) if channels < 3 else images[..., :3]
     enlarged = colours.repeat(scale, axis=1).repeat(scale, axis=2)
     rows = -(-num // columns)
-    tall, wide = height * scale + GAP, width * scale + GAP
-    sheet = np.full((rows * tall + GAP, columns * wide + GAP, 3), PAPER, dtype=np.uint8)
+    tall, wide = height * scale + gap, width * scale + gap
+    sheet = np.full((rows * tall + gap, columns * wide + gap, 3), PAPER, dtype=np.uint8)
     for number, image in enumerate(enlarged):
-        top, left = (number // columns) * tall + GAP, (number % columns) * wide + GAP
+        top, left = (number // columns) * tall + gap, (number % columns) * wide + gap
         sheet[top : top + height * scale, left : left + width * scale] = image
     return png(sheet)
 

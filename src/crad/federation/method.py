@@ -103,6 +103,7 @@ class Method:
     common_images: CommonImages = "none"  # images beside the private ones that everybody sees
     payload: Payload = "sent"  # which bytes of a client the tables count
     is_reconstruction: bool = False  # nobody has published its code: the tables say so
+    settings: Mapping[str, Any] = field(default_factory=dict)  # its own, all of them
 
     def __post_init__(self) -> None:
         kinds = [phase.kind for phase in self.phases]
@@ -141,4 +142,5 @@ class MethodSpec(BaseModel):
             common_images=self.common_images,
             payload=self.payload,
             is_reconstruction=self.is_reconstruction,
+            settings=self.model_dump(mode="json"),
         )

@@ -5,16 +5,36 @@ Accuracies are in percent. What depends on the clock or the machine stands under
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from crad.data.dataset import Dataset
 from crad.federation.method import Learned
 from crad.federation.peer import Standing
 from crad.federation.roster import Place, Roster
 from crad.federation.rounds import Round
+from crad.federation.world import World
 from crad.learning.evaluation import ClassScore
 
 Record = dict[str, Any]
+
+
+def partition_record(world: World) -> Record:
+    """Who holds what, and which data it was: `partition.json`."""
+    return {
+        "class_names": list(world.dataset.class_names),
+        "counts": world.shard_counts().tolist(),
+        "train": [len(shard.train) for shard in world.shards],
+        "validation": [len(shard.validation) for shard in world.shards],
+        "test": [len(shard.test) for shard in world.shards],
+        "proxy_size": len(world.proxy),
+        "train_images": len(world.dataset.train_labels),
+        "global_test_size": len(world.dataset.test_labels),
+        "data_sha256": _fingerprint(world.dataset),
+    }
 
 
 def round_record(done: Round, roster: Roster) -> Record:
@@ -124,3 +144,11 @@ def _variants(standing: Standing, part: int) -> Record:
 
 def _hits(score: ClassScore) -> Record:
     return {"counts": list(score.counts), "hits": list(score.hits)}
+
+
+def _fingerprint(dataset: Dataset) -> str:
+    digest = hashlib.sha256()
+    for array in (dataset.train_labels, dataset.train_images, dataset.test_labels, dataset.test_images):
+        digest.update(str(array.shape).encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

@@ -9,6 +9,7 @@ from typing import Any
 from crad.config import Experiment, changed_settings, to_flags
 from crad.results.comparison import Row
 from crad.results.drawing import heat_map, label, line_chart
+from crad.results.runs import RunRecords
 from crad.results.tables import (
     COMPARISON_HEADER,
     COST_CAPTION,
@@ -33,13 +34,9 @@ figure{{margin:1.5rem 0}} pre{{overflow-x:auto;border:1px solid var(--grid);padd
 """
 
 
-def run_report(
-    experiment: Experiment,
-    summary: Mapping[str, Any],
-    rounds: Sequence[Mapping[str, Any]],
-    partition: Mapping[str, Any],
-) -> str:
+def run_report(run: RunRecords) -> str:
     """The page of one run."""
+    experiment, summary, rounds, partition = run.experiment, run.summary, run.rounds, run.partition
     curves = {
         "global": _curve(rounds, "global_accuracy"),
         "local": _curve(rounds, "local_accuracy"),

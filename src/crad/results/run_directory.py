@@ -4,6 +4,7 @@ experiment.toml   everything needed to repeat the run
 partition.json    clients x classes, and partition.svg, the same as a picture
 rounds.jsonl      one line per round
 summary.json      the outcome, once the run is complete
+inspection.json   how teachers were combined for some test images, for methods that do so by a rule
 report.html       the outcome, for people
 artifacts/        what a method made for people to look at, such as painted images
 checkpoint/       the newest round and the best one
@@ -68,6 +69,11 @@ class RunDirectory:
         """Refuse to continue a run with other settings than it began with."""
         if identity(self.experiment()) != identity(experiment):
             raise RunError(f"{self.path} holds a run with other settings; choose another --output")
+
+    def check_same_data(self, partition: Record) -> None:
+        """Refuse a run whose data is not what it was when the run began."""
+        if self.read_json("partition.json") != partition:
+            raise RunError(f"the data of {self.path} has changed since that run began; put the old files back")
 
     @contextmanager
     def locked(self) -> Iterator[None]:

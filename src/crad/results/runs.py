@@ -1,0 +1,39 @@
+"""The records of a run, read back: all that a table, a chart or a page is made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from crad.config import Experiment
+from crad.errors import RunError
+from crad.federation.records import Record
+from crad.results.run_directory import RunDirectory
+
+
+@dataclass(frozen=True)
+class RunRecords:
+    """One run as it was written down; while it goes on, the summary is of the rounds so far."""
+
+    experiment: Experiment
+    partition: Record
+    rounds: list[Record]
+    summary: Record
+    inspection: Record | None = None  # traces of single test images, for methods that combine teachers by a rule
+    path: Path | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all rounds are there."""
+        return len(self.rounds) == self.experiment.rounds
+
+
+def load_run(path: Path) -> RunRecords:
+    """The records of a complete run."""
+    directory = RunDirectory(path)
+    experiment, rounds = directory.experiment(), directory.full_rounds()
+    if not rounds:
+        raise RunError(f"{path} has no complete round yet: continue it with crad run --resume {path}")
+    summary, partition = directory.summary(), directory.read_json("partition.json")
+    found = directory.read_json("inspection.json") if (path / "inspection.json").is_file() else None
+    return RunRecords(experiment, partition, rounds, summary, found, path)
