@@ -75,7 +75,7 @@ def run(
         directory.check_free(experiment)
     method = resolve_method(experiment.method, experiment.method_settings)
     for name in experiment.models:
-        resolve_architecture(name)
+        resolve_architecture(name.partition("@")[0])
     world, told = build_world(experiment), hooks or Hooks()
     if method.common_images == "proxy" and len(world.proxy) < MIN_PROXY:
         raise ConfigError(

@@ -29,6 +29,8 @@ class Splits:
     test_images: NDArray[Any]
     test_labels: NDArray[Any]
     class_names: tuple[str, ...] | None = None
+    validation_images: NDArray[Any] | None = None  # only where they were asked for and are there
+    validation_labels: NDArray[Any] | None = None
 
 
 @dataclass(frozen=True, eq=False)

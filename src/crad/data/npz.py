@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from crad.data.dataset import Splits
 from crad.errors import DataError
 
+VALIDATION_KEYS = ("val_images", "val_labels")
 KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 _HOW = "write one with numpy.savez(path, train_images=..., train_labels=..., test_images=..., test_labels=...)"
 
 
-def read_npz(path: Path) -> Splits:
-    """The four arrays of a .npz file, and its `class_names` if it has them; `val_*` is left unread."""
+def read_npz(path: Path, *, with_validation: bool = False) -> Splits:
+    """The four arrays of a .npz file, and its `class_names` if it has them; `val_*` is read only if asked for."""
     if not path.is_file():
         raise DataError(f"{path}: no such file, expected a .npz: {_HOW}")
     try:
@@ -27,7 +28,7 @@ def read_npz(path: Path) -> Splits:
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise DataError(f"{path}: holds a single array, expected a .npz with {', '.join(KEYS)}: {_HOW}")
             with archive:
-                return _read_arrays(archive, path=path)
+                return _read_arrays(archive, path=path, with_validation=with_validation)
     except (
         OSError,
         EOFError,
@@ -41,7 +42,7 @@ def read_npz(path: Path) -> Splits:
         raise DataError(f"{path}: not a readable .npz file ({_one_line(error)}): fetch or write it again") from error
 
 
-def _read_arrays(archive: np.lib.npyio.NpzFile, *, path: Path) -> Splits:
+def _read_arrays(archive: np.lib.npyio.NpzFile, *, path: Path, with_validation: bool) -> Splits:
     missing = [key for key in KEYS if key not in archive.files]
     if missing:
         raise DataError(f"{path}: lacks {', '.join(missing)}, has {', '.join(archive.files) or 'nothing'}: {_HOW}")
@@ -49,7 +50,10 @@ def _read_arrays(archive: np.lib.npyio.NpzFile, *, path: Path) -> Splits:
     names = None
     if "class_names" in archive.files:
         names = _class_names(_read_array(archive, "class_names", path=path), path=path)
-    return Splits(**arrays, class_names=names)
+    if not with_validation or not set(VALIDATION_KEYS) <= set(archive.files):
+        return Splits(**arrays, class_names=names)
+    images, labels = (_read_array(archive, key, path=path) for key in VALIDATION_KEYS)
+    return Splits(**arrays, class_names=names, validation_images=images, validation_labels=labels)
 
 
 def _read_array(archive: np.lib.npyio.NpzFile, key: str, *, path: Path) -> NDArray[Any]:

@@ -5,7 +5,7 @@ Shapes: N samples, images as uint8 [N,channels,H,W].
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,7 +62,13 @@ def image_tensor(images: NDArray[np.uint8], *, pad_to: int | None) -> Tensor:
 
 
 def prepare(train_images: NDArray[np.uint8], *, augmentation: str, device: str) -> Preparation:
-    """Mean and standard deviation per channel of the training images (exact, from the pixel histogram)."""
+    """Normalise by the training images' own mean and standard deviation."""
+    means, deviations = channel_statistics(train_images)
+    return preparation_of(means, deviations, augmentation=augmentation, device=device)
+
+
+def channel_statistics(train_images: NDArray[np.uint8]) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation per channel (exact, from the pixel histogram)."""
     levels = np.arange(256, dtype=np.float64)
     means, deviations = [], []
     for channel in range(train_images.shape[3]):
@@ -71,6 +77,13 @@ def prepare(train_images: NDArray[np.uint8], *, augmentation: str, device: str) 
         means.append(mean)
         # A constant channel has no spread; one keeps the division defined.
         deviations.append(float(np.sqrt(share @ (levels - mean) ** 2)) or 1.0)
+    return means, deviations
+
+
+def preparation_of(
+    means: Sequence[float], deviations: Sequence[float], *, augmentation: str, device: str
+) -> Preparation:
+    """Normalise by a given mean and standard deviation per channel."""
     shape = (1, len(means), 1, 1)
     return Preparation(
         mean=torch.tensor(means, dtype=torch.float32, device=device).view(shape),

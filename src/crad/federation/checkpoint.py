@@ -31,7 +31,7 @@ def save_checkpoint(roster: Roster, *, round_index: int, changed: Collection[int
         assert state is not None, "who learned has a state"
         _flush_file(state)
     flush_folder(roster.states)
-    content = {"schema": SCHEMA, "round": round_index, "peers": [_to_json(place) for place in roster]}
+    content = {"schema": SCHEMA, "round": round_index, "peers": [_to_json(place) for place in roster.own()]}
     write_atomically(round_file(roster.folder, round_index), json.dumps(content).encode())
     kept_states: set[Path] = set()
     for old_round in saved_rounds(roster.folder):
@@ -51,7 +51,7 @@ def load_checkpoint(roster: Roster, *, round_index: int) -> None:
         content = json.loads(file.read_text())
         if content["schema"] != SCHEMA:
             raise ValueError(f"it has schema {content['schema']}, this version reads {SCHEMA}")
-        for place, entry in zip(list(roster), content["peers"], strict=True):
+        for place, entry in zip(roster.own(), content["peers"], strict=True):
             state = None if entry["state"] is None else roster.states / entry["state"]
             if state is not None:
                 load_tensors(state)  # damaged or missing files are found now, not in the middle of a round

@@ -137,7 +137,7 @@ class Peer:
 
     def test(self) -> None:
         """Measure both metrics, unless the model has not moved since they were last measured."""
-        if self.standing.overall is not None or not self.clients:
+        if self.standing.local is not None or not self.clients:
             return
         self.standing = self._tested(self.standing, self.model)
         variants = {name: self._tested(one, self._variant(name)) for name, one in self.standing.variants.items()}
@@ -195,7 +195,7 @@ class Peer:
         return replace(
             standing,
             local=tuple(self._score(model, self.world.images(shard.test)) for shard in self._shards),
-            overall=self._score(model, self.world.global_test),
+            overall=self._score(model, self.world.global_test) if len(self.world.global_test) else None,
         )
 
     def _score(self, model: nn.Module, images: ImageSet) -> ClassScore:
@@ -225,7 +225,9 @@ def count_noise(world: World, peer: int) -> NDArray[np.float64]:
     epsilon = world.experiment.private_counts
     if epsilon is None:
         return np.zeros(world.num_classes)
-    rng = stream(world.experiment.seed, "peer", peer, "private-counts")
+    # Between organisations the seed is known to all, and noise that anybody can draw again hides nothing.
+    seed = world.experiment.seed if world.secret is None else world.secret
+    rng = stream(seed, "peer", peer, "private-counts")
     return rng.laplace(scale=1 / epsilon, size=world.num_classes)
 
 

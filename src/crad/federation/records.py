@@ -45,10 +45,10 @@ def round_record(done: Round, roster: Roster) -> Record:
     """
     measured = set(done.measured)
     clients = []
-    for place in (place for place in roster if place.index in measured):
+    for place in (place for place in roster.own() if place.index in measured):
         for entry in client_records(place, done.learned.get(place.index)):
             clients.append({**entry, **_bytes_of(done, place.index)})
-    standings = [place.measured for place in roster]
+    standings = [place.measured for place in roster.own()]
     local = [score for standing in standings for score in standing.local or ()]
     overall = [standing.overall for standing in standings for _ in standing.validation if standing.overall]
     helpers = [place for place in roster if not place.member.clients]
@@ -58,7 +58,7 @@ def round_record(done: Round, roster: Roster) -> Record:
         "missing": {str(index): absent for index, absent in done.missing.items()},
         "validation_accuracy": _mean([score for standing in standings for score in standing.validation]),
         "local_accuracy": _mean(local) if done.is_tested else None,
-        "global_accuracy": _mean(overall) if done.is_tested else None,
+        "global_accuracy": _mean_or_none(overall) if done.is_tested else None,
         "payload_bytes": done.payload_bytes,
         "published_bytes": sum(done.traffic.published[index] for index in done.active),
         **_variant_means(standings, is_tested=done.is_tested),
@@ -97,7 +97,7 @@ def _variant_means(standings: Sequence[Standing], *, is_tested: bool) -> Record:
         means[name] = {
             "validation_accuracy": _mean([score for one in kept for score in one.validation]),
             "local_accuracy": _mean([score for one in kept for score in one.local or ()]) if is_tested else None,
-            "global_accuracy": _mean([one.overall for one in kept if one.overall]) if is_tested else None,
+            "global_accuracy": _mean_or_none([one.overall for one in kept if one.overall]) if is_tested else None,
         }
     return {"variants": means} if means else {}
 
@@ -109,6 +109,10 @@ def client_records(place: Place, learned: Learned | None) -> list[Record]:
 
 def _mean(scores: Sequence[ClassScore]) -> float:
     return sum(score.accuracy for score in scores) / len(scores)
+
+
+def _mean_or_none(scores: Sequence[ClassScore]) -> float | None:
+    return _mean(scores) if scores else None  # an organisation of its own has no common test images
 
 
 def _client_record(place: Place, client: int, part: int, learned: Learned | None) -> Record:

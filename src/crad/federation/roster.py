@@ -34,9 +34,13 @@ class Place:
 class Roster:
     """All members of one run. A state is a file that is never changed, only replaced by another file."""
 
-    def __init__(self, world: World, members: Sequence[Member], folder: Path) -> None:
+    def __init__(
+        self, world: World, members: Sequence[Member], folder: Path, *, here: Collection[int] | None = None
+    ) -> None:
+        """`here`: whose work is done by this loop, in a simulation everybody's; the others are elsewhere."""
         self.world = world
         self.folder = folder
+        self.here = frozenset(member.index for member in members) if here is None else frozenset(here)
         self._places = {member.index: Place(member) for member in members}
         self.states.mkdir(parents=True, exist_ok=True)
 
@@ -50,6 +54,10 @@ class Roster:
 
     def __len__(self) -> int:
         return len(self._places)
+
+    def own(self) -> list[Place]:
+        """The places whose work is done here."""
+        return [place for place in self if place.index in self.here]
 
     def __getitem__(self, index: int) -> Place:
         return self._places[index]

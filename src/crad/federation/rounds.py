@@ -76,7 +76,9 @@ class Rounds:
     def run(self, *, after: int = 0, on_step: OnStep = lambda step: None) -> Iterator[Round]:
         """The rounds after a given one, in order; the roster is up to date whenever a round is yielded."""
         self._measure(on_step)
-        for round_index in range(after + 1, self._experiment.rounds + 1):
+        round_index = after
+        # Who was away goes on where the others are. In a simulation nobody is ever ahead.
+        while (round_index := max(round_index + 1, self._exchange.latest() or 0)) <= self._experiment.rounds:
             yield self._run_one(round_index, on_step)
 
     def _run_one(self, round_index: int, on_step: OnStep) -> Round:
@@ -87,7 +89,7 @@ class Rounds:
         learned: dict[int, Learned] = {}
         missing: dict[int, list[int]] = {}
         plan = [phase.routes(scene) for phase in self._method.phases]
-        total, position = sum(map(len, plan)), 0
+        total, position = sum(len(self._roster.here & set(routes)) for routes in plan), 0
         for number, phase in enumerate(self._method.phases):
             for sender, size in self._publish(number, phase, plan[number], round_index):
                 published[sender] = published.get(sender, 0) + size
@@ -102,7 +104,7 @@ class Rounds:
         self._roster.forget_messages(before=round_index)
         is_tested = round_index % self._experiment.eval_every == 0 or round_index == self._experiment.rounds
         tested = self._test(round_index, on_step) if is_tested else []
-        first = [place.index for place in self._roster] if round_index == 1 else []
+        first = [place.index for place in self._roster.own()] if round_index == 1 else []
         traffic = self._traffic(before, published)
         counted = [traffic.sent] if self._method.payload == "sent" else [traffic.sent, traffic.received]
         return Round(
@@ -113,7 +115,7 @@ class Rounds:
             traffic=traffic,
             payload_bytes=sum(sum(column.values()) for column in counted),
             is_tested=is_tested,
-            measured=tuple(sorted({*scene.clients, *tested, *first})),
+            measured=tuple(sorted({*scene.clients, *tested, *first} & self._roster.here)),
             seconds=time.perf_counter() - started,
             peak_memory_bytes=self._engine.peak_memory_bytes(),
         )
@@ -141,7 +143,7 @@ class Rounds:
 
     def _measure(self, on_step: OnStep) -> None:
         """Everybody's first standing: the metrics average over all clients, also those that are never drawn."""
-        new = [place for place in self._roster if place.standing is None]
+        new = [place for place in self._roster.own() if place.standing is None]
         tasks = [self._task("begin", place) for place in new]
         for position, outcome in enumerate(self._engine.each(tasks), start=1):
             self._roster.update(outcome.peer, standing=outcome.standing)
@@ -154,7 +156,7 @@ class Rounds:
             return []
         folder = self._roster.messages_of(round_index)
         folder.mkdir(exist_ok=True)
-        letters = _letters(phase, routes)
+        letters = [letter for letter in _letters(phase, routes) if letter[0] in self._roster.here]
         files = {letter: folder / _file_name(number, *letter) for letter in letters}
         tasks = [
             replace(self._task("publish", self._roster[sender], round_index, number), save_to=file, receiver=receiver)
@@ -178,6 +180,8 @@ class Rounds:
     ) -> tuple[list[Task], dict[int, list[int]]]:
         tasks, missing = [], {}
         for index, senders in plan[number].items():
+            if index not in self._roster.here:
+                continue
             kind = _kind(phase, index if phase.is_addressed else None)
             others = senders if phase.publish else ()
             got, absent = self._exchange.collect(round_index, receiver=index, peers=others, kind=kind)
@@ -200,7 +204,7 @@ class Rounds:
 
     def _test(self, round_index: int, on_step: OnStep) -> list[int]:
         """Both metrics of everybody whose model has moved since they were last measured."""
-        stale = [place for place in self._roster if place.measured.overall is None and place.member.clients]
+        stale = [place for place in self._roster.own() if place.measured.local is None and place.member.clients]
         tasks = [self._task("test", place, round_index) for place in stale]
         for position, outcome in enumerate(self._engine.each(tasks), start=1):
             self._roster.update(outcome.peer, standing=outcome.standing)

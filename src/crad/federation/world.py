@@ -12,6 +12,7 @@ from torch import Tensor
 from crad.config import Experiment
 from crad.data.catalog import load_dataset
 from crad.data.dataset import Dataset
+from crad.data.own import OwnData
 from crad.data.partition import Shard, class_counts, make_partition
 from crad.data.subsets import split_proxy
 from crad.data.tensors import ImageSet, Preparation, image_set, image_tensor, prepare
@@ -33,6 +34,7 @@ class World:
     proxy: NDArray[np.int64]  # indices of images that no client holds
     preparation: Preparation
     device: str
+    secret: int | None = None  # seed of what others must not be able to draw again; None in a simulation
 
     @property
     def num_classes(self) -> int:
@@ -40,9 +42,9 @@ class World:
         return self.dataset.num_classes
 
     def architecture_of(self, client: int) -> Architecture:
-        """Dealt out in turn: POOL[i mod 3]."""
-        names = self.experiment.models
-        return Architecture(names[client % len(names)], self.experiment.width)
+        """Dealt out in turn: POOL[i mod 3]; a name may carry a width of its own, `cnn6@0.5`."""
+        name = self.experiment.models[client % len(self.experiment.models)]
+        return Architecture.parse(name) if "@" in name else Architecture(name, self.experiment.width)
 
     def images(self, indices: NDArray[np.int64]) -> ImageSet:
         """Training images at these indices, on the device."""
@@ -58,7 +60,7 @@ class World:
 
     @cached_property
     def global_test(self) -> ImageSet:
-        """The data set's own test images, for reporting only."""
+        """The data set's own test images, for reporting only; an organisation of its own has none."""
         data = self.dataset
         return image_set(data.test_images, data.test_labels, pad_to=data.pad_to, device=self.device)
 
@@ -98,6 +100,24 @@ def build_world(experiment: Experiment, dataset: Dataset | None = None) -> World
             device=device,
         ),
         device=device,
+    )
+
+
+def build_own_world(
+    experiment: Experiment, own: OwnData, *, client: int, preparation: Preparation, device: str, secret: int
+) -> World:
+    """The world as one organisation sees it: its own images as the shard of its client, nothing of the others."""
+    check_precision(experiment.teacher_precision, device)
+    nothing = np.empty(0, dtype=np.int64)
+    nobody = Shard(train=nothing, validation=nothing, test=nothing)
+    return World(
+        experiment=experiment,
+        dataset=own.dataset,
+        shards=tuple(own.shard if index == client else nobody for index in range(experiment.clients)),
+        proxy=nothing,
+        preparation=preparation,
+        device=device,
+        secret=secret,
     )
 
 

@@ -1,0 +1,125 @@
+"""One organisation's own labelled images, for a federation whose classes and image shape are agreed.
+
+A file says what is for training, for validation and for testing; what it does not say is split off here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from crad.data.catalog import locate
+from crad.data.dataset import Dataset, Images, Labels, Splits, build_dataset
+from crad.data.npz import read_npz
+from crad.data.partition import MIN_SAMPLES, Shard
+from crad.data.subsets import stratified_split
+from crad.errors import DataError
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """All own images in one data set without common test images, and which of them serve what."""
+
+    dataset: Dataset
+    shard: Shard
+
+
+def load_own_data(
+    source: str,
+    *,
+    classes: Sequence[str],
+    image_shape: tuple[int, int, int],
+    augmentation: str,
+    pad_to: int | None,
+    held_out: float,
+    rng: np.random.Generator,
+) -> OwnData:
+    """Read a .npz file, a folder of class folders or a known data set, with labels in the agreed order of classes.
+
+    The file's own test images are the test half. Validation images come from the file (`val_images`), or half of the
+    held-out share of every class is taken from the training images.
+    """
+    splits, where = _read(source), source
+    whole = build_dataset(splits, name=Path(source).stem, where=where, augmentation=augmentation, pad_to=pad_to)
+    _check_shape(whole, image_shape, where=where)
+    to_agreed = _class_map(whole, splits.class_names, classes, where=where)
+    parts: list[tuple[Images, Labels]] = [
+        (whole.train_images, to_agreed[whole.train_labels]),
+        *_validation(splits, whole, to_agreed, where=where),
+        (whole.test_images, to_agreed[whole.test_labels]),
+    ]
+    if len(parts) == 2:
+        images, labels = parts[0]
+        kept, rest = stratified_split(labels, share=held_out / 2, rng=rng)
+        parts[:1] = [(images[rest], labels[rest]), (images[kept], labels[kept])]
+    sizes = [len(labels) for _, labels in parts]
+    if sizes[0] < 2 or sizes[1] < 1 or sum(sizes) < MIN_SAMPLES:
+        raise DataError(
+            f"{where}: {sizes[0]} training, {sizes[1]} validation and {sizes[2]} test images; a member needs at least "
+            f"{MIN_SAMPLES} in all, two of them for training and one for validation"
+        )
+    train, validation, test = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    dataset = replace(
+        whole,
+        train_images=np.concatenate([images for images, _ in parts]),
+        train_labels=np.concatenate([labels for _, labels in parts]),
+        test_images=whole.test_images[:0],
+        test_labels=whole.test_labels[:0],
+        class_names=tuple(classes),
+    )
+    return OwnData(dataset, Shard(train, validation, test))
+
+
+def _read(source: str) -> Splits:
+    if source.lower().endswith(".npz"):
+        return read_npz(Path(source).expanduser(), with_validation=True)
+    found = locate(source)
+    splits = found.read()
+    return splits if found.source is None else replace(splits, class_names=found.source.class_names)
+
+
+def _check_shape(dataset: Dataset, image_shape: tuple[int, int, int], *, where: str) -> None:
+    shape = dataset.train_images.shape[1:]
+    if tuple(shape) != tuple(image_shape):
+        raise DataError(
+            f"{where}: images are {'x'.join(map(str, shape))}, the federation agreed on "
+            f"{'x'.join(map(str, image_shape))} (height x width x channels): resize or convert them"
+        )
+
+
+def _class_map(dataset: Dataset, names: Sequence[str] | None, classes: Sequence[str], *, where: str) -> Labels:
+    """The agreed number of every class of the file: by name where it has names, else its labels as they are."""
+    if names is None:
+        if dataset.num_classes > len(classes):
+            raise DataError(
+                f"{where}: has label {dataset.num_classes - 1}, the federation agreed on {len(classes)} classes"
+            )
+        return np.arange(len(classes))
+    known = {name: number for number, name in enumerate(classes)}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise DataError(
+            f"{where}: class {unknown[0]!r} is not in the federation's list ({', '.join(classes)}): rename or remove it"
+        )
+    return np.array([known[name] for name in names], dtype=np.int64)
+
+
+def _validation(splits: Splits, whole: Dataset, to_agreed: Labels, *, where: str) -> list[tuple[Images, Labels]]:
+    """The file's own validation images, checked as the training images are; none where it has none."""
+    if splits.validation_images is None or splits.validation_labels is None:
+        return []
+    checked = build_dataset(
+        replace(
+            splits,
+            test_images=splits.validation_images,
+            test_labels=splits.validation_labels,
+            class_names=whole.class_names,
+        ),
+        name=whole.name,
+        where=f"{where} (validation)",
+        pad_to=whole.pad_to,
+    )
+    return [(checked.test_images, to_agreed[checked.test_labels])]
