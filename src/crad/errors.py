@@ -6,6 +6,7 @@
     │   └── PartitionError    the data cannot be divided among the clients as asked
     ├── AggregationError  tensors or statistics that no rule may combine
     ├── SnapshotError     bytes from a peer that are refused
+    ├── ExchangeError     too few members of a federation can be reached
     └── RunError          a run directory that cannot be used as asked
 
 The command line prints the message of a `CradError` on one line and exits with code 2.
@@ -15,6 +16,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+
+MAX_QUOTED = 120  # characters of a peer's words in a message
 
 
 class CradError(Exception):
@@ -41,6 +44,10 @@ class SnapshotError(CradError):
     """Bytes from a peer that are refused."""
 
 
+class ExchangeError(CradError):
+    """Too few members of a federation can be reached."""
+
+
 class RunError(CradError):
     """A run directory that cannot be used as asked."""
 
@@ -51,3 +58,9 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> ConfigError:
     nearest = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
     return ConfigError(f"unknown {kind} {str(name)!r}.{hint} Known: {', '.join(names)}")
+
+
+def printable(text: object) -> str:
+    """A peer's words as one short printable line: no line breaks, terminal codes or floods reach a log."""
+    words = str(text)[:MAX_QUOTED]
+    return words if words.isprintable() else ascii(words)[1:-1]

@@ -19,9 +19,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from crad.errors import SnapshotError
-
-MAX_QUOTED = 120  # characters of a peer's words in a message
+from crad.errors import SnapshotError, printable
 
 Values = tuple[Annotated[float, Field(ge=0, le=1e12)], ...]
 
@@ -126,8 +124,18 @@ def encode(tensors: Mapping[str, Tensor]) -> memoryview:
 
 def read_manifest(message: Message, *, sender: int, round_index: int, kind: str) -> Manifest:
     """The manifest, if it is well formed, from the expected sender and round, and true of the body."""
+    manifest = parse_manifest(message.manifest, sender=sender, round_index=round_index, kind=kind)
+    if manifest.size != len(message.body):
+        raise SnapshotError(f"peer {sender} announced {manifest.size} bytes and sent {len(message.body)}")
+    if manifest.sha256 != hashlib.sha256(message.body).hexdigest():
+        raise SnapshotError(f"peer {sender} sent a body that does not match its sha256 {manifest.sha256[:12]}...")
+    return manifest
+
+
+def parse_manifest(raw: bytes, *, sender: int, round_index: int, kind: str) -> Manifest:
+    """The manifest, if it is well formed and from the expected sender and round; of the body nothing is known yet."""
     try:
-        manifest = Manifest.model_validate_json(message.manifest)
+        manifest = Manifest.model_validate_json(raw)
     except ValidationError as error:
         fault = error.errors()[0]
         place = ".".join(map(str, fault["loc"])) or "the whole"
@@ -137,10 +145,6 @@ def read_manifest(message: Message, *, sender: int, round_index: int, kind: str)
             f"peer {sender} sent {printable(manifest.kind)!r} of peer {manifest.peer}, round {manifest.round_index}; "
             f"expected {kind!r} of round {round_index}: restart it from its checkpoint"
         )
-    if manifest.size != len(message.body):
-        raise SnapshotError(f"peer {sender} announced {manifest.size} bytes and sent {len(message.body)}")
-    if manifest.sha256 != hashlib.sha256(message.body).hexdigest():
-        raise SnapshotError(f"peer {sender} sent a body that does not match its sha256 {manifest.sha256[:12]}...")
     return manifest
 
 
@@ -168,12 +172,6 @@ def read_body(message: Message, *, sender: int, expected: Mapping[str, Tensor]) 
 def read_state(stored: bytes | memoryview) -> dict[str, Tensor]:
     """The tensors of our own safetensors bytes, without a copy."""
     return view_tensors(stored, read_layout(stored))
-
-
-def printable(text: object) -> str:
-    """A peer's words as one short printable line: no line breaks, terminal codes or floods reach a log."""
-    words = str(text)[:MAX_QUOTED]
-    return words if words.isprintable() else ascii(words)[1:-1]
 
 
 DTYPE_NAMES = {torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16"} | {

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from crad.errors import SnapshotError
-from crad.federation.message import Message, Statistics, printable, read_body, read_manifest
+from crad.errors import SnapshotError, printable
+from crad.federation.message import Message, Statistics, read_body, read_manifest
 from crad.federation.peer import SNAPSHOT, new_model
 from crad.federation.world import World
 from crad.learning.teachers import PreparedTeacher, TeacherEngine

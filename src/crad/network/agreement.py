@@ -1,0 +1,258 @@
+"""federation.toml: what all members of a federation have agreed on, one file for all of them.
+
+Its hash travels with every manifest. Where a member is reached is not part of the hash: an address may change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import tomli_w
+from cryptography import x509
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from crad.config import AtLeastOne, Experiment, Positive
+from crad.errors import ConfigError, printable, unknown_name
+from crad.network.fields import Address, ArchitectureId, AuthorityPem, Fingerprint, Level, Line, MemberPem, Name
+from crad.network.identity import fingerprint, name_in, read_certificate
+
+# What of an experiment all members must do alike; the rest is each one's own or stands elsewhere in the agreement.
+SETTINGS = (
+    *("method", "method_settings", "rounds", "active", "local_epochs", "batch_size", "held_out"),
+    *("lr", "momentum", "weight_decay", "clip_norm", "temperature", "distill_weight"),
+    *("min_support", "unsupported", "epsilon", "private_counts"),
+)
+MIN_SIDE = 8  # pixels: three halvings must leave one
+MAX_CLASSES = 10_000
+MAX_MEMBERS = 1000
+MAX_LINES = 20  # of differences; more help nobody
+MAX_DEPTH = 8  # of tables in tables; ours have four
+NOTHING = "nothing"
+HTTPS = "https"
+HEADER = """\
+# The agreement of this federation: the same file for every member. Its hash travels with everything that is sent,
+# and a member with another hash is refused. Addresses are not part of the hash: they may change.
+"""
+
+
+def _complete_settings(given: dict[str, Any]) -> dict[str, Any]:
+    """All settings in full, so that the hash does not depend on what a default says later."""
+    for key in given:
+        if key not in SETTINGS:
+            raise unknown_name("setting", key, SETTINGS)
+    experiment = Experiment(**given, clients=MAX_MEMBERS)  # how many there are is checked with the members
+    return experiment.model_dump(mode="json", include=set(SETTINGS), exclude_none=True)
+
+
+class Member(BaseModel):
+    """One organisation of the federation: its name, where it listens, its network, how it is recognised."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: Name
+    address: Address | None = None  # host:port
+    architecture: ArchitectureId
+    certificate: MemberPem | None = None
+    fingerprint: Fingerprint | None = None
+
+    @model_validator(mode="after")
+    def _check_certificate(self) -> Self:
+        if self.certificate is None:
+            return self
+        certificate = read_certificate(self.certificate.encode())
+        if name_in(certificate) != self.name:
+            raise ValueError(f"member {self.name} has the certificate of {name_in(certificate)}")
+        if self.fingerprint not in (None, fingerprint(certificate)):
+            raise ValueError(f"member {self.name}: the certificate has another fingerprint, {fingerprint(certificate)}")
+        return self
+
+    @property
+    def pin(self) -> str | None:
+        """The fingerprint that its certificate must have; None where an authority alone vouches for it."""
+        if self.certificate is None:
+            return self.fingerprint
+        return fingerprint(read_certificate(self.certificate.encode()))
+
+
+class Agreement(BaseModel):
+    """What all members have agreed on. A member's number is its place in the list."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: Line
+    classes: Annotated[tuple[Line, ...], Field(min_length=2, max_length=MAX_CLASSES)]
+    image_shape: tuple[int, int, int]  # height, width, channels as a model sees them
+    mean: tuple[Level, ...]  # per channel, of pixel values in 0..255
+    std: tuple[Annotated[Level, Field(gt=0)], ...]
+    augmentation: Literal["none", "crop-flip", "flips"] = "none"
+    seed: Annotated[int, Field(ge=0)] = 1024
+    deadline_s: Positive = 900.0  # of a round; a bad line needs minutes for a large snapshot
+    quorum: Annotated[int, Field(ge=0)] = 1  # others without whom a round does not go on
+    give_up_s: Positive = 86_400.0  # how long a round waits for its quorum
+    max_snapshot_bytes: AtLeastOne = 512 * 2**20
+    exchange: Line = HTTPS  # or the address of a bucket that all can reach, as fsspec writes it
+    authority: AuthorityPem | None = None
+    settings: Annotated[dict[str, Any], AfterValidator(_complete_settings)] = Field({}, validate_default=True)
+    members: Annotated[tuple[Member, ...], Field(min_length=1, max_length=MAX_MEMBERS)]
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        _check_images(self)
+        if len(set(self.classes)) < len(self.classes):
+            raise ValueError("classes: a class is named twice")
+        names = [member.name for member in self.members]
+        pins = [member.pin for member in self.members if member.pin is not None]
+        for what, values in (("name", names), ("certificate", pins)):
+            twice = next((value for value in values if values.count(value) > 1), None)
+            if twice is not None:
+                raise ValueError(f"members: two of them have the {what} {twice}")
+        if self.settings.get("active", 0) > len(names):
+            raise ValueError(f"settings.active is {self.settings['active']}, but there are only {len(names)} members")
+        if self.quorum > max(1, len(names) - 1):
+            raise ValueError(f"quorum is {self.quorum}, but a member has only {len(names) - 1} others")
+        if self.exchange != HTTPS and "://" not in self.exchange:
+            raise ValueError(f"exchange = {self.exchange!r}: expected https or an address such as s3://bucket/folder")
+        for member in self.members:
+            if member.certificate is None and self.authority is None:
+                raise ValueError(f"member {member.name} has no certificate, and there is no authority to vouch for it")
+            if member.address is None and self.exchange == HTTPS:
+                raise ValueError(f"member {member.name} has no address, such as peer.example.org:8443")
+        return self
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds are agreed on."""
+        return int(self.settings["rounds"])
+
+    def member(self, name: str) -> Member:
+        """The member of this name; an unknown one is answered with the known ones."""
+        return self.members[self.number(name)]
+
+    def number(self, name: str) -> int:
+        """The member's number, its place in the list."""
+        names = [member.name for member in self.members]
+        if name not in names:
+            raise unknown_name("member", name, names)
+        return names.index(name)
+
+    def experiment(self, **own: Any) -> Experiment:  # noqa: ANN401  # settings of one's own, checked by Experiment
+        """The agreed settings and a member's own (data set, device) as an experiment in which every member is a client.
+
+        Only the names of the architectures: widths stand in the members, where they may differ.
+        """
+        models = tuple(member.architecture.partition("@")[0] for member in self.members)
+        agreed = {**self.settings, "seed": self.seed, "clients": len(self.members), "models": models, "proxy_size": 0}
+        return Experiment(**{**agreed, "augment": self.augmentation != "none", **own})
+
+    def canonical(self) -> dict[str, Any]:
+        """What the hash is taken of: no addresses, certificates as fingerprints, members by name."""
+        table = self.model_dump(mode="json", exclude={"members", "authority"})
+        authority = self.authority and fingerprint(x509.load_pem_x509_certificate(self.authority.encode()))
+        members = {
+            member.name: {"number": number, "architecture": member.architecture, "fingerprint": member.pin}
+            for number, member in enumerate(self.members)
+        }
+        return {**table, "authority": authority, "members": members}
+
+    @cached_property
+    def text(self) -> bytes:
+        """The canonical form as JSON, the same bytes for everybody who has agreed on the same."""
+        return json.dumps(self.canonical(), sort_keys=True, separators=(",", ":")).encode()
+
+    @cached_property
+    def hash(self) -> str:
+        """The sha256 of the canonical form: equal for members that have agreed on the same."""
+        return hashlib.sha256(self.text).hexdigest()
+
+
+def make_agreement(table: Mapping[str, Any]) -> Agreement:
+    """An agreement from plain values; refused with one clear line."""
+    try:
+        # Through JSON: there a list is a list, and nothing but plain values passes.
+        return Agreement.model_validate_json(json.dumps(table))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(_first_fault(error) if isinstance(error, ValidationError) else printable(error)) from error
+
+
+def read_agreement(path: Path) -> Agreement:
+    """The agreement in a federation.toml; refused with one line that names the file."""
+    try:
+        return make_agreement(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(f"cannot read the agreement {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def to_toml(agreement: Agreement) -> str:
+    """The agreement as a federation.toml, with every setting in full."""
+    table = agreement.model_dump(mode="json", exclude_none=True)
+    return HEADER + "\n" + tomli_w.dumps(table, multiline_strings=True)
+
+
+def add_member(agreement: Agreement, member: Member) -> Agreement:
+    """The agreement with one more member at its end: a new agreement, with a new hash."""
+    members = [*agreement.members, member]
+    table = agreement.model_dump(mode="json", exclude_none=True, exclude={"members"})
+    return make_agreement({**table, "members": [one.model_dump(mode="json", exclude_none=True) for one in members]})
+
+
+def differences(mine: Agreement, theirs: Agreement | Mapping[str, object]) -> list[str]:
+    """What differs between two agreements, a readable line each; `theirs` may be any JSON that a peer sent."""
+    here = _flat(mine.canonical())
+    there = _flat(theirs.canonical() if isinstance(theirs, Agreement) else theirs)
+    lines = [
+        f"{printable(key)}: {printable(here.get(key, NOTHING))} here, {printable(there.get(key, NOTHING))} there"
+        for key in [*here, *(key for key in there if key not in here)]
+        if here.get(key) != there.get(key)
+    ]
+    rest = len(lines) - MAX_LINES
+    return lines if rest <= 0 else [*lines[:MAX_LINES], f"and {rest} more"]
+
+
+def _check_images(agreement: Agreement) -> None:
+    *sides, channels = agreement.image_shape
+    if min(sides) < MIN_SIDE or channels not in (1, 3):
+        raise ValueError(
+            f"image_shape = {list(agreement.image_shape)}: expected height, width (at least {MIN_SIDE}) and 1 or 3 "
+            "channels"
+        )
+    for key in ("mean", "std"):
+        if len(getattr(agreement, key)) != channels:
+            raise ValueError(f"{key} has {len(getattr(agreement, key))} values, but images have {channels} channels")
+
+
+def _first_fault(error: ValidationError) -> str:
+    fault = error.errors()[0]
+    place = [str(part) for part in fault["loc"]]
+    if fault["type"] == "extra_forbidden":
+        model = Agreement if len(place) == 1 else Member
+        return str(unknown_name("key", place[-1], model.model_fields))
+    message = fault["msg"].removeprefix("Value error, ")
+    if not place:
+        return message
+    quoted = "" if fault["type"] == "missing" else f" = {printable(fault['input'])!r}"
+    return f"{'.'.join(place)}{quoted}: {message[0].lower()}{message[1:]}"
+
+
+def _flat(value: object, key: str = "", *, depth: int = 0) -> dict[str, str]:
+    """Nested tables as one, `members.clinic-a.number`, and what stands there, as Python writes it."""
+    parts: list[tuple[object, object]] = []
+    if depth < MAX_DEPTH and isinstance(value, Mapping):
+        parts = list(value.items())
+    elif depth < MAX_DEPTH and isinstance(value, list | tuple):
+        parts = list(enumerate(value))
+    if not parts:
+        return {key: repr(value) if depth < MAX_DEPTH else "something deep"}
+    flat: dict[str, str] = {}
+    for name, part in parts:
+        flat |= _flat(part, f"{key}.{name}" if key else str(name), depth=depth + 1)
+    return flat
