@@ -20,7 +20,7 @@ LAYERS = [
     {"methods"},
     {"engines", "network", "results"},
     {"inspection"},
-    {"api", "comparing"},
+    {"api", "comparing", "exporting", "joining"},
     {"cli"},
     {"__main__", "__init__"},
 ]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from crad.config import Experiment
-from crad.data.own import load_own_data
+from crad.data.own import load_own_data, write_shard
 from crad.data.tensors import channel_statistics, preparation_of
 from crad.engines.serial import SerialEngine
 from crad.errors import DataError
@@ -67,11 +67,7 @@ class Others:
 
 
 def shard_file(world: World, client: int, path: Path) -> Path:
-    data, shard = world.dataset, world.shards[client]
-    parts = {"train": shard.train, "val": shard.validation, "test": shard.test}
-    arrays = {f"{name}_images": data.train_images[where] for name, where in parts.items()}
-    arrays |= {f"{name}_labels": data.train_labels[where] for name, where in parts.items()}
-    np.savez(path, **arrays, class_names=np.array(data.class_names))
+    write_shard(world.dataset, world.shards[client], path)
     return path
 
 
@@ -80,9 +76,8 @@ def own_world(world: World, client: int, folder: Path, *, secret: int = 1) -> Wo
     own = load_own_data(
         str(shard_file(world, client, folder / f"{client}.npz")),
         classes=data.class_names,
-        image_shape=data.train_images.shape[1:],
+        image_shape=(*data.image_size, data.in_channels),
         augmentation=data.augmentation,
-        pad_to=data.pad_to,
         held_out=0.2,
         rng=stream(0, "unused"),
     )
@@ -175,7 +170,7 @@ def arrays(sizes=(40, 8), *, classes=3, with_validation=None):
 
 
 def load(source: str, classes=("a", "b", "c"), **settings):
-    agreed = {"image_shape": SHAPE, "augmentation": "none", "pad_to": None, "held_out": 0.2, **settings}
+    agreed = {"image_shape": SHAPE, "augmentation": "none", "held_out": 0.2, **settings}
     return load_own_data(source, classes=classes, rng=stream(3, "peer", 0, "held-out"), **agreed)
 
 
@@ -204,6 +199,7 @@ def test_without_validation_images_half_of_the_held_out_share_is_taken_from_ever
         ({"names": ["a", "b", "x"]}, {}, "class 'x' is not in the federation's list"),
         ({}, {"classes": ("a", "b")}, "has label 2"),
         ({}, {"image_shape": (8, 8, 3)}, "8x8x1, the federation agreed on 8x8x3"),
+        ({}, {"image_shape": (7, 9, 1)}, "8x8x1, the federation agreed on 7x9x1"),
         ({"sizes": (6, 2)}, {}, "needs at least 10"),
     ],
 )
@@ -212,3 +208,9 @@ def test_data_that_does_not_fit_the_agreement_is_refused_with_the_reason(tmp_pat
     path = save(tmp_path / "own.npz", names=names, **arrays(sizes))
     with pytest.raises(DataError, match=words):
         load(path, **settings)
+
+
+def test_smaller_images_get_a_border_up_to_the_agreed_square(tmp_path):
+    own = load(save(tmp_path / "own.npz", **arrays()), image_shape=(12, 12, 1))
+    assert own.dataset.image_size == (12, 12)
+    assert own.dataset.train_images.shape[1:] == (8, 8, 1)

@@ -18,6 +18,7 @@ VERBS = {
     "run": ("crad.cli.run:run_command", "Run one experiment and write a run directory."),
     "compare": ("crad.cli.compare:compare_command", "Compare methods on identical partitions, with several seeds."),
     "explain": ("crad.cli.explain:explain_command", "Show every teacher's part in a target of a run."),
+    "peer": ("crad.cli.peer:app", "Take part in a federation across organisations."),
     "data": ("crad.cli.data:app", "List, download and check data sets."),
 }
 

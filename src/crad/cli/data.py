@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from crad.cli.options import ConfigFile, Output, Settings, with_experiment_flags
+from crad.errors import ConfigError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -164,3 +167,25 @@ def _bar(name: str, *, console: Console) -> Iterator[Callable[[int, int | None],
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(name, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@app.command("split")
+@with_experiment_flags(without=("method", "method_settings", "engine", "workers", "ray_address", "device"))
+def split_command(settings: Settings, config: ConfigFile = None, output: Output = None) -> None:
+    """Divide a data set as a run with these settings would, one .npz file per client: to rehearse a federation.
+
+    Example: crad data split --dataset pathmnist --clients 3 --seed 1 --output shards
+    """
+    from crad.config import make_experiment
+    from crad.data.own import write_shard
+    from crad.federation.world import build_world
+
+    folder = output or Path("shards")
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty; choose another --output")
+    world = build_world(make_experiment({**settings, "device": "cpu"}, path=config))
+    folder.mkdir(parents=True, exist_ok=True)
+    for client, shard in enumerate(world.shards):
+        path = folder / f"client-{client}.npz"
+        write_shard(world.dataset, shard, path)
+        typer.echo(f"{path}: {len(shard.train)} training, {len(shard.validation)} validation, {len(shard.test)} test")

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from crad.data.catalog import locate
 from crad.data.dataset import Dataset, Images, Labels, Splits, build_dataset
@@ -33,18 +35,18 @@ def load_own_data(
     classes: Sequence[str],
     image_shape: tuple[int, int, int],
     augmentation: str,
-    pad_to: int | None,
     held_out: float,
     rng: np.random.Generator,
 ) -> OwnData:
     """Read a .npz file, a folder of class folders or a known data set, with labels in the agreed order of classes.
 
-    The file's own test images are the test half. Validation images come from the file (`val_images`), or half of the
-    held-out share of every class is taken from the training images.
+    Images may be smaller than agreed where those are square: they get a border. The file's own test images are the test
+    half. Validation images come from the file (`val_images`), or half of the held-out share of every class is taken from
+    the training images.
     """
     splits, where = _read(source), source
-    whole = build_dataset(splits, name=Path(source).stem, where=where, augmentation=augmentation, pad_to=pad_to)
-    _check_shape(whole, image_shape, where=where)
+    whole = build_dataset(splits, name=Path(source).stem, where=where, augmentation=augmentation)
+    whole = replace(whole, pad_to=_padding(whole, image_shape, where=where))
     to_agreed = _class_map(whole, splits.class_names, classes, where=where)
     parts: list[tuple[Images, Labels]] = [
         (whole.train_images, to_agreed[whole.train_labels]),
@@ -81,13 +83,18 @@ def _read(source: str) -> Splits:
     return splits if found.source is None else replace(splits, class_names=found.source.class_names)
 
 
-def _check_shape(dataset: Dataset, image_shape: tuple[int, int, int], *, where: str) -> None:
-    shape = dataset.train_images.shape[1:]
-    if tuple(shape) != tuple(image_shape):
-        raise DataError(
-            f"{where}: images are {'x'.join(map(str, shape))}, the federation agreed on "
-            f"{'x'.join(map(str, image_shape))} (height x width x channels): resize or convert them"
-        )
+def _padding(dataset: Dataset, image_shape: tuple[int, int, int], *, where: str) -> int | None:
+    """Smaller images get a border of zeros where the agreed ones are square; None where none is needed."""
+    *sides, channels = dataset.train_images.shape[1:]
+    *agreed, agreed_channels = image_shape
+    if (sides, channels) == (agreed, agreed_channels):
+        return None
+    if channels == agreed_channels and agreed[0] == agreed[1] and max(sides) <= agreed[0]:
+        return agreed[0]
+    raise DataError(
+        f"{where}: images are {'x'.join(map(str, (*sides, channels)))}, the federation agreed on "
+        f"{'x'.join(map(str, image_shape))} (height x width x channels): resize or convert them"
+    )
 
 
 def _class_map(dataset: Dataset, names: Sequence[str] | None, classes: Sequence[str], *, where: str) -> Labels:
@@ -120,6 +127,14 @@ def _validation(splits: Splits, whole: Dataset, to_agreed: Labels, *, where: str
         ),
         name=whole.name,
         where=f"{where} (validation)",
-        pad_to=whole.pad_to,
     )
     return [(checked.test_images, to_agreed[checked.test_labels])]
+
+
+def write_shard(dataset: Dataset, shard: Shard, path: Path) -> None:
+    """One client's shard of a divided data set as a file that `load_own_data` reads back in the same order."""
+    parts = {"train": shard.train, "val": shard.validation, "test": shard.test}
+    arrays: dict[str, NDArray[Any]] = {"class_names": np.array(dataset.class_names)}
+    for name, where in parts.items():
+        arrays |= {f"{name}_images": dataset.train_images[where], f"{name}_labels": dataset.train_labels[where]}
+    np.savez_compressed(path, **arrays)  # type: ignore[arg-type]  # its flags come after any number of arrays

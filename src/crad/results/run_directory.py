@@ -136,10 +136,13 @@ class RunDirectory:
         if not isinstance(record, dict) or not keys <= record.keys():
             raise RunError(f"{file} is damaged: expected an object with {', '.join(sorted(keys)) or 'its fields'}")
 
-    def cut_rounds(self, *, after: int) -> list[Record]:
-        """Drop lines that go beyond the checkpoint, so that the rounds can be run again."""
-        kept = self.rounds()[:after]
-        if [record.get("round") for record in kept] != list(range(1, after + 1)):
+    def cut_rounds(self, *, after: int, has_gaps: bool = False) -> list[Record]:
+        """Drop lines that go beyond the checkpoint, so that the rounds can be run again.
+
+        Who was away while the others went on `has_gaps` in its rounds.
+        """
+        kept = [record for record in self.rounds() if record.get("round", after + 1) <= after]
+        if not has_gaps and [record.get("round") for record in kept] != list(range(1, after + 1)):
             raise RunError(f"{self.rounds_file} does not hold rounds 1 to {after} that the checkpoint follows")
         content = "".join(json.dumps(record, allow_nan=False) + "\n" for record in kept)
         write_atomically(self.rounds_file, content.encode())

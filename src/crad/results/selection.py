@@ -11,7 +11,7 @@ from typing import Any
 
 def best_round(rounds: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """The selected record among the rounds that were tested, None while there is none."""
-    tested = [record for record in rounds if record["global_accuracy"] is not None]
+    tested = [record for record in rounds if record["local_accuracy"] is not None]
     return max(tested, key=lambda record: (record["validation_accuracy"], -record["round"]), default=None)
 
 

@@ -1,0 +1,175 @@
+"""`crad peer`: one organisation's part in a federation, from its keys to its report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from crad.cli.options import AsJson, Quiet
+from crad.errors import ConfigError
+
+if TYPE_CHECKING:
+    from crad.network.agreement import Agreement
+    from crad.network.site import Site
+
+app = typer.Typer(no_args_is_help=True, help="Take part in a federation across organisations.")
+
+SiteFile = Annotated[Path, typer.Option("--site", metavar="FILE", help="Our own settings, peer.toml.")]
+PEER_TOML = Path("peer.toml")
+MEMBER_TOML = "member.toml"
+STALE_S = 120.0  # a status older than this is said to be old
+
+
+@app.command("init")
+def init_command(
+    name: Annotated[str, typer.Option("--name", help="Our name in the federation, such as clinic-a.")],
+    folder: Annotated[Path, typer.Option("--folder", metavar="DIR", help="Where the files go.")] = Path(),
+    address: Annotated[str | None, typer.Option("--address", help="Where the others reach us, host:port.")] = None,
+    model: Annotated[str, typer.Option("--model", help="Our network and its width, such as resnet18@0.5.")] = "cnn6",
+) -> None:
+    """Make a key, a certificate, a certificate request, a commented peer.toml, and member.toml for the others.
+
+    Example: crad peer init --name clinic-a --address clinic-a.example.org:8443 --model resnet18
+    """
+    _need_network()
+    from crad.network.identity import create_identity, fingerprint
+    from crad.network.setup import member_entry, member_toml
+    from crad.network.site import template
+
+    path = folder / PEER_TOML
+    if path.exists():
+        raise ConfigError(f"{path} is there already: edit it, or choose another --folder")
+    identity = create_identity(folder / "keys", name)
+    entry = member_entry(identity, address=address, architecture=model)
+    path.write_text(template(name), encoding="utf-8")
+    (folder / MEMBER_TOML).write_text(member_toml(entry), encoding="utf-8")
+    typer.echo(f"Key and certificate in {folder / 'keys'}; key.pem never leaves this machine.")
+    typer.echo(f"Fingerprint: {fingerprint(identity.certificate)}")
+    typer.echo(f"Next: edit {path} (data, listen), and send {folder / MEMBER_TOML} to whoever writes the agreement.")
+
+
+@app.command("invite")
+def invite_command(
+    federation: Annotated[str, typer.Option("--federation", metavar="NAME", help="Name of the new federation.")],
+    site: SiteFile = PEER_TOML,
+    member: Annotated[Path, typer.Option("--member", metavar="FILE", help="Our own member.toml.")] = Path(MEMBER_TOML),
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting all agree on, such as rounds=50.")
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE")] = Path("federation.toml"),
+) -> None:
+    """Begin an agreement from our own data: classes, image shape, normalisation, and ourselves as first member.
+
+    Example: crad peer invite --federation colon --set rounds=50 --set method=crad
+    """
+    _need_network()
+    from crad.network.agreement import to_toml
+    from crad.network.setup import draft_agreement, read_member_toml
+    from crad.network.site import read_site
+
+    if output.exists():
+        raise ConfigError(f"{output} is there already: add members with crad peer trust, or choose another --output")
+    agreement = draft_agreement(federation, read_site(site), read_member_toml(member), _pairs(settings or []))
+    output.write_text(to_toml(agreement), encoding="utf-8")
+    typer.echo(
+        f"{output}: {len(agreement.classes)} classes ({', '.join(agreement.classes)}), images "
+        f"{'x'.join(map(str, agreement.image_shape))}, {agreement.rounds} rounds of {agreement.settings['method']}"
+    )
+    typer.echo(f"Next: crad peer trust {output} THEIR-member.toml for every other member, then send {output} to all.")
+
+
+@app.command("trust")
+def trust_command(
+    agreement: Annotated[Path, typer.Argument(metavar="FEDERATION", help="The federation.toml to add to.")],
+    members: Annotated[list[Path], typer.Argument(metavar="MEMBER...", help="member.toml files of the others.")],
+    fingerprints: Annotated[
+        list[str] | None,
+        typer.Option("--fingerprint", help="What the member read out to you; refused if none of them matches."),
+    ] = None,
+) -> None:
+    """Add members to an agreement. Compare the fingerprint with what they tell you by phone.
+
+    Example: crad peer trust federation.toml clinic-b/member.toml
+    """
+    _need_network()
+    from crad.federation.files import write_atomically
+    from crad.network.agreement import add_member, read_agreement, to_toml
+    from crad.network.setup import read_member_toml
+
+    whole = read_agreement(agreement)
+    for path in members:
+        member = read_member_toml(path)
+        if fingerprints and member.pin not in fingerprints:
+            raise ConfigError(
+                f"{path}: the certificate of {member.name} has the fingerprint {member.pin}, not that one"
+            )
+        whole = add_member(whole, member)
+        typer.echo(f"{member.name}  {member.address or 'no address'}  {member.architecture}  {member.pin}")
+    write_atomically(agreement, to_toml(whole).encode())
+    typer.echo(f"{agreement}: {len(whole.members)} members, hash {whole.hash[:12]}; every member needs this very file.")
+
+
+@app.command("join")
+def join_command(site: SiteFile = PEER_TOML, quiet: Quiet = False, as_json: AsJson = False) -> None:
+    """Take part until the last round; the same command again continues after a stop.
+
+    Example: crad peer join --site clinic-a/peer.toml
+    """
+    _need_network()
+    from rich.console import Console
+
+    from crad.cli.progress import Display
+    from crad.cli.tables import plain_table
+    from crad.joining import join
+    from crad.results.participant import participant_cells
+
+    settings, agreement = _read(site)
+    display = Display(Console(stderr=True), is_quiet=quiet)
+    with display.running(f"{settings.name} in {agreement.name}", is_partition_shown=False) as hooks:
+        outcome = join(agreement, settings, hooks=hooks)
+    if as_json:
+        typer.echo(json.dumps(outcome.record, indent=1))
+        return
+    if not quiet:
+        Console().print(plain_table(["own test images", "accuracy %"], participant_cells(outcome.record)))
+    typer.echo(f"Report: {outcome.folder / 'report.html'}")
+    typer.echo(str(outcome.folder))
+
+
+@app.command("status")
+def status_command(site: SiteFile = PEER_TOML, as_json: AsJson = False) -> None:
+    """Say how far our own part has come, from another terminal.
+
+    Example: crad peer status
+    """
+    _need_network()
+    from crad.joining import read_status, status_line
+
+    settings, agreement = _read(site)
+    status = read_status(agreement, settings)
+    typer.echo(json.dumps(status, indent=1) if as_json else status_line(status))
+
+
+def _read(site: Path) -> tuple[Site, Agreement]:
+    from crad.network.agreement import read_agreement
+    from crad.network.site import read_site
+
+    settings = read_site(site)
+    return settings, read_agreement(settings.agreement)
+
+
+def _pairs(words: list[str]) -> dict[str, Any]:
+    from crad.config import parse_pairs
+
+    return {name: value for word in words for name, value in parse_pairs(word).items()}
+
+
+def _need_network() -> None:
+    import importlib.util
+
+    missing = [name for name in ("cryptography", "starlette", "uvicorn") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"crad peer needs {', '.join(missing)}: pip install 'crad[net]'")

@@ -1,0 +1,92 @@
+"""A member's selected model as files that others can load: safetensors, and ONNX where its exporter is there."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from crad.errors import ConfigError
+from crad.federation.peer import Member, first_model
+from crad.federation.work import load_tensors
+from crad.federation.world import World
+
+
+class WithPreparation(torch.nn.Module):
+    """Takes pixels from 0 to 255 and gives class probabilities: nothing has to be known beside the file."""
+
+    def __init__(self, model: torch.nn.Module, world: World) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("mean", world.preparation.mean.clone())
+        self.register_buffer("std", world.preparation.std.clone())
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Pixels [B,channels,H,W] as floats to probabilities [B,C]."""
+        return torch.softmax(self.model((pixels - self.mean) / self.std), dim=1)
+
+
+def trained_model(world: World, member: Member, state: Path) -> torch.nn.Module:
+    """A member's model as its resting state has it, on the CPU and for use, not for training."""
+    model = first_model(world, member, seed=0)
+    model.load_state_dict(
+        {
+            name.removeprefix("model."): tensor
+            for name, tensor in load_tensors(state).items()
+            if name.startswith("model.")
+        }
+    )
+    return model.cpu().to(memory_format=torch.contiguous_format).eval().requires_grad_(False)  # type: ignore[call-overload, no-any-return]
+
+
+def export_safetensors(model: torch.nn.Module, world: World, path: Path, *, architecture: str) -> None:
+    """The weights, with what is needed to use them in the file's metadata."""
+    about = {
+        "architecture": architecture,
+        "classes": json.dumps(list(world.dataset.class_names)),
+        "image_shape": json.dumps([*world.dataset.image_size, world.dataset.in_channels]),
+        "mean": json.dumps(world.preparation.mean.flatten().tolist()),
+        "std": json.dumps(world.preparation.std.flatten().tolist()),
+    }
+    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, path, metadata=about)
+
+
+def export_onnx(model: torch.nn.Module, world: World, path: Path) -> None:
+    """The model with its preparation as one ONNX graph: pixels 0..255 [B,channels,H,W] in, probabilities out."""
+    missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"writing ONNX needs {' and '.join(missing)}: pip install 'crad[onnx]'")
+    sides = world.dataset.image_size
+    example = torch.zeros(2, world.dataset.in_channels, *sides)
+    whole = WithPreparation(model, world).cpu().eval()
+    with warnings.catch_warnings(), _quiet("torch.onnx"):
+        warnings.simplefilter("ignore")  # the exporter's own: deprecations inside torch, operators that we do not use
+        torch.onnx.export(
+            whole,
+            (example,),
+            path,
+            input_names=["pixels"],
+            output_names=["probabilities"],
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+            external_data=False,
+            dynamo=True,
+            verbose=False,
+        )
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

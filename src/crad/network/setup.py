@@ -1,0 +1,77 @@
+"""Writing an agreement: what a member sends to the others, and a first draft from the own data."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from cryptography.hazmat.primitives.serialization import Encoding
+from pydantic import ValidationError
+
+from crad.data.catalog import locate, read_found
+from crad.data.tensors import channel_statistics
+from crad.errors import ConfigError, printable
+from crad.network.agreement import Agreement, Member, make_agreement
+from crad.network.identity import Identity, fingerprint
+from crad.network.site import Site
+
+HEADER = """\
+# What the other members need to know of us. Nothing here is secret; the fingerprint is best compared by phone.
+"""
+
+
+def member_entry(identity: Identity, *, address: str | None, architecture: str) -> Member:
+    """The member of an agreement that this identity is."""
+    pem = identity.certificate.public_bytes(Encoding.PEM).decode()
+    table = {"name": identity.name, "architecture": architecture, "certificate": pem}
+    pin = fingerprint(identity.certificate)
+    return _member({**table, "fingerprint": pin, **({} if address is None else {"address": address})}, where="member")
+
+
+def member_toml(member: Member) -> str:
+    """The member as a file to send."""
+    return HEADER + tomli_w.dumps(member.model_dump(mode="json", exclude_none=True), multiline_strings=True)
+
+
+def read_member_toml(path: Path) -> Member:
+    """The member in a file that somebody sent; refused with one line that names the file."""
+    try:
+        return _member(tomllib.loads(path.read_text(encoding="utf-8")), where=str(path))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; crad peer init writes one") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+
+
+def draft_agreement(name: str, site: Site, member: Member, settings: Mapping[str, Any]) -> Agreement:
+    """An agreement with one member, with classes, shape and normalisation of that member's data."""
+    dataset = read_found(locate(str(site.data)))
+    means, deviations = channel_statistics(dataset.train_images)
+    own = {key: value for key, value in settings.items() if key in Agreement.model_fields and key != "settings"}
+    rest = {key: value for key, value in settings.items() if key not in own}
+    return make_agreement(
+        {
+            "name": name,
+            "classes": list(dataset.class_names),
+            "image_shape": [*dataset.image_size, dataset.in_channels],
+            "mean": means,
+            "std": deviations,
+            "augmentation": dataset.augmentation,
+            **own,
+            "settings": rest,
+            "members": [member.model_dump(mode="json", exclude_none=True)],
+        }
+    )
+
+
+def _member(table: Mapping[str, Any], *, where: str) -> Member:
+    try:
+        return Member(**table)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        place = ".".join(map(str, fault["loc"])) or "member"
+        reason = fault["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{where}: {place} = {printable(fault['input'])!r}: {reason}") from error
