@@ -19,14 +19,17 @@ from crad.federation.work import load_tensors
 from crad.federation.world import World
 
 
+MODEL = "model."  # before the names of a resting state's weights
+
+
 class WithPreparation(torch.nn.Module):
     """Takes pixels from 0 to 255 and gives class probabilities: nothing has to be known beside the file."""
 
     def __init__(self, model: torch.nn.Module, world: World) -> None:
         super().__init__()
         self.model = model
-        self.register_buffer("mean", world.preparation.mean.clone())
-        self.register_buffer("std", world.preparation.std.clone())
+        self.mean = torch.nn.Buffer(world.preparation.mean.clone())
+        self.std = torch.nn.Buffer(world.preparation.std.clone())
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """Pixels [B,channels,H,W] as floats to probabilities [B,C]."""
@@ -37,11 +40,7 @@ def trained_model(world: World, member: Member, state: Path) -> torch.nn.Module:
     """A member's model as its resting state has it, on the CPU and for use, not for training."""
     model = first_model(world, member, seed=0)
     model.load_state_dict(
-        {
-            name.removeprefix("model."): tensor
-            for name, tensor in load_tensors(state).items()
-            if name.startswith("model.")
-        }
+        {name[len(MODEL) :]: tensor for name, tensor in load_tensors(state).items() if name.startswith(MODEL)}
     )
     return model.cpu().to(memory_format=torch.contiguous_format).eval().requires_grad_(False)  # type: ignore[call-overload, no-any-return]
 
