@@ -18,7 +18,6 @@ from crad.federation.peer import Member, first_model
 from crad.federation.work import load_tensors
 from crad.federation.world import World
 
-
 MODEL = "model."  # before the names of a resting state's weights
 
 

@@ -41,7 +41,7 @@ def load_own_data(
     """Read a .npz file, a folder of class folders or a known data set, with labels in the agreed order of classes.
 
     Images may be smaller than agreed where those are square: they get a border. The file's own test images are the test
-    half. Validation images come from the file (`val_images`), or half of the held-out share of every class is taken from
+    half. Validation images come from the file (`val_images`), or half of the held-out share of every class is taken off
     the training images.
     """
     splits, where = _read(source), source
