@@ -227,8 +227,8 @@ def _hash_part(part: Path, *, most: int) -> tuple[hashlib._Hash, int]:
         part.unlink()
         return digest, 0
     with part.open("rb") as file:
-        while chunk := file.read(HASHED_BYTES):
-            digest.update(chunk)
+        for place in range(0, length, HASHED_BYTES):
+            digest.update(file.read(min(HASHED_BYTES, length - place)))
     return digest, length
 
 

@@ -68,7 +68,7 @@ class Fetch(threading.Thread):
         except Exception as error:  # told to the one who waits, who must not wait for ever
             ending = Ending("fault", error=error)
         if self._want.stop.is_set() and ending.verdict == "fault" and not isinstance(ending.error, CradError):
-            ending = self._late()  # connections that were closed under our hands
+            ending = self._late()  # a client closed under our hands
         self._want.endings.put((self.client.number, ending))
 
     def _until_ended(self) -> Ending:
@@ -82,6 +82,8 @@ class Fetch(threading.Thread):
                 self._rest("it publishes this round anew")
                 continue
             except httpx.TransportError as error:
+                if self._want.stop.is_set():
+                    break  # the connection was closed under our hands
                 ending = self._after_failure(error)
             if ending is not None:
                 return ending
