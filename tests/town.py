@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -120,7 +122,7 @@ class Organisation:
         assert self._exchange is not None, "met"
         return self._exchange
 
-    def meet(self, agreement: Agreement) -> None:
+    def meet(self, agreement: Agreement, *, proxy: str | None = None) -> None:
         """Connect to the others, whose addresses are known by now; anew, as after a restart, if it is not the first."""
         if self._exchange is not None:
             self._exchange.close()
@@ -130,14 +132,17 @@ class Organisation:
             self.folder,
             self.server,
             own=self.number,
+            proxy=proxy,
             on_refused=lambda name, reason: self.refusals.append((name, reason)),
             notice=self.notices.append,
         )
 
-    def publish(self, round_index=1, *, kind="snapshot", numbers=1000, seed=0, message=None) -> Message:
-        message = message or snapshot(self.number, round_index, numbers=numbers, seed=seed)
-        self.exchange.publish(round_index, sender=self.number, kind=kind, message=message)
-        return message
+    def publish(
+        self, round_index=1, *, kind="snapshot", numbers=1000, seed=0, message: Message | None = None
+    ) -> Message:
+        made = message or snapshot(self.number, round_index, numbers=numbers, seed=seed)
+        self.exchange.publish(round_index, sender=self.number, kind=kind, message=made)
+        return made
 
     def collect(self, *peers, round_index=1, kind="snapshot", deadline_s=10.0, quorum=0):
         return self.exchange.collect(
@@ -204,3 +209,43 @@ class Background(threading.Thread):
         if hasattr(self, "error"):
             raise self.error
         return self.result
+
+
+class ConnectProxy:
+    """A proxy that connects to whatever it is asked for and passes bytes on."""
+
+    def __init__(self):
+        self.asked: list[str] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._open: list[socket.socket] = []
+
+    def __enter__(self):
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *fault):
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for one in [self._listener, *self._open]:
+            one.close()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                words = client.recv(4096).decode().split()
+                assert words[0] == "CONNECT"
+                self.asked.append(words[1])
+                host, port = words[1].split(":")
+                server = socket.create_connection((host, int(port)))
+                self._open += [client, server]
+                client.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                for source, target in ((client, server), (server, client)):
+                    threading.Thread(target=_pour, args=(source, target), daemon=True).start()
+
+
+def _pour(source, target):
+    with contextlib.suppress(OSError):
+        while chunk := source.recv(65536):
+            target.sendall(chunk)
+        target.shutdown(socket.SHUT_WR)

@@ -129,6 +129,7 @@ class Fetch(threading.Thread):
     def _download(self, announced: Announced) -> Message:
         """The body in a file that is named by its content, so that what has arrived can be trusted to belong to it."""
         want, name = self._want, self.client.member.name
+        self._last_failure = "its snapshot has not come in full"
         whole = want.folder / f"{want.kind}-{name}-{announced.manifest.sha256[:16]}.safetensors"
         part = whole.with_name(f"{whole.name}.part")
         if whole.exists():

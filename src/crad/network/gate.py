@@ -139,6 +139,8 @@ class _Outgoing:
             self._first += size
         async with asyncio.timeout(self._send_s):
             await self._send(message)
+        # A piece that fits into the buffers is sent without a pause: let the others, and the news of a reader gone, in.
+        await asyncio.sleep(0)
 
     def _read_head(self, message: Message) -> None:
         headers = {name.lower(): value.decode("latin-1") for name, value in message["headers"]}

@@ -19,6 +19,7 @@ from crad.errors import ConfigError, ExchangeError, SnapshotError
 from crad.federation.exchange import KEPT_ROUNDS, Ledger
 from crad.federation.message import Message
 from crad.network.agreement import Agreement
+from crad.network.arrivals import KIND
 from crad.network.client import Hello, MemberClient
 from crad.network.envelope import seal
 from crad.network.fetch import Ending, Fetch, Want
@@ -29,7 +30,7 @@ from crad.network.patience import Patience
 from crad.network.server import SnapshotServer
 
 HELLO_S = 3.0
-ASK_AGAIN_S = 15.0  # those whose message was refused, where without them the round cannot go on
+ASK_AGAIN_S = 60.0  # those whose message was refused, where without them the round cannot go on
 LEAVE_S = 2.0  # for a fetch that is no longer wanted to end
 Refused = Callable[[str, str], None]  # the member's name, and why
 
@@ -73,6 +74,8 @@ class HttpsExchange:
     def publish(self, round_index: int, *, sender: int, kind: str, message: Message) -> None:
         """Make our own message of this round available to the others."""
         assert sender == self._own, "a member publishes its own"
+        if KIND.fullmatch(kind) is None:
+            raise ConfigError(f"kind {kind!r}: others cannot ask for it; use letters, digits, '_', '.' and '-'")
         most = self._agreement.max_snapshot_bytes
         if len(message.body) > most:
             raise ConfigError(f"our {kind} has {len(message.body)} bytes, the agreement allows {most}: nobody takes it")
@@ -188,8 +191,8 @@ class HttpsExchange:
             fetch.join(max(0.0, until - time.monotonic()))
         while not want.endings.empty():
             number, ending = want.endings.get()
-            if ending.verdict in ("came", "late"):
-                endings[number] = ending
+            if ending.verdict != "fault":
+                endings[number] = self._note(number, ending)
 
     def _claims(self) -> list[int]:
         """The newest round of every other member that answers soon and has the same agreement."""

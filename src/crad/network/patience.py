@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
-LOOK_S = 60.0  # between two words about who is missing
+LOOK_S = 300.0  # between two words about who is missing
 
 # How asking a member ended. `gone`: it is past this round; `fault`: our own, the round cannot go on.
 Verdict = Literal["came", "gone", "refused", "unreachable", "late", "fault"]
