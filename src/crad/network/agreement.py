@@ -141,11 +141,8 @@ class Agreement(BaseModel):
         return names.index(name)
 
     def experiment(self, **own: Any) -> Experiment:  # noqa: ANN401  # settings of one's own, checked by Experiment
-        """The agreed settings and a member's own (data set, device) as an experiment in which every member is a client.
-
-        Only the names of the architectures: widths stand in the members, where they may differ.
-        """
-        models = tuple(member.architecture.partition("@")[0] for member in self.members)
+        """The agreed settings and a member's own (data set, device) as an experiment in which every member is a client."""
+        models = tuple(_with_width(member.architecture) for member in self.members)
         agreed = {**self.settings, "seed": self.seed, "clients": len(self.members), "models": models, "proxy_size": 0}
         return Experiment(**{**agreed, "augment": self.augmentation != "none", **own})
 
@@ -168,6 +165,11 @@ class Agreement(BaseModel):
     def hash(self) -> str:
         """The sha256 of the canonical form: equal for members that have agreed on the same."""
         return hashlib.sha256(self.text).hexdigest()
+
+
+def _with_width(architecture: str) -> str:
+    """Every member says its width itself: an experiment's common one does not count."""
+    return architecture if "@" in architecture else f"{architecture}@1"
 
 
 def make_agreement(table: Mapping[str, Any]) -> Agreement:

@@ -64,6 +64,7 @@ class HttpsExchange:
         self._clients = {
             other: MemberClient(other, identity=identity, agreement=agreement, proxy=proxy) for other in others
         }
+        self._readers: dict[int, set[str]] = {}  # who has fetched something of a round, by round
         server.on_delivered = self._count_sent
 
     def begin(self, round_index: int) -> None:
@@ -125,6 +126,11 @@ class HttpsExchange:
         needed = max(1, self._agreement.quorum)
         rounds = [self._server.outbox.latest_round, claims[needed - 1] if len(claims) >= needed else None]
         return max((round_index for round_index in rounds if round_index is not None), default=None)
+
+    def readers_to_come(self) -> list[str]:
+        """The others that have not fetched anything of our newest round since this process began."""
+        have = self._readers.get(self._server.outbox.latest_round or 0, set())
+        return [client.member.name for client in self._clients.values() if client.member.name not in have]
 
     def close(self) -> None:
         """Let go of all connections to others; the server is its owner's to stop."""
@@ -212,6 +218,7 @@ class HttpsExchange:
 
     def _count_sent(self, name: str, published: Published) -> None:
         receiver = self._agreement.number(name)
+        self._readers.setdefault(published.manifest.round_index, set()).add(name)
         self.ledger.count(sender=self._own, receiver=receiver, payload_bytes=published.payload_bytes)
 
     def _forget(self, *, before: int) -> None:
