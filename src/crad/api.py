@@ -55,7 +55,7 @@ class Hooks:
     on_step: Callable[[Step], None] = lambda step: None
     on_round: Callable[[Record], None] = lambda record: None
     on_notice: Callable[[str], None] = lambda text: None  # something went wrong and was put right
-    on_records: Callable[[RunRecords], None] | None = None  # all records so far, after every round once one was tested
+    on_records: Callable[[RunRecords], None] | None = None  # all so far, after every round once one was tested
 
 
 def run(
@@ -140,6 +140,7 @@ class _Run:
         roster = Roster(self._world, self._members, folder)
         records = [] if self._directory is None or is_new else self._restore(self._directory, roster)
         self._hooks.on_partition(self._partition)
+        self._tell(records, workers=engine.workers)  # what a resumed run has already
         reset_peak_memory(self._world.device)
         try:
             loop = Rounds(self._method, roster, exchange=MemoryExchange(), engine=engine)
@@ -147,8 +148,7 @@ class _Run:
                 records.append(round_record(done, roster))
                 self._save(records, roster, done)
                 self._hooks.on_round(records[-1])
-                if self._hooks.on_records is not None and best_round(records) is not None:
-                    self._hooks.on_records(self._records(records, workers=engine.workers))
+                self._tell(records, workers=engine.workers)
         finally:
             roster.forget_messages()
         written = self._records(records, workers=engine.workers)
@@ -157,6 +157,10 @@ class _Run:
             self._directory.write_text("report.html", run_report(written))
             self._directory.write_json("summary.json", written.summary)
         return Result(self._experiment, written.summary, records, written.path)
+
+    def _tell(self, rounds: list[Record], *, workers: int) -> None:
+        if self._hooks.on_records is not None and best_round(rounds) is not None:
+            self._hooks.on_records(self._records(rounds, workers=workers))
 
     def _records(self, rounds: list[Record], *, workers: int) -> RunRecords:
         """The run so far; the summary is of the rounds that are there."""
