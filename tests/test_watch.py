@@ -12,11 +12,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import crad
 from crad.api import Hooks, Result
+from crad.cli import main
 from crad.config import to_toml
 from crad.errors import ConfigError
 from crad.federation.rounds import Step
@@ -262,21 +264,28 @@ def outcome(path: Path) -> list[str]:
     return figures + [f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in states]
 
 
-def test_a_port_that_cannot_be_had_is_one_line_before_anything_is_written(toml, tmp_path, server):
+def test_a_port_that_cannot_be_had_is_one_line_before_anything_is_written(toml, tmp_path, server, monkeypatch, capsys):
     port = server.address.rstrip("/").rpartition(":")[2]
-    done = subprocess.run(
-        run_command(toml, tmp_path / "run", "--watch", "--port", port), capture_output=True, text=True, timeout=60
-    )
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert f"--port {port}" in done.stderr
+    line = refused(run_command(toml, tmp_path / "run", "--watch", "--port", port), monkeypatch, capsys)
+    assert line.startswith(f"crad: --port {port} of 127.0.0.1 cannot be had")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_port_without_a_page_is_refused(toml, tmp_path):
-    done = subprocess.run(
-        run_command(toml, tmp_path / "run", "--port", "8000"), capture_output=True, text=True, timeout=60
-    )
-    assert (done.returncode, done.stderr) == (
-        2,
-        "crad: --port is the port of the page that --watch shows: add --watch\n",
-    )
+def test_a_port_without_a_page_is_refused(toml, tmp_path, monkeypatch, capsys):
+    line = refused(run_command(toml, tmp_path / "run", "--port", "8000"), monkeypatch, capsys)
+    assert line == "crad: --port is the port of the page that --watch shows: add --watch\n"
+
+
+def test_settings_that_cannot_work_are_one_line_without_an_address(toml, tmp_path, monkeypatch, capsys):
+    line = refused(run_command(toml, tmp_path / "run", "--watch", "--clients", "999"), monkeypatch, capsys)
+    assert "Watch it" not in line
+
+
+def refused(command: list[str], monkeypatch: Any, capsys: Any) -> str:
+    """The one line that a command in this process ends with."""
+    monkeypatch.setattr(sys, "argv", command[2:])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    out, err = capsys.readouterr()
+    assert (stopped.value.code, out, err.count("\n")) == (2, "", 1)
+    return str(err)
