@@ -238,8 +238,8 @@ def look(address: str) -> tuple[list[str], list[str]]:
     """Every page and every status text until nobody answers any more, as a tab would ask for them."""
     pages: list[str] = []
     texts: list[str] = []
-    known = ""
-    while True:
+    known, until = "", time.monotonic() + 300
+    while time.monotonic() < until:
         try:
             status = json.loads(get(address, "/version")[2])
             texts.append(status["text"])
@@ -249,6 +249,7 @@ def look(address: str) -> tuple[list[str], list[str]]:
         except (ConnectionError, http.client.BadStatusLine):
             return pages, texts
         time.sleep(0.05)
+    raise AssertionError("the run does not come to its end")
 
 
 def bar_of(page: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_type_hints
@@ -62,31 +62,27 @@ class Following:
         if self.port is not None and not self.watch:
             raise ConfigError("--port is the port of the page that --watch shows: add --watch")
         following: list[Follower] = []
-        try:
-            self._add_trackers(following, store)
-            self._add_watch(following)
+        with ExitStack() as stack:
+            for follower in self._wanted(store):
+                stack.callback(follower.close)
+                following.append(follower)
             yield following
-        finally:
-            for follower in following:
-                follower.close()
 
-    def _add_watch(self, following: list[Follower]) -> None:
+    def _wanted(self, store: Path) -> Iterator[Follower]:
+        if self.tensorboard:
+            from crad.tracking import Tracker
+            from crad.tracking.tensorboard import TensorBoardLog
+
+            yield Tracker(TensorBoardLog(), notice=_say)
+        if self.mlflow:
+            from crad.tracking import Tracker
+            from crad.tracking.mlflow import MLflowLog
+
+            yield Tracker(MLflowLog(store), notice=_say)
         if self.watch:
             from crad.watching import Watch
 
-            following.append(Watch(self.port or 0, announce=lambda address: _say(f"Watch it at {address}")))
-
-    def _add_trackers(self, following: list[Follower], store: Path) -> None:
-        if self.tensorboard:
-            from crad.tracking.tensorboard import TensorBoardLog
-            from crad.tracking.tracker import Tracker
-
-            following.append(Tracker(TensorBoardLog(), notice=_say))
-        if self.mlflow:
-            from crad.tracking.mlflow import MLflowLog
-            from crad.tracking.tracker import Tracker
-
-            following.append(Tracker(MLflowLog(store), notice=_say))
+            yield Watch(self.port or 0, announce=lambda address: _say(f"Watch it at {address}"))
 
 
 def following_flags() -> list[inspect.Parameter]:

@@ -98,7 +98,7 @@ class MLflowLog:
                 self._client.search_experiments(max_results=1)
         except LogError as error:
             raise ConfigError(
-                f"--mlflow: the server that MLFLOW_TRACKING_URI names does not answer: {error}"
+                f"--mlflow: MLFLOW_TRACKING_URI cannot be used ({error}); mend it, or unset it for one in the output"
             ) from error
 
     def _connect(self) -> None:
