@@ -8,7 +8,7 @@ from html import escape
 
 from crad.config import Experiment
 from crad.federation.records import Record
-from crad.results.report import partition_picture
+from crad.results.drawing import partition_picture
 
 PLAIN_PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width,initial-scale=1"><title>{title}</title><style>

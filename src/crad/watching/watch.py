@@ -6,14 +6,14 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from crad.api import Hooks, Result
 from crad.config import Experiment
 from crad.federation.records import Record
 from crad.federation.rounds import Step
-from crad.results.report import run_report
+from crad.results.report import report_page
 from crad.results.runs import RunRecords, load_run
 from crad.watching.page import starting_page, waiting_page, with_live_bar
 from crad.watching.server import PageServer, Shown
@@ -22,11 +22,6 @@ POLL_SECONDS = 2.0
 LOOKING_SECONDS = 60.0  # who asked within the last minute is looking
 PAUSE_PER_COST = 19.0  # a page that took one second rests for nineteen: 5 % of the run at most
 LAST_LOOK_SECONDS = 6.0  # how long a finished run waits at most for its page to be fetched
-
-
-def report_page(runs: Sequence[RunRecords], *, is_live: bool) -> str:
-    """The page of the newest run."""
-    return run_report(runs[-1])
 
 
 class Watch:
