@@ -20,7 +20,7 @@ LAYERS = [
     {"methods"},
     {"engines", "network", "results"},
     {"inspection"},
-    {"api", "comparing"},
+    {"api", "comparing", "reporting", "following", "watching", "tracking"},
     {"cli"},
     {"__main__", "__init__"},
 ]

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from crad.cli.following import Following
 from crad.cli.options import AsJson, ConfigFile, Quiet, Settings, with_experiment_flags
-from crad.cli.run import default_output, run_shown
+from crad.cli.run import default_output, finish_following, run_shown
 from crad.config import Experiment, make_experiment
 from crad.errors import ConfigError
 
 if TYPE_CHECKING:
     from crad.api import Result
+    from crad.following import Follower
 
 DEFAULT_METHODS = "local,uniform,crad"
 
@@ -34,6 +36,7 @@ FolderOfRuns = Annotated[
 @with_experiment_flags(without=("method", "seed"))
 def compare_command(
     settings: Settings,
+    following: Following,
     methods: Methods = DEFAULT_METHODS,
     seeds: Seeds = None,
     config: ConfigFile = None,
@@ -46,12 +49,15 @@ def compare_command(
     Example: crad compare --preset mini --methods local,uniform,crad --seeds 1,2,3 --output runs/first-look
     """
     experiments = _experiments(settings, methods, seeds, config)
-    _compare(experiments, output or default_output(experiments[0], "compare"), is_quiet=quiet, as_json=as_json)
+    _compare(
+        experiments, output or default_output(experiments[0], "compare"), following, is_quiet=quiet, as_json=as_json
+    )
 
 
 @with_experiment_flags(without=("method", "seed", "preset"))
 def demo_command(
     settings: Settings,
+    following: Following,
     methods: Methods = DEFAULT_METHODS,
     seeds: Seeds = None,
     output: FolderOfRuns = None,
@@ -63,7 +69,7 @@ def demo_command(
     Example: crad demo --seeds 1,2,3
     """
     experiments = _experiments({**settings, "preset": "demo"}, methods, seeds, None)
-    _compare(experiments, output or default_output(experiments[0], "demo"), is_quiet=quiet, as_json=as_json)
+    _compare(experiments, output or default_output(experiments[0], "demo"), following, is_quiet=quiet, as_json=as_json)
 
 
 def _experiments(settings: Settings, methods: str, seeds: str | None, config: Path | None) -> list[Experiment]:
@@ -118,14 +124,24 @@ def _seeds(text: str) -> list[int]:
     return numbers
 
 
-def _compare(experiments: Sequence[Experiment], folder: Path, *, is_quiet: bool, as_json: bool) -> None:
+def _compare(
+    experiments: Sequence[Experiment], folder: Path, following: Following, *, is_quiet: bool, as_json: bool
+) -> None:
+    with following.followers(folder) as followers:
+        _compare_followed(experiments, folder, followers, is_quiet=is_quiet, as_json=as_json)
+        finish_following(followers, folder)
+
+
+def _compare_followed(
+    experiments: Sequence[Experiment], folder: Path, followers: Sequence[Follower], *, is_quiet: bool, as_json: bool
+) -> None:
     from rich.console import Console
 
     from crad.cli.progress import Display, duration
     from crad.cli.tables import plain_table
     from crad.comparing import run_folder, write_comparison
     from crad.engines.processes import kept_workers
-    from crad.results.report import headline
+    from crad.results.joining import headline
     from crad.results.tables import COMPARISON_HEADER, comparison_caption, comparison_cells
 
     display = Display(Console(stderr=True), is_quiet=is_quiet, num_runs=len(experiments))
@@ -135,7 +151,13 @@ def _compare(experiments: Sequence[Experiment], folder: Path, *, is_quiet: bool,
     with kept_workers():
         for experiment, (directory, is_there) in zip(experiments, folders, strict=True):
             result = run_shown(
-                display, experiment, directory, is_resumed=is_there, is_partition_shown=not results, hint=hint
+                display,
+                experiment,
+                directory,
+                is_resumed=is_there,
+                is_partition_shown=not results,
+                hint=hint,
+                followers=followers,
             )
             seconds = duration(result.summary["total_seconds"])
             display.say(
