@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from crad.config import PRESETS, Experiment
 from crad.errors import ConfigError
 from crad.methods import PAPER_METHODS
-from crad.results import paper as paper_module
 from crad.results.durations import MINI_ROUND_SECONDS, Durations
 from crad.results.measures import MEASURES, trace_case
 from crad.results.paper import (
@@ -145,7 +145,7 @@ def test_an_unknown_experiment_is_refused_with_the_nearest():
         load_paper("tabel1")
 
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "name": "small",
     "kind": "table",
     "title": "Small & plain",
@@ -201,7 +201,7 @@ def test_the_files_are_found_in_an_installed_package_too(tmp_path, monkeypatch):
     (tmp_path / "crad" / "experiments").mkdir(parents=True)
     content = (experiments_folder() / "cost.toml").read_text(encoding="utf-8")
     (tmp_path / "crad" / "experiments" / "cost.toml").write_text(content.replace("What a round costs", "Installed"))
-    monkeypatch.setattr(paper_module.resources, "files", lambda package: tmp_path / package)
+    monkeypatch.setattr("crad.results.paper.resources.files", lambda package: tmp_path / package)
     assert load_paper("cost").title == "Installed"
     with pytest.raises(ConfigError, match=r"cannot read .*table1.toml"):
         load_paper("table1")
@@ -467,7 +467,7 @@ def test_costs_in_the_papers_units():
 
 
 # Student 1 of three; class 1 is the true one. Teachers 0 (5 samples) and 2 (9 samples, dropped as an outlier).
-SURVEY = {
+SURVEY: dict[str, Any] = {
     "round": 2,
     "classes": ["cat", "dog"],
     "teachers": [{"client": k, "counts": [0, n]} for k, n in ((0, 5), (1, 70), (2, 9))],
@@ -546,6 +546,7 @@ def test_runs_on_the_same_data_count_before_others():
     assert durations.round_seconds(Experiment(preset="mini")) == 100.0
     durations.add(records_of("crad", 4.0))
     assert durations.round_seconds(Experiment(preset="mini")) == 4.0
+    assert durations.round_seconds(Experiment(preset="mini", method="local")) == pytest.approx(4.0 * 11.7 / 14.7)
 
 
 def test_before_the_first_run_the_paper_and_our_own_page_are_asked():

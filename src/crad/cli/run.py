@@ -60,13 +60,18 @@ def run_shown(
     is_resumed: bool,
     is_partition_shown: bool = True,
     hint: str | None = None,
+    label: str | None = None,
+    left_after: float | None = None,
 ) -> Result:
-    """Run with progress; an interruption says how to go on (`hint`, or resuming this very run)."""
+    """Run with progress; an interruption says how to go on (`hint`, or resuming this very run).
+
+    `left_after`: seconds that the runs after this one will take, where that is known.
+    """
     from crad.api import run
 
-    label = f"{experiment.method}, seed {experiment.seed}"
+    label = label or f"{experiment.method}, seed {experiment.seed}"
     try:
-        with display.running(label, is_partition_shown=is_partition_shown) as hooks:
+        with display.running(label, is_partition_shown=is_partition_shown, left_after=left_after) as hooks:
             return run(experiment, output=directory, resume=is_resumed, hooks=hooks)
     except (KeyboardInterrupt, Terminated):
         if directory.exists():

@@ -97,7 +97,8 @@ class PaperExperiment(_Part):
                 _check_known("column", column, [one.name for one in self.columns])
                 for metric_name in values:
                     _check_known("metric", metric_name, [one.name for one in self.metrics])
-        every = (self.settings, *self.presets.values(), *(part.settings for part in (*self.columns, *self.rows)))
+        of_parts = [column.settings for column in self.columns] + [row.settings for row in self.rows]
+        every = (self.settings, *self.presets.values(), *of_parts)
         for name in (name for settings in every for name in settings):
             _check_known("setting", name, Experiment.model_fields)
         return self
