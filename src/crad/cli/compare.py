@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from crad.cli.following import Following
+from crad.cli.lists import parse_methods, parse_seeds, settings_by_method
 from crad.cli.options import AsJson, ConfigFile, Quiet, Settings, with_experiment_flags
 from crad.cli.run import default_output, finish_following, run_shown
 from crad.config import Experiment, make_experiment
@@ -75,53 +76,21 @@ def demo_command(
 def _experiments(settings: Settings, methods: str, seeds: str | None, config: Path | None) -> list[Experiment]:
     """Seed by seed, so that an early stop still leaves whole comparisons."""
     from crad.federation.method import MIN_PROXY
-    from crad.methods import PAPER_METHODS, resolve_method
+    from crad.methods import resolve_method
 
-    names = [one for name in _list("--methods", methods) for one in (PAPER_METHODS if name == "all" else (name,))]
-    names = list(dict.fromkeys(names))
+    names = parse_methods(methods)
     base = make_experiment(settings, path=config)
-    own = _settings_by_method(base.method_settings, names)
+    own = settings_by_method(base.method_settings, names)
     for name in names:
         method = resolve_method(name, own[name])
         if method.common_images == "proxy" and base.proxy_size < MIN_PROXY:
             raise ConfigError(f"method {name!r} learns on proxy images: set proxy_size to at least {MIN_PROXY}")
-    numbers = [base.seed] if seeds is None else _seeds(seeds)
+    numbers = [base.seed] if seeds is None else parse_seeds(seeds)
     return [
         make_experiment({**settings, "method": name, "seed": number, "method_settings": own[name]}, path=config)
         for number in numbers
         for name in names
     ]
-
-
-def _settings_by_method(pairs: Settings, names: Sequence[str]) -> dict[str, Settings]:
-    """`fedmkd.mu=0.3` belongs to fedmkd; several methods are compared, so the method must be said."""
-    own: dict[str, Settings] = {name: {} for name in names}
-    for key, value in pairs.items():
-        method, _, setting = key.rpartition(".")
-        if method not in own:
-            raise ConfigError(
-                f"method_settings: {key!r} names no compared method; write METHOD.{setting}={value} with one of "
-                f"{', '.join(names)}"
-            )
-        own[method][setting] = value
-    return own
-
-
-def _list(flag: str, text: str) -> list[str]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or len(set(parts)) != len(parts):
-        raise ConfigError(f"{flag} {text!r}: expected different values separated by commas")
-    return parts
-
-
-def _seeds(text: str) -> list[int]:
-    try:
-        numbers = [int(part) for part in _list("--seeds", text)]
-    except ValueError:
-        raise ConfigError(f"--seeds {text!r}: expected whole numbers separated by commas") from None
-    if len(set(numbers)) != len(numbers):
-        raise ConfigError(f"--seeds {text!r}: a seed stands there twice")
-    return numbers
 
 
 def _compare(

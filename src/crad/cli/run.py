@@ -67,14 +67,19 @@ def run_shown(
     is_partition_shown: bool = True,
     hint: str | None = None,
     followers: Sequence[Follower] = (),
+    label: str | None = None,
+    left_after: float | None = None,
 ) -> Result:
-    """Run with progress; an interruption says how to go on (`hint`, or resuming this very run)."""
+    """Run with progress; an interruption says how to go on (`hint`, or resuming this very run).
+
+    `left_after`: seconds that the runs after this one will take, where that is known.
+    """
     from crad.api import run
     from crad.following import join_hooks
 
-    label = f"{experiment.method}, seed {experiment.seed}"
+    label = label or f"{experiment.method}, seed {experiment.seed}"
     try:
-        with display.running(label, is_partition_shown=is_partition_shown) as shown:
+        with display.running(label, is_partition_shown=is_partition_shown, left_after=left_after) as shown:
             hooks = join_hooks([shown, *(one.follow(experiment, directory, label=label) for one in followers)])
             result = run(experiment, output=directory, resume=is_resumed, hooks=hooks)
         for follower in followers:

@@ -10,6 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from crad.results import tables as results
 from crad.results.traces import STATE_WORDS, ImageTrace, percent, samples
 
 SHADES = " ░▒▓█"
@@ -24,6 +25,18 @@ def plain_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, title: 
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     return table
+
+
+def sectioned_table(table: results.Table) -> Table:
+    """One of the paper's tables: sections in italics, the best of a column bold."""
+    shown = plain_table(table.header, [], title=table.title)
+    for number, row in enumerate(table.rows):
+        if number in table.sections:
+            shown.add_row(Text(table.sections[number], style="italic"), end_section=False)
+        is_last = number + 1 in table.sections or number + 1 == len(table.rows)
+        cells = [Text(cell.text, style="bold" if cell.is_best else "") for cell in row]
+        shown.add_row(*cells, end_section=is_last)
+    return shown
 
 
 def partition_table(partition: Mapping[str, Any], *, width: int) -> Table:
