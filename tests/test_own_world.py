@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,10 +69,10 @@ class Others:
 
 def shard_file(world: World, client: int, path: Path) -> Path:
     data, shard = world.dataset, world.shards[client]
-    parts = {"train": shard.train, "val": shard.validation, "test": shard.test}
-    arrays = {f"{name}_images": data.train_images[where] for name, where in parts.items()}
-    arrays |= {f"{name}_labels": data.train_labels[where] for name, where in parts.items()}
-    np.savez(path, **arrays, class_names=np.array(data.class_names))
+    arrays: dict[str, Any] = {"class_names": np.array(data.class_names)}
+    for name, where in {"train": shard.train, "val": shard.validation, "test": shard.test}.items():
+        arrays |= {f"{name}_images": data.train_images[where], f"{name}_labels": data.train_labels[where]}
+    np.savez(path, **arrays)
     return path
 
 
@@ -157,8 +158,10 @@ def test_private_counts_of_an_organisation_cannot_be_drawn_again_from_the_common
 # --- own data
 
 
-def save(path: Path, *, names=None, **arrays) -> str:
-    np.savez(path, **arrays, **({} if names is None else {"class_names": np.array(names)}))
+def save(path: Path, *, names=None, **arrays: Any) -> str:
+    if names is not None:
+        arrays["class_names"] = np.array(names)
+    np.savez(path, **arrays)
     return str(path)
 
 
