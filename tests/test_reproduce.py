@@ -162,6 +162,15 @@ def test_figures_and_a_report_lie_beside_the_tables(toy):
         assert "<svg" in (folder / "figures" / f"{name}.svg").read_text(encoding="utf-8")[:500]
 
 
+def test_without_the_extra_there_are_no_figures_but_a_line_that_says_how(toy, monkeypatch):
+    monkeypatch.setattr("crad.results.charts.charts_available", lambda: False)
+    code, out, err = reproduce("context", "--only-show", "--output", toy[0])
+    assert code == 0
+    assert "no figures were drawn: pip install 'crad[report]'" in err
+    assert "Support and accuracy of every client" in out
+    assert "no figures" not in reproduce("cost", "--only-show", "--output", toy[0])[2]
+
+
 def test_the_same_command_again_trains_nothing_and_says_the_same(toy, asked):
     folder, out, _ = toy
     code, again, err = reproduce("all", "--output", folder, method_settings=SMALL)

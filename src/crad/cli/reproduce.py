@@ -73,6 +73,7 @@ def reproduce_command(
         write_report,
         write_tables,
     )
+    from crad.results.charts import INSTALL
     from crad.results.durations import Durations
 
     plan = _plan(what, settings, seeds=seeds, datasets=datasets, methods=methods, output=output)
@@ -88,7 +89,8 @@ def reproduce_command(
         failed |= _run_all(plan, todo, records, durations, display)
     if records:
         write_tables(plan, records)
-        write_figures(plan, records)
+        if not write_figures(plan, records) and any(paper.kind == "figure" for paper in plan.papers):
+            display.say(f"no figures were drawn: {INSTALL}")
         write_report(plan, records)
     _show(plan, records, failed, is_quiet=quiet, as_json=as_json)
     if failed:
