@@ -107,7 +107,7 @@ def _rows_down(paper: PaperExperiment, found: _Found) -> _Layout:
         for row in rows:
             line = [Cell(_label(paper, row, column))]
             for metric in paper.metrics:
-                line += _three_cells(found[column.name, row.name, metric.name], found)
+                line += _three_cells(paper, found[column.name, row.name, metric.name], found)
             lines.append(tuple(line))
     return tuple(header), tuple(lines), sections
 
@@ -127,8 +127,9 @@ def _metrics_down(paper: PaperExperiment, found: _Found) -> _Layout:
     return tuple(header), tuple(lines), {}
 
 
-def _three_cells(outcome: Outcome, found: _Found) -> list[Cell]:
-    best_paper, best_ours = _best(outcome, found)
+def _three_cells(paper: PaperExperiment, outcome: Outcome, found: _Found) -> list[Cell]:
+    """The paper's figure, ours and the difference, as far as the metric has them."""
+    best_paper, best_ours = _best(paper, outcome, found)
     cells = [Cell(_paper_text(outcome), best_paper)] if _is_published(outcome.metric, found) else []
     cells.append(Cell(_our_text(outcome), best_ours))
     if _has_difference(outcome.metric, found):
@@ -138,20 +139,22 @@ def _three_cells(outcome: Outcome, found: _Found) -> list[Cell]:
     return cells
 
 
-def _best(outcome: Outcome, found: _Found) -> tuple[bool, bool]:
-    """Whether the paper's figure and ours are the best of those compared; training alone does not compete."""
-    metric = outcome.metric
+def _best(paper: PaperExperiment, outcome: Outcome, found: _Found) -> tuple[bool, bool]:
+    """Whether the paper's figure and ours are the best of those compared; training alone does not compete.
+
+    The paper's is the best of all its rows, also where only some of them are planned.
+    """
+    metric, column = outcome.metric, outcome.column.name
     if metric.best is None or outcome.row.is_reference:
         return False, False
-    rivals = [
-        one
-        for one in found.values()
-        if one.metric == metric and one.column == outcome.column and not one.row.is_reference
-    ]
-    published = [one.paper for one in rivals if isinstance(one.paper, float)]
-    ours = [one.ours.mean for one in rivals if isinstance(one.ours, Figure)]
+    rivals = [row for row in paper.rows if not row.is_reference]
+    published = [row.published.get(column, {}).get(metric.name) for row in rivals]
+    theirs = [found[column, row.name, metric.name].ours for row in rivals if (column, row.name, metric.name) in found]
     own = outcome.ours.mean if isinstance(outcome.ours, Figure) else None
-    return _wins(outcome.paper, published, metric), _wins(own, ours, metric)
+    return (
+        _wins(outcome.paper, [value for value in published if isinstance(value, float)], metric),
+        _wins(own, [ours.mean for ours in theirs if isinstance(ours, Figure)], metric),
+    )
 
 
 def _wins(value: float | str | None, rivals: Sequence[float], metric: Metric) -> bool:
