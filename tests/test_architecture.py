@@ -74,7 +74,7 @@ def test_aggregation_is_pure():
 
 
 def test_results_never_touch_models():
-    for path in (SOURCE / "results").glob("*.py"):
+    for path in (SOURCE / "results").rglob("*.py"):
         forbidden = {
             name for name in imports_of(path) if name.split(".")[0] == "torch" or name.startswith("crad.models")
         }

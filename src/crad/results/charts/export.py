@@ -19,7 +19,8 @@ from crad.results.charts.chart import Chart
 from crad.results.charts.style import theme
 
 FORMATS = ("pdf", "svg", "png")
-COLUMN_POINTS = 3.4 * 72  # the width of a paper's column
+COLUMN_INCHES = 3.4  # the width of a paper's column
+POINTS_PER_INCH = 72
 DOTS_PER_INCH = 300
 INSTALL = "pip install 'crad[report]'"
 
@@ -72,18 +73,21 @@ def javascript() -> str:
 def _converted(svg: str, form: str) -> bytes:
     import vl_convert
 
-    scale = COLUMN_POINTS / _width(svg)
     if form == "svg":
-        return svg.encode()
+        return _resized(svg, COLUMN_INCHES, "in").encode()
+    in_points = _resized(svg, COLUMN_INCHES * POINTS_PER_INCH, "")
     if form == "pdf":
-        return bytes(vl_convert.svg_to_pdf(svg, scale=scale))
-    return bytes(vl_convert.svg_to_png(svg, scale=scale, ppi=DOTS_PER_INCH))
+        return bytes(vl_convert.svg_to_pdf(in_points))
+    return bytes(vl_convert.svg_to_png(in_points, ppi=DOTS_PER_INCH))
 
 
-def _width(svg: str) -> float:
-    found = re.search(r'<svg[^>]*? width="([\d.]+)"', svg)
-    assert found, "every picture says how wide it is"
-    return float(found[1])
+def _resized(svg: str, width: float, unit: str) -> str:
+    """The picture as wide as asked; its view box makes the rest follow."""
+    found = re.match(r'<svg[^>]* width="([\d.]+)" height="([\d.]+)"', svg)
+    assert found, "every picture says how large it is"
+    opening = found[0].partition(" width=")[0]
+    height = width * float(found[2]) / float(found[1])
+    return f'{opening} width="{width:g}{unit}" height="{height:g}{unit}"{svg[found.end() :]}'
 
 
 def _keep(path: Path, text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import altair as alt
 
@@ -16,7 +17,24 @@ from crad.results.series import Row, context_rows, context_run, partition_rows, 
 
 MANY_CLASSES = 12
 MANY_CLIENTS = 30
-COUNTS, SHARES, WEIGHTS = "blues", "oranges", "purples"
+
+
+@dataclass(frozen=True)
+class Shade:
+    """What the cells' colour stands for."""
+
+    field: str
+    title: str
+    scheme: str
+    is_count: bool = False  # square-root shades: the eye sees small counts too
+    most: float = 0  # the darkest; 0: the highest value there is
+    who: str = "client"  # in the rows
+
+
+SUPPORT = Shade("support", "support (validation samples)", "blues", is_count=True)
+ACCURACY = Shade("accuracy", "global accuracy (%)", "oranges", most=100)
+SAMPLES = Shade("samples", "private samples", "blues", is_count=True)
+SAY = Shade("weight", "share of the say for a class (of 1)", "purples", who="teacher")
 
 
 def context_chart(methods: Methods) -> Chart | None:
@@ -26,8 +44,8 @@ def context_chart(methods: Methods) -> Chart | None:
     if not rows:
         return None
     width = PLOT_WIDTH / 2 - 15
-    support = _cells(rows, run, "support", "support (validation samples)", COUNTS, width=width, is_root=True)
-    reached = _cells(rows, run, "accuracy", "global accuracy (%)", SHARES, width=width, domain=[0, 100])
+    support = _cells(SUPPORT, rows, run, width=width)
+    reached = _cells(ACCURACY, rows, run, width=width)
     unheld = [row["accuracy"] for row in rows if row["support"] == 0]
     held = [row["accuracy"] for row in rows if row["support"] > 0]
     return finished(
@@ -46,7 +64,7 @@ def partition_chart(methods: Methods) -> Chart | None:
     """Private samples, clients x classes."""
     run = next(iter(methods.values()))[0]
     rows = partition_rows(run)
-    figure = _cells(rows, run, "samples", "private samples", COUNTS, width=PLOT_WIDTH, is_root=True, has_numbers=True)
+    figure = _cells(SAMPLES, rows, run, width=PLOT_WIDTH, has_numbers=True)
     most = max(rows, key=lambda row: row["samples"])
     empty = sum(row["samples"] == 0 for row in rows)
     return finished(
@@ -78,16 +96,7 @@ def trust_chart(methods: Methods) -> Chart | None:
         .transform_flatten(["weights", "names"], as_=["weight", "class"])
     )
     most = max(max(row["weights"]) for row in rows) or 1
-    cells = _shaded(
-        unfolded,
-        run,
-        "weight",
-        "share of the say for a class (of 1)",
-        WEIGHTS,
-        width=PLOT_WIDTH,
-        domain=[0, most],
-        who="teacher",
-    )
+    cells = _shaded(unfolded, replace(SAY, most=most), run, width=PLOT_WIDTH)
     words = alt.expr("'student ' + student + ' after round ' + shown_round")
     figure = cells.add_params(*chosen).properties(title=alt.TitleParams(text=words, frame="group"))
     return finished(
@@ -109,60 +118,39 @@ def _round_slider(rounds: Sequence[int]) -> alt.Parameter:
 
 
 def _cells(
-    rows: list[Row],
-    run: RunRecords,
-    field: str,
-    title: str,
-    scheme: str,
-    *,
-    width: float,
-    domain: list[float] | None = None,
-    is_root: bool = False,
-    has_numbers: bool = False,
+    shade: Shade, rows: Sequence[Row], run: RunRecords, *, width: float, has_numbers: bool = False
 ) -> alt.Chart | alt.LayerChart:
     """Shaded cells from rows with a client, a class and a number; numbers in them where there is room."""
-    shaded = _shaded(alt.Chart(ROWS), run, field, title, scheme, width=width, domain=domain, is_root=is_root)
+    most = max(row[shade.field] for row in rows)
+    shaded = _shaded(alt.Chart(ROWS), replace(shade, most=shade.most or most or 1), run, width=width)
     names, clients = run.partition["class_names"], len(run.partition["counts"])
     if not has_numbers or len(names) > MANY_CLASSES or clients > MANY_CLIENTS:
         return shaded
-    threshold = max(row[field] for row in rows) / 4  # with square-root shades, half of the darkest
-    ink = alt.when(alt.datum[field] > threshold).then(alt.value("white")).otherwise(alt.value("#222222"))
-    base = alt.Chart(ROWS).encode(x=_class_axis(names, width), y=_client_axis(clients, "client"))
-    return alt.layer(shaded, base.mark_text().encode(text=f"{field}:Q", color=ink)).properties(width=width)
+    is_dark = alt.datum[shade.field] > most / 4  # with square-root shades, half of the darkest
+    ink = alt.when(is_dark).then(alt.value("white")).otherwise(alt.value("#222222"))
+    base = alt.Chart(ROWS).encode(x=_class_axis(names, width), y=_client_axis(clients, shade.who))
+    return alt.layer(shaded, base.mark_text().encode(text=f"{shade.field}:Q", color=ink)).properties(width=width)
 
 
-def _shaded(
-    base: alt.Chart,
-    run: RunRecords,
-    field: str,
-    title: str,
-    scheme: str,
-    *,
-    width: float,
-    domain: list[float] | None = None,
-    is_root: bool = False,
-    who: str = "client",
-) -> alt.Chart:
+def _shaded(base: alt.Chart, shade: Shade, run: RunRecords, *, width: float) -> alt.Chart:
     names, clients = run.partition["class_names"], len(run.partition["counts"])
-    scale = alt.Scale(scheme=scheme, type="sqrt" if is_root else "linear", zero=True)
-    if domain:
-        scale.domain = domain
-    whole = {"tickMinStep": 1, "format": "d"} if is_root else {}
+    kind = "sqrt" if shade.is_count else "linear"
+    scale = alt.Scale(scheme=shade.scheme, type=kind, domain=[0, shade.most])
+    # Left alone, a legend of few samples counts in halves.
+    few = shade.is_count and shade.most <= 5
+    ticks = {"values": list(range(int(shade.most) + 1))} if few else {"tickCount": 4}
     legend = alt.Legend(
-        orient="top", title=title, gradientLength=width, gradientThickness=10, tickCount=4, offset=8, **whole
+        orient="top", title=shade.title, gradientLength=width, gradientThickness=10, offset=8, format=".3~r", **ticks
     )
+    hints = [
+        alt.Tooltip(f"{shade.who}:O", title=shade.who),
+        alt.Tooltip("class:N", title="class"),
+        alt.Tooltip(f"{shade.field}:Q", title=shade.title, format=",.6~r"),
+    ]
+    colour = alt.Color(f"{shade.field}:Q", scale=scale, legend=legend)
     return (
         base.mark_rect()
-        .encode(
-            x=_class_axis(names, width),
-            y=_client_axis(clients, who),
-            color=alt.Color(f"{field}:Q", scale=scale, legend=legend),
-            tooltip=[
-                alt.Tooltip(f"{who}:O", title=who),
-                alt.Tooltip("class:N", title="class"),
-                alt.Tooltip(f"{field}:Q", title=title, format=".4~g"),
-            ],
-        )
+        .encode(x=_class_axis(names, width), y=_client_axis(clients, shade.who), color=colour, tooltip=hints)
         .properties(width=width, height=max(clients * _row_height(clients), 60))
     )
 

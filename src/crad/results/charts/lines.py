@@ -102,7 +102,8 @@ def bytes_chart(methods: Methods) -> Chart | None:
     is_log = max(totals) > LOG_RATIO * min(totals)
     scale = alt.Scale(type="log", nice=False) if is_log else alt.Scale(zero=True)
     title = "payload per client so far (MiB, log scale)" if is_log else "payload per client so far (MiB)"
-    axis = alt.Axis(format=",~r", values=_steps([row["mib"] for row in paid]) if is_log else alt.Undefined, tickCount=5)
+    ticks = {"values": _steps([row["mib"] for row in paid]), "labelOverlap": False} if is_log else {"tickCount": 5}
+    axis = alt.Axis(format=",~r", **ticks)
     x = alt.X("mib:Q", title=title, scale=scale, axis=axis)
     layers = lines(paid, x, marked=spread([row["round"] for row in paid]), field="round", methods=methods_in(rows))
     free = [of_method[-1] for of_method in split(rows).values() if of_method[-1]["payload_bytes"] == 0]
