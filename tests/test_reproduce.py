@@ -15,9 +15,12 @@ import pytest
 
 import crad.api
 from crad.cli import main
+from crad.config import Experiment
 from crad.errors import DataError
 from crad.federation.checkpoint import save_checkpoint
+from crad.reproducing import one_page_of
 from crad.results.paper import NAMES
+from crad.results.runs import RunRecords
 
 SMALL = "fedgd.generator_steps=1,fedgd.generator_batch=8,fedgd.transfer_size=12"
 TOY: dict[str, object] = {"preset": "demo", "rounds": 2, "eval_every": 1, "clients": 4, "active": 3}
@@ -151,9 +154,12 @@ def test_the_cases_are_those_that_explain_shows(toy):
 
 
 def test_figures_and_a_report_lie_beside_the_tables(toy):
-    folder, _, _ = toy
-    page = (folder / "report.html").read_text(encoding="utf-8")
-    assert "crad" in page
+    folder = toy[0]
+    first, other = sorted(folder.glob("report*.html"), key=lambda path: len(path.name))
+    assert (first.name, other.name) == ("report.html", "report-iid.html"), "another division of the data: another page"
+    assert f"Report: {first}\nReport: {other}\n" in toy[1]
+    assert all(method in first.read_text(encoding="utf-8") for method in ("stage1", "fedmkd", "inverse-ce"))
+    assert "stage1" not in other.read_text(encoding="utf-8")
     names = {path.stem for path in (folder / "figures").iterdir()}
     assert len(names) >= 5
     for name in names:
@@ -207,6 +213,16 @@ def test_showing_before_anything_was_run_writes_nothing(tmp_path, asked):
     assert "41 runs: 0 done, 0 to resume, 41 to run, about" in err
     assert "at the seconds per round that the paper gives for its GPU" in err
     assert "0 of 27 runs are there" in out
+
+
+def test_a_page_has_a_method_once_per_seed_and_whole_seeds():
+    runs = [
+        RunRecords(Experiment(method=method, seed=seed, private_counts=private), {}, [], {})
+        for method, seed, private in (("crad", 1, None), ("crad", 1, 1.0), ("local", 1, None), ("crad", 2, None))
+    ]
+    assert one_page_of(runs) == [runs[0], runs[2], runs[3]]
+    lone = RunRecords(Experiment(method="dfml", seed=2), {}, [], {})
+    assert lone not in one_page_of([*runs, RunRecords(Experiment(method="uniform", seed=1), {}, [], {}), lone])
 
 
 # --- seeds, interruptions, failures

@@ -5,6 +5,7 @@ No experiment is trained twice: a run lies in a folder named by what decides its
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,7 @@ from crad.data.catalog import locate
 from crad.errors import ConfigError, CradError, DataError, RunError
 from crad.federation.files import write_atomically
 from crad.results.durations import Durations
+from crad.results.grouping import worlds
 from crad.results.paper import PaperExperiment, PlannedCell, chosen_papers, load_paper, plan_cells
 from crad.results.paper_tables import Finished, make_paper_table, tidy_csv, tidy_rows
 from crad.results.run_directory import RunDirectory, identity
@@ -192,14 +194,29 @@ def write_tables(plan: Plan, records: Records) -> None:
             write_atomically(folder / f"{table.name}.{ending}", text.encode())
 
 
-def write_report(plan: Plan, records: Records) -> Path:
-    """`report.html` of all finished runs."""
+def write_reports(plan: Plan, records: Records) -> list[Path]:
+    """`report.html` of the first world's runs, `report-WORLD.html` of every other: they cannot share a page."""
     from crad.results.report import report_page
 
-    runs = [records[run.key] for run in plan.runs if run.key in records]
-    path = plan.folder / "report.html"
-    write_atomically(path, report_page(runs).encode())
-    return path
+    finished = [records[run.key] for run in plan.runs if run.key in records]
+    paths: list[Path] = []
+    for label, runs in worlds(finished).items():
+        name = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
+        paths.append(plan.folder / (f"report-{name}.html" if paths else "report.html"))
+        write_atomically(paths[-1], report_page(one_page_of(runs)).encode())
+    return paths
+
+
+def one_page_of(runs: Sequence[RunRecords]) -> list[RunRecords]:
+    """What may stand on one page: a method once per seed, and only methods that the fullest seed has."""
+    first: dict[tuple[int, str], RunRecords] = {}
+    for run in runs:
+        first.setdefault((run.experiment.seed, run.experiment.method), run)
+    of_seed: dict[int, set[str]] = {}
+    for seed, method in first:
+        of_seed.setdefault(seed, set()).add(method)
+    most = max(of_seed.values(), key=len)
+    return [run for (_, method), run in first.items() if method in most]
 
 
 def write_figures(plan: Plan, records: Records) -> list[Path]:

@@ -70,7 +70,7 @@ def reproduce_command(
         published_seconds,
         read_finished,
         write_figures,
-        write_report,
+        write_reports,
         write_tables,
     )
     from crad.results.charts import INSTALL
@@ -87,12 +87,13 @@ def reproduce_command(
     if not only_show:
         failed |= {run.path.name: absent[run.experiment.dataset] for run in missing if run not in todo}
         failed |= _run_all(plan, todo, records, durations, display)
+    reports: list[Path] = []
     if records:
         write_tables(plan, records)
         if not write_figures(plan, records) and any(paper.kind == "figure" for paper in plan.papers):
             display.say(f"no figures were drawn: {INSTALL}")
-        write_report(plan, records)
-    _show(plan, records, failed, is_quiet=quiet, as_json=as_json)
+        reports = write_reports(plan, records)
+    _show(plan, records, failed, reports, is_quiet=quiet, as_json=as_json)
     if failed:
         named = "; ".join(f"{name} ({reason})" for name, reason in failed.items())
         raise RunError(
@@ -206,7 +207,10 @@ def _say_plan(
         display.say(f"{waiting} of them cannot be run: {reason}")
 
 
-def _show(plan: Plan, records: Records, failed: dict[str, str], *, is_quiet: bool, as_json: bool) -> None:
+def _show(
+    plan: Plan, records: Records, failed: dict[str, str], reports: Sequence[Path], *, is_quiet: bool, as_json: bool
+) -> None:
+    """The tables and where the pages lie, JSON, or the path alone."""
     from crad.reproducing import make_tables, make_tidy
 
     if as_json:
@@ -221,8 +225,8 @@ def _show(plan: Plan, records: Records, failed: dict[str, str], *, is_quiet: boo
         console = Console() if Console().is_terminal else Console(width=160)
         for table in make_tables(plan, records):
             _print_table(console, table)
-        if records:
-            typer.echo(f"Report: {plan.folder / 'report.html'}")
+        for path in reports:
+            typer.echo(f"Report: {path}")
     typer.echo(str(plan.folder))
 
 
