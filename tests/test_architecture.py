@@ -20,7 +20,7 @@ LAYERS = [
     {"methods"},
     {"engines", "network", "results"},
     {"inspection"},
-    {"api", "comparing", "reproducing"},
+    {"api", "comparing", "reporting", "reproducing"},
     {"cli"},
     {"__main__", "__init__"},
 ]

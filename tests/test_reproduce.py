@@ -132,7 +132,7 @@ def test_the_time_left_is_shown_for_the_run_and_for_all(toy):
     _, _, err = toy
     assert "to run, time known after the first run" in err
     lines = [line for line in err.splitlines() if re.match(r"\[\d+/\d+\] .*round 1/2", line)]
-    assert all(re.search(r"left \d+ s  all runs \d+ s$", line) for line in lines[1:-1])
+    assert all(re.search(r"left (\d+ min )?\d+ s  all runs (\d+ min )?\d+ s$", line) for line in lines[1:-1])
     assert re.search(r"18 runs left, about \d", err)
     assert re.search(r"1 run left, about \d", err)
     assert re.search(r"0 runs left$", err, re.MULTILINE)

@@ -273,7 +273,7 @@ def test_bytes_add_up_over_all_rounds_tested_or_not():
 
 def test_bytes_of_those_who_sat_out_are_spread_over_all_clients():
     run = made_run(rounds=1, sent_bytes=100)
-    halved = replace(run, rounds=[{**run.rounds[0], "payload_bytes": 100}])  # one of the two sent
+    halved = replace(run, rounds=[{**run.rounds[0], "payload_bytes": 100, "active": [0]}])  # one of the two sent
     assert [row["payload_bytes"] for row in traffic_rows({"crad": [halved]})] == [50.0]
 
 

@@ -94,7 +94,7 @@ def _compare(experiments: Sequence[Experiment], folder: Path, *, is_quiet: bool,
     from crad.cli.tables import plain_table
     from crad.comparing import run_folder, write_comparison
     from crad.engines.processes import kept_workers
-    from crad.results.report import headline
+    from crad.results.joining import headline
     from crad.results.tables import COMPARISON_HEADER, comparison_caption, comparison_cells
 
     display = Display(Console(stderr=True), is_quiet=is_quiet, num_runs=len(experiments))
