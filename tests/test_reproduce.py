@@ -75,6 +75,14 @@ def asked(monkeypatch) -> list[str]:
     return seen
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_page_of_single_runs():
+    """They take longer than a toy run; the pages of the whole are real."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("crad.api.report_page", lambda runs: "")
+        yield
+
+
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory) -> tuple[Path, str, str]:
     """Every table and figure, run once for all tests: the folder, standard output, standard error."""
@@ -169,7 +177,7 @@ def test_figures_and_a_report_lie_beside_the_tables(toy):
 
 
 def test_without_the_extra_there_are_no_figures_but_a_line_that_says_how(toy, monkeypatch):
-    monkeypatch.setattr("crad.results.charts.charts_available", lambda: False)
+    monkeypatch.setattr("crad.reproducing.charts_available", lambda: False)
     code, out, err = reproduce("context", "--only-show", "--output", toy[0])
     assert code == 0
     assert "no figures were drawn: pip install 'crad[report]'" in err

@@ -17,10 +17,12 @@ from crad.config import Experiment
 from crad.data.catalog import locate
 from crad.errors import ConfigError, CradError, DataError, RunError
 from crad.federation.files import write_atomically
+from crad.results.charts import charts_available, make_charts, save_chart
 from crad.results.durations import Durations
 from crad.results.grouping import worlds
 from crad.results.paper import PaperExperiment, PlannedCell, chosen_papers, load_paper, plan_cells
 from crad.results.paper_tables import Finished, make_paper_table, tidy_csv, tidy_rows
+from crad.results.report import report_page
 from crad.results.run_directory import RunDirectory, identity
 from crad.results.runs import RunRecords, load_run
 from crad.results.tables import Table, table_latex, table_markdown
@@ -196,8 +198,6 @@ def write_tables(plan: Plan, records: Records) -> None:
 
 def write_reports(plan: Plan, records: Records) -> list[Path]:
     """`report.html` of the first world's runs, `report-WORLD.html` of every other: they cannot share a page."""
-    from crad.results.report import report_page
-
     finished = [records[run.key] for run in plan.runs if run.key in records]
     paths: list[Path] = []
     for label, runs in worlds(finished).items():
@@ -221,8 +221,6 @@ def one_page_of(runs: Sequence[RunRecords]) -> list[RunRecords]:
 
 def write_figures(plan: Plan, records: Records) -> list[Path]:
     """`figures/*.pdf`, `.svg` and `.png` of the chosen figures' runs; none without the extra that draws them."""
-    from crad.results.charts import charts_available, make_charts, save_chart
-
     runs = {
         run.path: run
         for paper in plan.papers
