@@ -386,23 +386,24 @@ def large_run():
         per_class=[{"class": i, "name": name, **per_class} for i, name in enumerate(names)],
     )
     figures = [[0.01234] * size] * images
-    student = {
-        "client": 0,
-        "teachers": list(range(1, size)),
+    shown = {
         "weights": [[[0.01234] * size] * (size - 1)] * images,
-        **dict.fromkeys(("consensus", "band", "target", "uniform"), figures),
         "states": [["k" * size] * (size - 1)] * images,
+        **dict.fromkeys(("consensus", "band", "target", "uniform"), figures),
     }
     survey = {
         "classes": names,
-        "round": 300,
-        "cases": [],
-        "rules": {},
+        "round": num_rounds,
         "searched_images": 100,
-        "teachers": [{"client": 0, "counts": [12.0] * size, "accuracies": [0.12345] * size}] * size,
-        "images": [{"index": 0, "label": 0, "png": "A" * 4000}] * images,
+        "rules": {"success": "Success: so.", "failure": "Failure: so."},
+        "cases": [{"kind": "success", "student": 0, "image": 1, "class": 99, "margin": 0.1}],
+        "teachers": [
+            {"client": i, "architecture": "resnet18", "counts": [12.0] * size, "accuracies": [0.12345] * size}
+            for i in range(size)
+        ],
+        "images": [{"index": i, "label": 99, "png": "A" * 4000} for i in range(images)],
         "probabilities": [[[0.01234] * size] * size] * images,
-        "students": [student] * students,
+        "students": [{"client": i, "teachers": [k for k in range(size) if k != i], **shown} for i in range(students)],
     }
     partition = {**PARTITION, "class_names": names, "counts": [[50] * size] * size}
     return replace(run_of(outcome, partition=partition, inspection=survey), rounds=rounds)
