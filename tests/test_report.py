@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from dataclasses import replace
 from html import unescape
 
 import pytest
@@ -339,6 +340,77 @@ def test_crads_inspection_comes_first_and_what_does_not_fit_is_counted(monkeypat
     chosen = inspector.inspector_data(runs)
     assert [one["title"] for one in chosen] == ["crad, seed 1024", "uniform, seed 1024"]
     assert "1 more would not fit here" in inspector.inspector_section(runs, chosen, is_live=False)
+
+
+# --- how large a page may become
+
+
+def large_run():
+    """A hundred clients and classes over 300 rounds, everybody at work, with as much to inspect as a survey holds."""
+    size, num_rounds, students, images = 100, 300, 10, 3
+    names = [f"class number {i}" for i in range(size)]
+    score = {"counts": [100] * size, "hits": [37] * size}
+    trust = {str(teacher): [0.1234] * size for teacher in range(size - 1)}
+    about = {"validation_accuracy": 41.234567, "local_accuracy": 42.345678, "global_accuracy": 43.456789}
+    clients = [
+        {
+            "client": client,
+            "architecture": "resnet18",
+            "is_active": True,
+            "losses": {},
+            "notes": {},
+            "sent_bytes": 1234567,
+            "received_bytes": 1234567,
+            **about,
+            "validation": score,
+            "local": score,
+            "global": score,
+            "trust": trust,
+        }
+        for client in range(size)
+    ]
+    timing = {"seconds": 1.5, "peak_memory_bytes": 2**30}
+    rounds = [
+        {"round": i, "active": list(range(size)), **about, "payload_bytes": 10**8, "published_bytes": 10**7}
+        | {"clients": clients, "timing": timing}
+        for i in range(1, num_rounds + 1)
+    ]
+    per_class = {"private_samples": 500, "test_samples": 100, "global_accuracy": 43.456789}
+    outcome = summary(
+        clients=size,
+        active=size,
+        rounds=num_rounds,
+        global_accuracy_per_client=[43.456789] * size,
+        local_accuracy_per_client=[42.345678] * size,
+        architecture_per_client=["resnet18"] * size,
+        per_class=[{"class": i, "name": name, **per_class} for i, name in enumerate(names)],
+    )
+    figures = [[0.01234] * size] * images
+    shown = {
+        "weights": [[[0.01234] * size] * (size - 1)] * images,
+        "states": [["k" * size] * (size - 1)] * images,
+        **dict.fromkeys(("consensus", "band", "target", "uniform"), figures),
+    }
+    survey = {
+        "classes": names,
+        "round": num_rounds,
+        "searched_images": 100,
+        "rules": {"success": "Success: so.", "failure": "Failure: so."},
+        "cases": [{"kind": "success", "student": 0, "image": 1, "class": 99, "margin": 0.1}],
+        "teachers": [
+            {"client": i, "architecture": "resnet18", "counts": [12.0] * size, "accuracies": [0.12345] * size}
+            for i in range(size)
+        ],
+        "images": [{"index": i, "label": 99, "png": "A" * 4000} for i in range(images)],
+        "probabilities": [[[0.01234] * size] * size] * images,
+        "students": [{"client": i, "teachers": [k for k in range(size) if k != i], **shown} for i in range(students)],
+    }
+    partition = {**PARTITION, "class_names": names, "counts": [[50] * size] * size}
+    return replace(run_of(outcome, partition=partition, inspection=survey), rounds=rounds)
+
+
+def test_the_largest_page_stays_well_under_ten_megabytes():
+    assert len(report_page([large_run()]).encode()) < 7_000_000
 
 
 # --- a real comparison
