@@ -20,7 +20,7 @@ LAYERS = [
     {"methods"},
     {"engines", "network", "results"},
     {"inspection"},
-    {"api", "comparing", "exporting", "joining"},
+    {"api", "comparing", "exporting", "node", "reporting", "reproducing", "following", "watching", "tracking"},
     {"cli"},
     {"__main__", "__init__"},
 ]
@@ -74,7 +74,7 @@ def test_aggregation_is_pure():
 
 
 def test_results_never_touch_models():
-    for path in (SOURCE / "results").glob("*.py"):
+    for path in (SOURCE / "results").rglob("*.py"):
         forbidden = {
             name for name in imports_of(path) if name.split(".")[0] == "torch" or name.startswith("crad.models")
         }
@@ -90,7 +90,9 @@ def test_nothing_unpickles_or_evaluates_except_the_restricted_cifar_reader():
             assert path.name == "cifar.py"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["data", "list", "--json"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["run", "--help"], ["reproduce", "--help"], ["data", "list", "--json"]]
+)
 def test_help_and_listing_do_not_import_torch(arguments: list[str]):
     assert "torch" not in packages_imported_by(arguments)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -152,8 +153,10 @@ def test_private_counts_of_an_organisation_cannot_be_drawn_again_from_the_common
 # --- own data
 
 
-def save(path: Path, *, names=None, **arrays) -> str:
-    np.savez(path, **arrays, **({} if names is None else {"class_names": np.array(names)}))
+def save(path: Path, *, names=None, **arrays: Any) -> str:
+    if names is not None:
+        arrays["class_names"] = np.array(names)
+    np.savez(path, **arrays)
     return str(path)
 
 

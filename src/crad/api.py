@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable
 from contextlib import closing
@@ -25,12 +24,13 @@ from crad.federation.roster import Roster
 from crad.federation.rounds import Round, Rounds, Step
 from crad.federation.work import Engine
 from crad.federation.world import World, build_world
-from crad.inspection import RunInspector, is_inspectable
+from crad.inspection import RunInspector, is_inspectable, write_inspection
 from crad.learning.device import repeatable
 from crad.methods import resolve_method
 from crad.models import ARCHITECTURES, Architecture, resolve_architecture
 from crad.randomness import torch_seed
-from crad.results.report import partition_picture, run_report
+from crad.results.drawing import partition_picture
+from crad.results.report import report_page
 from crad.results.run_directory import RunDirectory
 from crad.results.runs import RunRecords
 from crad.results.selection import best_round
@@ -55,7 +55,7 @@ class Hooks:
     on_step: Callable[[Step], None] = lambda step: None
     on_round: Callable[[Record], None] = lambda record: None
     on_notice: Callable[[str], None] = lambda text: None  # something went wrong and was put right
-    on_records: Callable[[RunRecords], None] | None = None  # all records so far, after every round once one was tested
+    on_records: Callable[[RunRecords], None] | None = None  # all so far, after every round once one was tested
 
 
 def run(
@@ -140,6 +140,7 @@ class _Run:
         roster = Roster(self._world, self._members, folder)
         records = [] if self._directory is None or is_new else self._restore(self._directory, roster)
         self._hooks.on_partition(self._partition)
+        self._tell(records, workers=engine.workers)  # what a resumed run has already
         reset_peak_memory(self._world.device)
         try:
             loop = Rounds(self._method, roster, exchange=MemoryExchange(), engine=engine)
@@ -147,16 +148,19 @@ class _Run:
                 records.append(round_record(done, roster))
                 self._save(records, roster, done)
                 self._hooks.on_round(records[-1])
-                if self._hooks.on_records is not None and best_round(records) is not None:
-                    self._hooks.on_records(self._records(records, workers=engine.workers))
+                self._tell(records, workers=engine.workers)
         finally:
             roster.forget_messages()
         written = self._records(records, workers=engine.workers)
         if self._directory is not None:
             written = replace(written, inspection=self._inspect(self._directory))
-            self._directory.write_text("report.html", run_report(written))
+            self._directory.write_text("report.html", report_page([written]))
             self._directory.write_json("summary.json", written.summary)
         return Result(self._experiment, written.summary, records, written.path)
+
+    def _tell(self, rounds: list[Record], *, workers: int) -> None:
+        if self._hooks.on_records is not None and best_round(rounds) is not None:
+            self._hooks.on_records(self._records(rounds, workers=workers))
 
     def _records(self, rounds: list[Record], *, workers: int) -> RunRecords:
         """The run so far; the summary is of the rounds that are there."""
@@ -179,9 +183,7 @@ class _Run:
         """`inspection.json`: how teachers were combined for some test images, where the method does that by a rule."""
         if not is_inspectable(self._method, self._experiment.clients):
             return None
-        survey = RunInspector(directory.path, world=self._world).survey()
-        directory.write_text("inspection.json", json.dumps(survey, separators=(",", ":"), allow_nan=False))
-        return survey
+        return write_inspection(directory, RunInspector(directory.path, world=self._world))
 
     def _begin(self, directory: RunDirectory) -> None:
         directory.write_json("partition.json", self._partition)

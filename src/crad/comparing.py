@@ -10,8 +10,9 @@ from crad.api import Result, settle
 from crad.config import Experiment
 from crad.federation.files import write_atomically
 from crad.results.comparison import Row, compare, to_json
-from crad.results.report import comparison_report
+from crad.results.report import report_page
 from crad.results.run_directory import RunDirectory
+from crad.results.runs import RunRecords, load_run
 from crad.results.tables import (
     COMPARISON_HEADER,
     COST_CAPTION,
@@ -40,28 +41,15 @@ def write_comparison(folder: Path, results: Sequence[Result]) -> list[Row]:
     rows = compare(summaries)
     table = f"{markdown(COMPARISON_HEADER, comparison_cells(rows))}\n{comparison_caption(rows)}\n"
     table += f"\n{markdown(COST_HEADER, cost_cells(rows))}\n{COST_CAPTION}\n"
-    first_seed = summaries[0]["seed"]
-    curves = {
-        result.summary["method"]: [
-            (float(record["round"]), float(record["global_accuracy"]))
-            for record in result.rounds
-            if record["global_accuracy"] is not None
-        ]
-        for result in results
-        if result.summary["seed"] == first_seed
-    }
-    assert results[0].directory is not None, "compared runs have a directory"
-    partition = RunDirectory(results[0].directory).read_json("partition.json")
     _write(folder / "comparison.json", json.dumps({"schema": 1, "rows": to_json(rows)}, indent=1) + "\n")
     _write(folder / "comparison.md", table)
-    settings = {
-        f"{result.experiment.method}.{name}": value
-        for result in results
-        for name, value in result.experiment.method_settings.items()
-    }
-    page = comparison_report(results[0].experiment, rows, summaries, curves, partition, settings)
-    _write(folder / "report.html", page)
+    _write(folder / "report.html", report_page(_records(results)))
     return rows
+
+
+def _records(results: Sequence[Result]) -> list[RunRecords]:
+    """Read back from the runs' directories, where their partitions and inspections lie."""
+    return [load_run(result.directory) for result in results if result.directory is not None]
 
 
 def _write(path: Path, text: str) -> None:

@@ -186,11 +186,15 @@ def to_flags(settings: Mapping[str, Any]) -> str:
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
             continue
-        if isinstance(value, Mapping):
-            value = tuple(f"{name}={one}" for name, one in value.items())
-        text = NONE if value is None else ",".join(value) if isinstance(value, tuple) else str(value)
-        words.append(f"--{flag} {shlex.quote(text)}")
+        words.append(f"--{flag} {shlex.quote(setting_text(value))}")
     return " ".join(words)
+
+
+def setting_text(value: object) -> str:
+    """The value of a setting as a flag says it."""
+    if isinstance(value, Mapping):
+        value = tuple(f"{name}={one}" for name, one in value.items())
+    return NONE if value is None else ",".join(value) if isinstance(value, tuple) else str(value)
 
 
 def _over_preset(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ Shapes: N clients that can teach, K teachers of one student, B images, C classes
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +36,7 @@ from crad.methods import resolve_method
 from crad.methods.distillation import statistics_tensors
 from crad.results.run_directory import RunDirectory
 from crad.results.selection import best_round
+from crad.results.traces import ImageTrace, TeacherView
 
 SEARCHED_IMAGES = 500  # test images looked through for the clearest cases
 SEARCHED_OUTPUTS = 10_000  # of one image by one teacher: many clients look through fewer images
@@ -52,36 +54,6 @@ FAILURE_RULE = (
     "Failure: the teacher with the most validation samples of the true class was dropped as an outlier, and what it "
     "said exceeds the target by most; where that never happened, the target falls short of the uniform average by most."
 )
-
-
-@dataclass(frozen=True)
-class TeacherView:
-    """One teacher's part in one target: what it holds, what it says, and what became of it."""
-
-    client: int
-    architecture: str
-    count: float
-    accuracy: float
-    probability: float
-    state: str
-    weight: float
-
-
-@dataclass(frozen=True)
-class ImageTrace:
-    """One test image and class, seen by one student. Probabilities are softened by the temperature."""
-
-    round_index: int
-    student: int
-    image: int
-    class_index: int
-    class_name: str
-    true_class: str
-    consensus: float
-    band: float
-    target: float
-    uniform: float
-    teachers: tuple[TeacherView, ...]
 
 
 @dataclass(frozen=True)
@@ -338,6 +310,13 @@ class RunInspector:
             uniform=float(q_NBC[self._of_student(student), row, label].mean()),
             teachers=tuple(teachers),
         )
+
+
+def write_inspection(directory: RunDirectory, inspector: RunInspector) -> Record:
+    """Put a run's survey beside its other records, as `inspection.json`."""
+    survey = inspector.survey()
+    directory.write_text("inspection.json", json.dumps(survey, separators=(",", ":"), allow_nan=False))
+    return survey
 
 
 def is_inspectable(method: Method, clients: int) -> bool:

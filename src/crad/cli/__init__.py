@@ -17,6 +17,8 @@ VERBS = {
     "demo": ("crad.cli.compare:demo_command", "See it work in under a minute: three methods on real images."),
     "run": ("crad.cli.run:run_command", "Run one experiment and write a run directory."),
     "compare": ("crad.cli.compare:compare_command", "Compare methods on identical partitions, with several seeds."),
+    "reproduce": ("crad.cli.reproduce:reproduce_command", "Rerun the paper's tables and figures, ours beside theirs."),
+    "report": ("crad.cli.report:report_command", "Write one page about one or several runs, and its figures as files."),
     "explain": ("crad.cli.explain:explain_command", "Show every teacher's part in a target of a run."),
     "peer": ("crad.cli.peer:app", "Take part in a federation across organisations."),
     "data": ("crad.cli.data:app", "List, download and check data sets."),

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from crad.cli.following import Following
+from crad.cli.lists import parse_methods, parse_seeds, settings_by_method
 from crad.cli.options import AsJson, ConfigFile, Quiet, Settings, with_experiment_flags
-from crad.cli.run import default_output, run_shown
+from crad.cli.run import default_output, finish_following, run_shown
 from crad.config import Experiment, make_experiment
 from crad.errors import ConfigError
 
 if TYPE_CHECKING:
     from crad.api import Result
+    from crad.following import Follower
 
 DEFAULT_METHODS = "local,uniform,crad"
 
@@ -34,6 +37,7 @@ FolderOfRuns = Annotated[
 @with_experiment_flags(without=("method", "seed"))
 def compare_command(
     settings: Settings,
+    following: Following,
     methods: Methods = DEFAULT_METHODS,
     seeds: Seeds = None,
     config: ConfigFile = None,
@@ -46,12 +50,15 @@ def compare_command(
     Example: crad compare --preset mini --methods local,uniform,crad --seeds 1,2,3 --output runs/first-look
     """
     experiments = _experiments(settings, methods, seeds, config)
-    _compare(experiments, output or default_output(experiments[0], "compare"), is_quiet=quiet, as_json=as_json)
+    _compare(
+        experiments, output or default_output(experiments[0], "compare"), following, is_quiet=quiet, as_json=as_json
+    )
 
 
 @with_experiment_flags(without=("method", "seed", "preset"))
 def demo_command(
     settings: Settings,
+    following: Following,
     methods: Methods = DEFAULT_METHODS,
     seeds: Seeds = None,
     output: FolderOfRuns = None,
@@ -63,23 +70,22 @@ def demo_command(
     Example: crad demo --seeds 1,2,3
     """
     experiments = _experiments({**settings, "preset": "demo"}, methods, seeds, None)
-    _compare(experiments, output or default_output(experiments[0], "demo"), is_quiet=quiet, as_json=as_json)
+    _compare(experiments, output or default_output(experiments[0], "demo"), following, is_quiet=quiet, as_json=as_json)
 
 
 def _experiments(settings: Settings, methods: str, seeds: str | None, config: Path | None) -> list[Experiment]:
     """Seed by seed, so that an early stop still leaves whole comparisons."""
     from crad.federation.method import MIN_PROXY
-    from crad.methods import PAPER_METHODS, resolve_method
+    from crad.methods import resolve_method
 
-    names = [one for name in _list("--methods", methods) for one in (PAPER_METHODS if name == "all" else (name,))]
-    names = list(dict.fromkeys(names))
+    names = parse_methods(methods)
     base = make_experiment(settings, path=config)
-    own = _settings_by_method(base.method_settings, names)
+    own = settings_by_method(base.method_settings, names)
     for name in names:
         method = resolve_method(name, own[name])
         if method.common_images == "proxy" and base.proxy_size < MIN_PROXY:
             raise ConfigError(f"method {name!r} learns on proxy images: set proxy_size to at least {MIN_PROXY}")
-    numbers = [base.seed] if seeds is None else _seeds(seeds)
+    numbers = [base.seed] if seeds is None else parse_seeds(seeds)
     return [
         make_experiment({**settings, "method": name, "seed": number, "method_settings": own[name]}, path=config)
         for number in numbers
@@ -87,45 +93,24 @@ def _experiments(settings: Settings, methods: str, seeds: str | None, config: Pa
     ]
 
 
-def _settings_by_method(pairs: Settings, names: Sequence[str]) -> dict[str, Settings]:
-    """`fedmkd.mu=0.3` belongs to fedmkd; several methods are compared, so the method must be said."""
-    own: dict[str, Settings] = {name: {} for name in names}
-    for key, value in pairs.items():
-        method, _, setting = key.rpartition(".")
-        if method not in own:
-            raise ConfigError(
-                f"method_settings: {key!r} names no compared method; write METHOD.{setting}={value} with one of "
-                f"{', '.join(names)}"
-            )
-        own[method][setting] = value
-    return own
+def _compare(
+    experiments: Sequence[Experiment], folder: Path, following: Following, *, is_quiet: bool, as_json: bool
+) -> None:
+    with following.followers(folder) as followers:
+        _compare_followed(experiments, folder, followers, is_quiet=is_quiet, as_json=as_json)
+        finish_following(followers, folder)
 
 
-def _list(flag: str, text: str) -> list[str]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or len(set(parts)) != len(parts):
-        raise ConfigError(f"{flag} {text!r}: expected different values separated by commas")
-    return parts
-
-
-def _seeds(text: str) -> list[int]:
-    try:
-        numbers = [int(part) for part in _list("--seeds", text)]
-    except ValueError:
-        raise ConfigError(f"--seeds {text!r}: expected whole numbers separated by commas") from None
-    if len(set(numbers)) != len(numbers):
-        raise ConfigError(f"--seeds {text!r}: a seed stands there twice")
-    return numbers
-
-
-def _compare(experiments: Sequence[Experiment], folder: Path, *, is_quiet: bool, as_json: bool) -> None:
+def _compare_followed(
+    experiments: Sequence[Experiment], folder: Path, followers: Sequence[Follower], *, is_quiet: bool, as_json: bool
+) -> None:
     from rich.console import Console
 
     from crad.cli.progress import Display, duration
     from crad.cli.tables import plain_table
     from crad.comparing import run_folder, write_comparison
     from crad.engines.processes import kept_workers
-    from crad.results.report import headline
+    from crad.results.joining import headline
     from crad.results.tables import COMPARISON_HEADER, comparison_caption, comparison_cells
 
     display = Display(Console(stderr=True), is_quiet=is_quiet, num_runs=len(experiments))
@@ -135,7 +120,13 @@ def _compare(experiments: Sequence[Experiment], folder: Path, *, is_quiet: bool,
     with kept_workers():
         for experiment, (directory, is_there) in zip(experiments, folders, strict=True):
             result = run_shown(
-                display, experiment, directory, is_resumed=is_there, is_partition_shown=not results, hint=hint
+                display,
+                experiment,
+                directory,
+                is_resumed=is_there,
+                is_partition_shown=not results,
+                hint=hint,
+                followers=followers,
             )
             seconds = duration(result.summary["total_seconds"])
             display.say(

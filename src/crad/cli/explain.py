@@ -12,17 +12,19 @@ import typer
 from crad.cli.options import AsJson
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory of a method with a rule.")]
-Student = Annotated[int, typer.Option("--student", metavar="CLIENT", help="Whose peers are the teachers.")]
+Student = Annotated[
+    int | None, typer.Option("--student", metavar="CLIENT", help="Whose peers are the teachers; with --image: 0.")
+]
 Image = Annotated[int | None, typer.Option("--image", metavar="I", help="Index of a test image.")]
 ClassIndex = Annotated[int | None, typer.Option("--class", metavar="C", help="Class index; default: the true class.")]
 
 
 def explain_command(
-    run: RunArgument, student: Student = 0, image: Image = None, class_: ClassIndex = None, as_json: AsJson = False
+    run: RunArgument, student: Student = None, image: Image = None, class_: ClassIndex = None, as_json: AsJson = False
 ) -> None:
     """Show every teacher's part in a target: its support, what it says, its state and its weight.
 
-    Without --image: the clearest success and the clearest failure of the rule against a uniform average.
+    Without --image: the clearest success and the clearest failure of the rule, of all students or of --student.
 
     Example: crad explain runs/first --student 2 --image 17
     """
@@ -30,17 +32,17 @@ def explain_command(
 
     from crad.cli.tables import trace_table
     from crad.errors import ConfigError
-    from crad.inspection import RunInspector
+    from crad.inspection import FAILURE_RULE, SUCCESS_RULE, RunInspector
+    from crad.results.traces import describe
 
     if image is None and class_ is not None:
         raise ConfigError("--class needs --image: say which test image")
     inspector = RunInspector(run)
     if image is None:
         success, failure = inspector.clearest(student=student)
-        titled = {"Clearest success (target above the uniform average)": success}
-        titled["Clearest failure (target below the uniform average)"] = failure
+        titled = {SUCCESS_RULE: success, FAILURE_RULE: failure}
     else:
-        titled = {"": inspector.trace(student=student, image=image, class_index=class_)}
+        titled = {"": inspector.trace(student=student or 0, image=image, class_index=class_)}
     if as_json:
         typer.echo(json.dumps([asdict(trace) for trace in titled.values()], indent=1))
         return
@@ -49,3 +51,4 @@ def explain_command(
         if title:
             console.print(title, style="bold")
         console.print(trace_table(trace))
+        console.print(describe(trace), markup=False, highlight=False)

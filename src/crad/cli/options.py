@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from crad.cli.following import Following, following_flags
 from crad.config import PRESETS, Experiment
 
 Settings = dict[str, Any]
@@ -23,19 +24,27 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON 
 
 
 def with_experiment_flags(*, without: tuple[str, ...] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command one flag per field of `Experiment`; those that were set arrive as `settings`."""
+    """Give a command one flag per field of `Experiment`; those that were set arrive as `settings`.
+
+    A command with a parameter `following` gets the flags of those who follow a run, too.
+    """
     names = [name for name in Experiment.model_fields if name not in without]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "settings"]
+        taken = inspect.signature(command, eval_str=True).parameters
+        own = [parameter for name, parameter in taken.items() if name not in ("settings", "following")]
+        others = following_flags() if "following" in taken else []
 
         @functools.wraps(command)
         def wrapper(**values: Any) -> None:  # noqa: ANN401  # whatever the flags hold
             given = {name: values.pop(name) for name in names}
             settings = {name: value for name, value in given.items() if value is not None}
+            if others:
+                values["following"] = Following(**{flag.name: values.pop(flag.name) for flag in others})
             command(settings=settings, **values)
 
-        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + [_flag(name) for name in names]
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + others
+        parameters += [_flag(name) for name in names]
         wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
         return wrapper

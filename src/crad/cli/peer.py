@@ -123,7 +123,7 @@ def join_command(site: SiteFile = PEER_TOML, quiet: Quiet = False, as_json: AsJs
 
     from crad.cli.progress import Display
     from crad.cli.tables import plain_table
-    from crad.joining import join
+    from crad.node import join
     from crad.results.participant import participant_cells
 
     settings, agreement = _read(site)
@@ -146,7 +146,7 @@ def status_command(site: SiteFile = PEER_TOML, as_json: AsJson = False) -> None:
     Example: crad peer status
     """
     _need_network()
-    from crad.joining import read_status, status_line
+    from crad.node import read_status, status_line
 
     settings, agreement = _read(site)
     status = read_status(agreement, settings)

@@ -28,22 +28,27 @@ class Display:
         self._console = console
         self._is_quiet = is_quiet
         self._num_runs = num_runs
-        self._done_runs = 0
+        self._begun_runs = 0
         self._label = ""
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._started = 0.0
         self._first_round: int | None = None
         self._rounds = 0
+        self._left_after: float | None = None
         self._stage_began = self._stage_said = 0.0
 
     @contextmanager
-    def running(self, label: str, *, is_partition_shown: bool = True) -> Iterator[Hooks]:
-        """Show one run while it goes on."""
+    def running(
+        self, label: str, *, is_partition_shown: bool = True, left_after: float | None = None
+    ) -> Iterator[Hooks]:
+        """Show one run while it goes on; with the seconds of the runs after it, also when all will be done."""
         from crad.api import Hooks
 
-        self._label = label if self._num_runs == 1 else f"[{self._done_runs + 1}/{self._num_runs}] {label}"
+        self._begun_runs += 1
+        self._label = label if self._num_runs == 1 else f"[{self._begun_runs}/{self._num_runs}] {label}"
         self._started, self._first_round, self._task = time.monotonic(), None, None
+        self._left_after = left_after
         if self._is_quiet:
             yield Hooks()
         elif self._console.is_terminal:
@@ -53,7 +58,6 @@ class Display:
             yield Hooks(
                 self._partition if is_partition_shown else _ignore, self._note_step, self._plain_round, self.say
             )
-        self._done_runs += 1
 
     def say(self, text: str) -> None:
         """One line for people."""
@@ -66,6 +70,7 @@ class Display:
 
     def _live_step(self, step: Step) -> None:
         assert self._progress is not None
+        self._note_first_round(step)
         if self._task is None:
             done = max(0, step.round_index - 1)
             self._task = self._progress.add_task(self._label, total=step.rounds, completed=done, status="")
@@ -75,15 +80,27 @@ class Display:
                 f"validation {step.validation_accuracy:.1f} %"
             )
             reached = step.round_index - 1 + step.position / step.total
-            self._progress.update(self._task, completed=reached, status=status)
+            self._progress.update(self._task, completed=reached, status=status + self._all_left(reached))
         else:
             self._progress.update(self._task, status=f"{step.stage} clients {step.position}/{step.total}")
 
     def _note_step(self, step: Step) -> None:
+        self._note_first_round(step)
+        self._say_slow_stage(step)
+
+    def _note_first_round(self, step: Step) -> None:
         self._rounds = step.rounds
         if step.stage == "learning" and self._first_round is None:
             self._first_round = step.round_index
-        self._say_slow_stage(step)
+
+    def _left(self, reached: float) -> float:
+        """Seconds until this run is done, when so many rounds are there."""
+        assert self._first_round is not None, "a round has steps"
+        done = reached - self._first_round + 1
+        return (time.monotonic() - self._started) / done * (self._rounds - reached)
+
+    def _all_left(self, reached: float) -> str:
+        return "" if self._left_after is None else f"  all runs {duration(self._left(reached) + self._left_after)}"
 
     def _say_slow_stage(self, step: Step) -> None:
         """Many clients take long to measure: a line now and then, with the time left."""
@@ -96,16 +113,14 @@ class Display:
             self.say(f"{self._label}  {step.stage} clients {step.position}/{step.total}  left {duration(left)}")
 
     def _plain_round(self, record: Record) -> None:
-        assert self._first_round is not None, "a round has steps"
-        done = record["round"] - self._first_round + 1
-        left = (time.monotonic() - self._started) / done * (self._rounds - record["round"])
         losses = [client["losses"]["total"] for client in record["clients"] if "total" in client["losses"]]
         tested = ""
         if record["global_accuracy"] is not None:
             tested = f"  global {record['global_accuracy']:5.2f} %  local {record['local_accuracy']:5.2f} %"
         self.say(
             f"{self._label}  round {record['round']}/{self._rounds}  loss {sum(losses) / max(1, len(losses)):.3f}  "
-            f"validation {record['validation_accuracy']:5.2f} %{tested}  left {duration(left)}"
+            f"validation {record['validation_accuracy']:5.2f} %{tested}  "
+            f"left {duration(self._left(record['round']))}{self._all_left(record['round'])}"
         )
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from crad.cli.following import Following
 from crad.cli.options import AsJson, ConfigFile, Output, Quiet, Settings, with_experiment_flags
 from crad.cli.signals import Terminated
 from crad.config import EXECUTION_FIELDS, Experiment, make_experiment
@@ -18,6 +20,7 @@ from crad.errors import ConfigError
 if TYPE_CHECKING:
     from crad.api import Result
     from crad.cli.progress import Display
+    from crad.following import Follower
 
 ResumeFlag = Annotated[
     Path | None, typer.Option("--resume", metavar="DIR", help="Continue the run in this directory where it stopped.")
@@ -27,6 +30,7 @@ ResumeFlag = Annotated[
 @with_experiment_flags()
 def run_command(
     settings: Settings,
+    following: Following,
     config: ConfigFile = None,
     output: Output = None,
     resume: ResumeFlag = None,
@@ -48,8 +52,10 @@ def run_command(
         experiment = make_experiment(settings, path=config)
         directory = output or default_output(experiment, experiment.method)
     display = Display(Console(stderr=True), is_quiet=quiet)
-    result = run_shown(display, experiment, directory, is_resumed=resume is not None)
-    report_outcome(result, is_quiet=quiet, as_json=as_json)
+    with following.followers(directory) as followers:
+        result = run_shown(display, experiment, directory, is_resumed=resume is not None, followers=followers)
+        report_outcome(result, is_quiet=quiet, as_json=as_json)
+        finish_following(followers, directory)
 
 
 def run_shown(
@@ -60,19 +66,36 @@ def run_shown(
     is_resumed: bool,
     is_partition_shown: bool = True,
     hint: str | None = None,
+    followers: Sequence[Follower] = (),
+    label: str | None = None,
+    left_after: float | None = None,
 ) -> Result:
-    """Run with progress; an interruption says how to go on (`hint`, or resuming this very run)."""
-    from crad.api import run
+    """Run with progress; an interruption says how to go on (`hint`, or resuming this very run).
 
-    label = f"{experiment.method}, seed {experiment.seed}"
+    `left_after`: seconds that the runs after this one will take, where that is known.
+    """
+    from crad.api import run
+    from crad.following import join_hooks
+
+    label = label or f"{experiment.method}, seed {experiment.seed}"
     try:
-        with display.running(label, is_partition_shown=is_partition_shown) as hooks:
-            return run(experiment, output=directory, resume=is_resumed, hooks=hooks)
+        with display.running(label, is_partition_shown=is_partition_shown, left_after=left_after) as shown:
+            hooks = join_hooks([shown, *(one.follow(experiment, directory, label=label) for one in followers)])
+            result = run(experiment, output=directory, resume=is_resumed, hooks=hooks)
+        for follower in followers:
+            follower.end(result)
+        return result
     except (KeyboardInterrupt, Terminated):
         if directory.exists():
             cure = hint or f"crad run --resume {shlex.quote(str(directory))}"
             typer.echo(f"crad: stopped; continue with {cure}", err=True)
         raise
+
+
+def finish_following(followers: Sequence[Follower], folder: Path) -> None:
+    """Everything is written and told: the followers may show the report in this folder."""
+    for follower in followers:
+        follower.finish(folder / "report.html")
 
 
 def report_outcome(result: Result, *, is_quiet: bool, as_json: bool) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from crad.inspection import ImageTrace
+from crad.results import tables as results
+from crad.results.traces import STATE_WORDS, ImageTrace, percent, samples
 
 SHADES = " ░▒▓█"
 BLUES = (255, 195, 153, 117, 75, 33, 27, 19)  # of the 256-colour palette, light to dark
@@ -25,6 +25,18 @@ def plain_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, title: 
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     return table
+
+
+def sectioned_table(table: results.Table) -> Table:
+    """One of the paper's tables: sections in italics, the best of a column bold."""
+    shown = plain_table(table.header, [], title=table.title)
+    for number, row in enumerate(table.rows):
+        if number in table.sections:
+            shown.add_row(Text(table.sections[number], style="italic"), end_section=False)
+        is_last = number + 1 in table.sections or number + 1 == len(table.rows)
+        cells = [Text(cell.text, style="bold" if cell.is_best else "") for cell in row]
+        shown.add_row(*cells, end_section=is_last)
+    return shown
 
 
 def partition_table(partition: Mapping[str, Any], *, width: int) -> Table:
@@ -58,20 +70,20 @@ def trace_table(trace: ImageTrace) -> Table:
         [
             str(teacher.client),
             teacher.architecture,
-            f"{teacher.count:g}",
-            f"{100 * teacher.accuracy:.1f}",
-            f"{100 * teacher.probability:.1f}",
-            teacher.state,
-            f"{100 * teacher.weight:.1f}",
+            samples(teacher.count),
+            percent(teacher.accuracy),
+            percent(teacher.probability),
+            STATE_WORDS[teacher.state],
+            percent(teacher.weight),
         ]
         for teacher in trace.teachers
     ]
-    low, high = max(0.0, trace.consensus - trace.band), min(1.0, trace.consensus + trace.band)
+    low, high = trace.accepted
     title = (
         f"Student {trace.student}, test image {trace.image} (a {trace.true_class}), class {trace.class_index} "
         f"({trace.class_name}), round {trace.round_index}\n"
-        f"consensus {100 * trace.consensus:.1f} %, accepted {100 * low:.1f} to {100 * high:.1f} %; "
-        f"target {100 * trace.target:.1f} %, a uniform average would say {100 * trace.uniform:.1f} %"
+        f"consensus {percent(trace.consensus)} %, accepted {percent(low)} to {percent(high)} %; "
+        f"target {percent(trace.target)} %, a uniform average would say {percent(trace.uniform)} %"
     )
     return plain_table(header, rows, title=title)
 

@@ -77,10 +77,10 @@ def _row(method: str, first: str, seeds: tuple[int, ...], by_key: Mapping[tuple[
         is_reconstruction=bool(own[0].get("is_reconstruction")),
         is_variant=bool(own[0].get("is_variant")),
         seeds=seeds,
-        figures={metric: _figure([summary[metric] for summary in own]) for metric in METRICS},
+        figures={metric: over_seeds([summary[metric] for summary in own]) for metric in METRICS},
         spread={metric: statistics.fmean(summary[f"{metric}_spread"] for summary in own) for metric in METRICS},
         difference={
-            metric: _figure([mine[metric] - theirs[metric] for mine, theirs in zip(own, reference, strict=True)])
+            metric: over_seeds([mine[metric] - theirs[metric] for mine, theirs in zip(own, reference, strict=True)])
             for metric in METRICS
         },
         payload_bytes=statistics.fmean(summary["payload_bytes_per_client_round"] for summary in own),
@@ -108,6 +108,7 @@ def _mean_of(summaries: Sequence[Mapping[str, Any]], key: str) -> float:
     return statistics.fmean(summary.get(key, 0.0) for summary in summaries)
 
 
-def _figure(values: Sequence[float]) -> Figure:
+def over_seeds(values: Sequence[float]) -> Figure:
+    """Mean and sample deviation of one value per seed."""
     deviation = statistics.stdev(values) if len(values) > 1 else 0.0
     return Figure(statistics.fmean(values), deviation, tuple(values))

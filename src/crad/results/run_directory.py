@@ -8,6 +8,8 @@ inspection.json   how teachers were combined for some test images, for methods t
 report.html       the outcome, for people
 artifacts/        what a method made for people to look at, such as painted images
 checkpoint/       the newest round and the best one
+tensorboard/      with --tensorboard: its event files
+mlflow.json       with --mlflow: which run of the store this is; without a server the store is mlruns/
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The cells of the tables, once for the terminal, the page and Markdown."""
+"""The cells of the tables, once for the terminal, the page, Markdown and LaTeX."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from crad.results.comparison import METRICS, Figure, Row
 
@@ -77,14 +78,106 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([f"{lines[0]} |", f"|{rule}|", *(f"{line} |" for line in lines[1:])]) + "\n"
 
 
+@dataclass(frozen=True)
+class Cell:
+    """A text in a table; the best of its column is set bold."""
+
+    text: str
+    is_best: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that reads the same on the terminal, in Markdown and in LaTeX."""
+
+    name: str
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    caption: str
+    sections: Mapping[int, str] = field(default_factory=dict)  # a label above the row of that number
+
+
+def table_markdown(table: Table) -> str:
+    """Title, table and caption; a section is a row with its label alone."""
+    lines: list[list[str]] = []
+    for number, row in enumerate(table.rows):
+        if number in table.sections:
+            lines.append([f"*{_plain_markdown(table.sections[number])}*", *[""] * (len(table.header) - 1)])
+        lines.append(
+            [f"**{_plain_markdown(cell.text)}**" if cell.is_best else _plain_markdown(cell.text) for cell in row]
+        )
+    header = [_plain_markdown(name) for name in table.header]
+    return f"### {_plain_markdown(table.title)}\n\n{markdown(header, lines)}\n{_plain_markdown(table.caption)}\n"
+
+
+def table_latex(table: Table) -> str:
+    """A floating table for a paper; needs the package booktabs and nothing else."""
+    lines = []
+    for number, row in enumerate(table.rows):
+        if number in table.sections:
+            lines += [r"\midrule"] if number else []
+            lines.append(rf"\multicolumn{{{len(table.header)}}}{{l}}{{\textit{{{latex(table.sections[number])}}}}} \\")
+        cells = [rf"\textbf{{{latex(cell.text)}}}" if cell.is_best else latex(cell.text) for cell in row]
+        lines.append(rf"{' & '.join(cells)} \\")
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{latex(table.caption)}}}",
+            rf"\label{{tab:{table.name.replace('_', '-')}}}",
+            rf"\begin{{tabular}}{{l{'r' * (len(table.header) - 1)}}}",
+            r"\toprule",
+            rf"{' & '.join(latex(name) for name in table.header)} \\",
+            r"\midrule",
+            *lines,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+# What LaTeX would take for a command, and the signs of our tables that its fonts have in mathematics only.
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": "$<$",
+    ">": "$>$",
+    "²": "$^2$",
+    RECONSTRUCTION: r"$^\dagger$",
+    **{
+        sign: rf"$\{word}$"
+        for sign, word in zip("±Δ≈στε", ("pm", "Delta", "approx", "sigma", "tau", "varepsilon"), strict=True)
+    },
+}
+
+
+def latex(text: str) -> str:
+    """Text for LaTeX: nothing in it is a command."""
+    return "".join(_LATEX.get(letter, letter) for letter in text)
+
+
 def mib(payload_bytes: float) -> str:
     """Bytes as MiB with three figures that matter."""
-    value = payload_bytes / 2**20
+    return three_figures(payload_bytes / 2**20)
+
+
+def three_figures(value: float) -> str:
+    """A number with about three figures that matter."""
     if value >= 10:
         return f"{value:.1f}"
     if value >= 0.1 or value == 0:
         return f"{value:.2f}"
     return f"{value:.3f}" if value >= 0.001 else f"{value:.1g}"
+
+
+def _plain_markdown(text: str) -> str:
+    # A bar would end the cell, a star or an underscore begin an emphasis.
+    return "".join(f"\\{letter}" if letter in "|*_" else letter for letter in text)
 
 
 def _marked(row: Row) -> str:

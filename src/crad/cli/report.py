@@ -1,0 +1,49 @@
+"""`crad report RUN...`: one page about one or several runs, and its figures as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Runs = Annotated[
+    list[Path], typer.Argument(metavar="RUN...", help="Run directories, or folders of runs that crad compare wrote.")
+]
+Page = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", help="Default: report.html in the one run's directory, or here."),
+]
+Figures = Annotated[
+    Path | None, typer.Option("--figures", metavar="DIR", help="Write every figure as PDF, SVG and PNG as well.")
+]
+
+
+def report_command(runs: Runs, output: Page = None, figures: Figures = None) -> None:
+    """Write one page about runs on the same data: tables, figures, cost, and an inspector of single targets.
+
+    Example: crad report runs/first runs/alone --output both.html --figures figures/
+    """
+    from crad.errors import ConfigError
+    from crad.federation.files import write_atomically
+    from crad.reporting import find_runs, load_for_report
+    from crad.results.charts import charts_available, make_charts, save_chart
+    from crad.results.comparable import comparable_runs
+    from crad.results.report import report_page
+
+    if figures is not None and not charts_available():
+        raise ConfigError("--figures needs two more packages: pip install 'crad[report]'")
+    if output is not None and output.is_dir():
+        raise ConfigError(f"--output {output} is a folder: name the file to write, such as {output / 'report.html'}")
+    paths = find_runs(runs)
+    records = [load_for_report(path, notice=lambda text: typer.echo(f"crad: {text}", err=True)) for path in paths]
+    page = report_page(records)
+    path = output or (paths[0] if len(paths) == 1 else Path()) / "report.html"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, page.encode())
+    if figures is not None:
+        figures.mkdir(parents=True, exist_ok=True)
+        for chart in make_charts(comparable_runs(records)[0]):
+            for file in save_chart(chart, figures):
+                typer.echo(str(file))
+    typer.echo(str(path))

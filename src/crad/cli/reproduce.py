@@ -1,0 +1,238 @@
+"""`crad reproduce`: the paper's tables and figures, ours beside the published ones."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from crad.cli.lists import parse_list, parse_methods, parse_seeds, settings_by_method
+from crad.cli.options import AsJson, Quiet, Settings, with_experiment_flags
+from crad.config import make_experiment
+from crad.errors import CradError, RunError, unknown_name
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from crad.cli.progress import Display
+    from crad.reproducing import Plan, Records, StoredRun
+    from crad.results.durations import Durations
+    from crad.results.runs import RunRecords
+    from crad.results.tables import Table
+
+What = Annotated[
+    str,
+    typer.Argument(
+        metavar="WHAT",
+        help="table1, cost, clients, weights or privacy; per_class, convergence, context or cases, or figures for "
+        "these four; all",
+    ),
+]
+Seeds = Annotated[str | None, typer.Option("--seeds", metavar="1,2,...", help="Seeds. Default: the paper's, 1024.")]
+Datasets = Annotated[
+    str | None, typer.Option("--datasets", metavar="A,B,...", help="Only the runs that the paper has on these.")
+]
+Methods = Annotated[str | None, typer.Option("--methods", metavar="A,B,...", help="Only the runs of these methods.")]
+Folder = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="DIR", help="Where runs, tables and figures lie. runs/reproduce-PRESET"),
+]
+OnlyShow = Annotated[bool, typer.Option("--only-show", help="Run nothing: plan and tables from what is there.")]
+
+
+@with_experiment_flags(without=("method", "seed"))
+def reproduce_command(
+    settings: Settings,
+    what: What,
+    seeds: Seeds = None,
+    datasets: Datasets = None,
+    methods: Methods = None,
+    output: Folder = None,
+    only_show: OnlyShow = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Rerun the paper's tables and figures; no experiment is trained twice, the same command again continues.
+
+    Flags of an experiment change every run alike, such as --rounds 2 for a trial.
+
+    Example: crad reproduce table1 --preset mini --datasets cifar10 --seeds 1,2,3
+    """
+    from rich.console import Console
+
+    from crad.cli.progress import Display
+    from crad.reproducing import (
+        absent_data,
+        published_seconds,
+        read_finished,
+        write_figures,
+        write_reports,
+        write_tables,
+    )
+    from crad.results.charts import INSTALL
+    from crad.results.durations import Durations
+
+    plan = _plan(what, settings, seeds=seeds, datasets=datasets, methods=methods, output=output)
+    records, failed = read_finished(plan)
+    missing = [run for run in plan.runs if run.state != "done"]
+    absent = absent_data(missing)
+    todo = [run for run in missing if run.experiment.dataset not in absent]
+    display = Display(Console(stderr=True), is_quiet=quiet, num_runs=len(todo))
+    durations = Durations(list(records.values()), published=published_seconds())
+    _say_plan(plan, missing, absent, durations, display)
+    if not only_show:
+        failed |= {run.path.name: absent[run.experiment.dataset] for run in missing if run not in todo}
+        failed |= _run_all(plan, todo, records, durations, display)
+    reports: list[Path] = []
+    if records:
+        write_tables(plan, records)
+        if not write_figures(plan, records) and any(paper.kind == "figure" for paper in plan.papers):
+            display.say(f"no figures were drawn: {INSTALL}")
+        reports = write_reports(plan, records)
+    _show(plan, records, failed, reports, is_quiet=quiet, as_json=as_json)
+    if failed:
+        named = "; ".join(f"{name} ({reason})" for name, reason in failed.items())
+        raise RunError(
+            f"{len(failed)} of {len(plan.runs)} runs failed: {named}. The others are in {plan.folder}; mend that and "
+            "give the same command again"
+        )
+
+
+def _plan(
+    what: str, settings: Settings, *, seeds: str | None, datasets: str | None, methods: str | None, output: Path | None
+) -> Plan:
+    from crad.methods import resolve_method
+    from crad.reproducing import make_plan
+    from crad.results.paper import GROUPS, NAMES, chosen_papers
+
+    if what not in (*NAMES, *GROUPS):
+        raise unknown_name("experiment", what, (*NAMES, *GROUPS))
+    base = make_experiment(settings)  # a faulty flag is refused before anything else
+    known = [
+        (said["dataset"], said["method"])
+        for paper in chosen_papers(what)
+        for column in paper.columns
+        for row in paper.rows
+        for said in [paper.settings_of(row, column)]
+    ]
+    own = settings_by_method(base.method_settings, list(dict.fromkeys(method for _, method in known)))
+    for method, pairs in own.items():
+        resolve_method(method, pairs)
+    return make_plan(
+        what,
+        output or Path("runs") / f"reproduce-{base.preset}",
+        flags={name: value for name, value in settings.items() if name != "method_settings"},
+        seeds=None if seeds is None else parse_seeds(seeds),
+        datasets=_known("data set", None if datasets is None else parse_list("--datasets", datasets), known, 0),
+        methods=_known("method", None if methods is None else parse_methods(methods), known, 1),
+        method_settings=own,
+    )
+
+
+def _known(kind: str, names: list[str] | None, pairs: Sequence[tuple[str, str]], place: int) -> list[str] | None:
+    for name in names or ():
+        if name not in {pair[place] for pair in pairs}:
+            raise unknown_name(kind, name, {pair[place] for pair in pairs})
+    return names
+
+
+def _run_all(
+    plan: Plan, todo: Sequence[StoredRun], records: Records, durations: Durations, display: Display
+) -> dict[str, str]:
+    """Run what is missing and add it to the records; by name why some failed."""
+    from crad.engines.processes import kept_workers
+
+    failed = {}
+    with kept_workers():
+        for number, run in enumerate(todo):
+            try:
+                records[run.key] = _run_one(plan, run, todo[number + 1 :], durations, display)
+            except Exception as error:  # a night's plan does not end with one run that does
+                reason = str(error) if isinstance(error, CradError) else f"{type(error).__name__}: {error}"
+                failed[run.path.name] = " ".join(reason.split())
+                display.say(f"{run.label} failed: {failed[run.path.name]}")
+    return failed
+
+
+def _run_one(
+    plan: Plan, run: StoredRun, others: Sequence[StoredRun], durations: Durations, display: Display
+) -> RunRecords:
+    from crad.cli.progress import duration
+    from crad.cli.run import run_shown
+    from crad.reproducing import seconds_left
+    from crad.results.runs import load_run
+
+    result = run_shown(
+        display,
+        run.experiment,
+        run.path,
+        is_resumed=run.state == "begun",
+        is_partition_shown=False,
+        hint=f"the same command and --output {shlex.quote(str(plan.folder))}",
+        label=run.label,
+        left_after=seconds_left(others, durations),
+    )
+    records = load_run(run.path)
+    durations.add(records)
+    left = seconds_left(others, durations)
+    when = f", about {duration(left)}" if others and left is not None else ""
+    display.say(
+        f"{run.label}: global {result.summary['global_accuracy']:.2f} %, local "
+        f"{result.summary['local_accuracy']:.2f} %, {duration(result.summary['total_seconds'])}; "
+        f"{len(others)} run{'s' * (len(others) != 1)} left{when}"
+    )
+    return records
+
+
+def _say_plan(
+    plan: Plan, missing: Sequence[StoredRun], absent: dict[str, str], durations: Durations, display: Display
+) -> None:
+    """`17 runs: 9 done, 1 to resume, 7 to run, about 1 h 10 min (from the runs finished here)`, and what cannot run."""
+    from crad.cli.progress import duration
+    from crad.reproducing import seconds_left
+
+    begun = sum(run.state == "begun" for run in missing)
+    words = [f"{len(plan.runs) - len(missing)} done", f"{begun} to resume", f"{len(missing) - begun} to run"]
+    line = f"{len(plan.runs)} runs: {', '.join(words)}"
+    if missing:
+        left, basis = seconds_left(missing, durations), durations.basis(missing[0].experiment.preset)
+        line += f", time {basis}" if left is None else f", about {duration(left)} ({basis})"
+    display.say(line)
+    for name, reason in absent.items():
+        waiting = sum(run.experiment.dataset == name for run in missing)
+        display.say(f"{waiting} of them cannot be run: {reason}")
+
+
+def _show(
+    plan: Plan, records: Records, failed: dict[str, str], reports: Sequence[Path], *, is_quiet: bool, as_json: bool
+) -> None:
+    """The tables and where the pages lie, JSON, or the path alone."""
+    from crad.reproducing import make_tables, make_tidy
+
+    if as_json:
+        states = [{"run": run.path.name, "state": run.state} for run in plan.runs]
+        answer = {"output": str(plan.folder), "runs": states, "failed": failed, "tables": make_tidy(plan, records)}
+        typer.echo(json.dumps(answer, indent=1))
+        return
+    if not is_quiet:
+        from rich.console import Console
+
+        # Piped, a table is as wide as it needs; on a narrow terminal its cells wrap.
+        console = Console() if Console().is_terminal else Console(width=160)
+        for table in make_tables(plan, records):
+            _print_table(console, table)
+        for path in reports:
+            typer.echo(f"Report: {path}")
+    typer.echo(str(plan.folder))
+
+
+def _print_table(console: Console, table: Table) -> None:
+    from crad.cli.tables import sectioned_table
+
+    console.print(sectioned_table(table))
+    console.print(table.caption, highlight=False, markup=False)
+    console.print()

@@ -1,0 +1,235 @@
+"""The paper's experiments as a plan of runs: which are done, which are missing, and the tables and figures of them.
+
+No experiment is trained twice: a run lies in a folder named by what decides its outcome, whichever table asks for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from crad.api import settle
+from crad.config import Experiment
+from crad.data.catalog import locate
+from crad.errors import ConfigError, CradError, DataError, RunError
+from crad.federation.files import write_atomically
+from crad.results.charts import charts_available, make_charts, save_chart
+from crad.results.durations import Durations
+from crad.results.grouping import worlds
+from crad.results.paper import PaperExperiment, PlannedCell, chosen_papers, load_paper, plan_cells
+from crad.results.paper_tables import Finished, make_paper_table, tidy_csv, tidy_rows
+from crad.results.report import report_page
+from crad.results.run_directory import RunDirectory, identity
+from crad.results.runs import RunRecords, load_run
+from crad.results.tables import Table, table_latex, table_markdown
+
+State = Literal["done", "begun", "new"]
+Records = dict[str, RunRecords]  # finished runs by identity
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run of the plan and where it lies."""
+
+    key: str  # identity: two experiments with the same give the same numbers
+    experiment: Experiment
+    path: Path
+
+    @property
+    def state(self) -> State:
+        """Whether it is finished, begun or neither, by what is on the disk."""
+        directory = RunDirectory(self.path)
+        if directory.summary_file.is_file():
+            return "done"
+        return "begun" if directory.experiment_file.is_file() else "new"
+
+    @property
+    def missing_rounds(self) -> int:
+        """Rounds that are still to be run."""
+        if self.state == "done":
+            return 0
+        try:
+            return self.experiment.rounds - len(RunDirectory(self.path).rounds())
+        except RunError:  # damaged: the run itself will say so when its turn comes
+            return self.experiment.rounds
+
+    @property
+    def label(self) -> str:
+        """What it is called on a line of progress."""
+        ours = self.experiment
+        clients = f"{ours.active} of {ours.clients} clients, " if ours.active else ""
+        private = "private counts, " if ours.private_counts else ""
+        return f"{Path(ours.dataset).stem} {ours.method}, {clients}{private}seed {ours.seed}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The chosen experiments of the paper, their cells, and the runs that these need, each once."""
+
+    folder: Path
+    papers: tuple[PaperExperiment, ...]
+    cells: Mapping[str, Sequence[PlannedCell]]  # by experiment
+
+    @cached_property
+    def runs(self) -> list[StoredRun]:
+        """Every run once, seed by seed, so that an early stop leaves whole tables."""
+        found: dict[str, StoredRun] = {}
+        seeds = dict.fromkeys(cell.experiment.seed for cells in self.cells.values() for cell in cells)
+        for seed in seeds:
+            for paper in self.papers:
+                for cell in self.cells[paper.name]:
+                    if cell.experiment.seed == seed:
+                        run = stored_run(self.folder, cell.experiment)
+                        found.setdefault(run.key, run)
+        return list(found.values())
+
+    def of_cell(self, paper: PaperExperiment, records: Records) -> Finished:
+        """The finished runs of an experiment by row and column."""
+        found: dict[tuple[str, str], list[RunRecords]] = {}
+        for cell in self.cells[paper.name]:
+            run = records.get(stored_run(self.folder, cell.experiment).key)
+            if run is not None:
+                found.setdefault((cell.row.name, cell.column.name), []).append(run)
+        return found
+
+
+def stored_run(folder: Path, experiment: Experiment) -> StoredRun:
+    """Where a run of this experiment lies; the same for every table that asks for it."""
+    settled = settle(experiment)
+    key = identity(settled)
+    data = Path(settled.dataset).stem or "data"
+    method = settled.method.replace(":", ".").replace("/", ".")
+    return StoredRun(key, settled, folder / "runs" / f"{data}-{method}-seed{settled.seed}-{key[:8]}")
+
+
+def make_plan(
+    what: str,
+    folder: Path,
+    *,
+    flags: Mapping[str, Any],
+    seeds: Sequence[int] | None = None,
+    datasets: Sequence[str] | None = None,
+    methods: Sequence[str] | None = None,
+    method_settings: Mapping[str, dict[str, Any]] | None = None,
+) -> Plan:
+    """The plan for one experiment of the paper or a group of them; those with no cell left are left out."""
+    found = {}
+    papers = chosen_papers(what)
+    for paper in papers:
+        cells = plan_cells(
+            paper, flags=flags, seeds=seeds, datasets=datasets, methods=methods, method_settings=method_settings
+        )
+        if cells:
+            found[paper.name] = cells
+    if not found:
+        raise ConfigError(f"no run of {what!r} has these data sets and methods; crad reproduce --help says what it has")
+    return Plan(folder, tuple(paper for paper in papers if paper.name in found), found)
+
+
+def absent_data(runs: Sequence[StoredRun]) -> dict[str, str]:
+    """The data sets of runs that are not done which are not there, and how to get each."""
+    absent = {}
+    for name in dict.fromkeys(run.experiment.dataset for run in runs if run.state != "done"):
+        try:
+            locate(name)
+        except (DataError, ConfigError) as error:
+            absent[name] = str(error)
+    return absent
+
+
+def read_finished(plan: Plan) -> tuple[Records, dict[str, str]]:
+    """The records of all finished runs, and by path why some cannot be read."""
+    records, damaged = {}, {}
+    for run in plan.runs:
+        if run.state == "done":
+            try:
+                records[run.key] = load_run(run.path)
+            except CradError as error:
+                damaged[run.path.name] = str(error)
+    return records, damaged
+
+
+def published_seconds() -> dict[str, float]:
+    """The paper's seconds of a round by method, from its cost table."""
+    found = {}
+    for row in load_paper("cost").rows:
+        seconds = row.published["cifar10"]["round_seconds"]
+        assert isinstance(seconds, float), "the cost table has numbers of seconds"
+        found[row.settings["method"]] = seconds
+    return found
+
+
+def seconds_left(runs: Sequence[StoredRun], durations: Durations) -> float | None:
+    """What is still to be computed, None where nothing is known of some."""
+    total = 0.0
+    for run in runs:
+        if missing := run.missing_rounds:
+            seconds = durations.round_seconds(run.experiment)
+            if seconds is None:
+                return None
+            total += missing * seconds
+    return total
+
+
+def make_tables(plan: Plan, records: Records) -> list[Table]:
+    """Every chosen experiment as a table for people."""
+    return [make_paper_table(paper, plan.cells[paper.name], plan.of_cell(paper, records)) for paper in plan.papers]
+
+
+def make_tidy(plan: Plan, records: Records) -> dict[str, list[dict[str, str]]]:
+    """Every chosen experiment as tidy rows, for programs."""
+    return {paper.name: tidy_rows(paper, plan.cells[paper.name], plan.of_cell(paper, records)) for paper in plan.papers}
+
+
+def write_tables(plan: Plan, records: Records) -> None:
+    """`tables/NAME.csv`, `.md` and `.tex` for every chosen experiment."""
+    folder = plan.folder / "tables"
+    folder.mkdir(parents=True, exist_ok=True)
+    tidy = make_tidy(plan, records)
+    for table in make_tables(plan, records):
+        texts = {"csv": tidy_csv(tidy[table.name]), "md": table_markdown(table), "tex": table_latex(table)}
+        for ending, text in texts.items():
+            write_atomically(folder / f"{table.name}.{ending}", text.encode())
+
+
+def write_reports(plan: Plan, records: Records) -> list[Path]:
+    """`report.html` of the first world's runs, `report-WORLD.html` of every other: they cannot share a page."""
+    finished = [records[run.key] for run in plan.runs if run.key in records]
+    paths: list[Path] = []
+    for label, runs in worlds(finished).items():
+        name = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
+        paths.append(plan.folder / (f"report-{name}.html" if paths else "report.html"))
+        write_atomically(paths[-1], report_page(one_page_of(runs)).encode())
+    return paths
+
+
+def one_page_of(runs: Sequence[RunRecords]) -> list[RunRecords]:
+    """What may stand on one page: a method once per seed, and only methods that the fullest seed has."""
+    first: dict[tuple[int, str], RunRecords] = {}
+    for run in runs:
+        first.setdefault((run.experiment.seed, run.experiment.method), run)
+    of_seed: dict[int, set[str]] = {}
+    for seed, method in first:
+        of_seed.setdefault(seed, set()).add(method)
+    most = max(of_seed.values(), key=len)
+    return [run for (_, method), run in first.items() if method in most]
+
+
+def write_figures(plan: Plan, records: Records) -> list[Path]:
+    """`figures/*.pdf`, `.svg` and `.png` of the chosen figures' runs; none without the extra that draws them."""
+    runs = {
+        run.path: run
+        for paper in plan.papers
+        if paper.kind == "figure"
+        for of_cell in plan.of_cell(paper, records).values()
+        for run in of_cell
+    }
+    if not runs or not charts_available():
+        return []
+    folder = plan.folder / "figures"
+    folder.mkdir(parents=True, exist_ok=True)
+    return [path for chart in make_charts(list(runs.values())) for path in save_chart(chart, folder)]

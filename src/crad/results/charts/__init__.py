@@ -1,0 +1,53 @@
+"""Figures from the records of runs: one Vega-Lite specification each, for the page and for a paper.
+
+Altair and vl-convert are the extra `crad[report]`; they are imported when the first chart is made.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from crad.errors import ConfigError
+from crad.results.charts.chart import Chart
+from crad.results.charts.export import INSTALL, charts_available, javascript, save_chart
+from crad.results.charts.style import theme
+from crad.results.grouping import by_method, worlds
+from crad.results.runs import RunRecords
+
+__all__ = ["INSTALL", "Chart", "charts_available", "javascript", "make_charts", "save_chart", "theme"]
+
+
+def make_charts(runs: Sequence[RunRecords]) -> list[Chart]:
+    """Every chart for which there is data; runs on other data, or divided otherwise, get charts of their own."""
+    if not charts_available():
+        raise ConfigError(f"charts need Altair and vl-convert: {INSTALL}")
+    return [chart for label, own in worlds(runs).items() for chart in _charts_of(own, label)]
+
+
+def _charts_of(runs: Sequence[RunRecords], label: str) -> list[Chart]:
+    from crad.results.charts import bars, heat, lines
+
+    methods = by_method(runs)
+    if not methods:
+        return []
+    makers = (
+        lines.accuracy_chart,
+        bars.gains_chart,
+        lines.classes_chart,
+        lines.support_chart,
+        heat.context_chart,
+        heat.partition_chart,
+        heat.trust_chart,
+        bars.cost_chart,
+        lines.bytes_chart,
+    )
+    found = [chart for maker in makers for chart in [maker(methods)] if chart is not None]
+    return [_labelled(chart, label) for chart in found] if label else found
+
+
+def _labelled(chart: Chart, label: str) -> Chart:
+    """The chart of one world among several, with what sets it apart in its name and title."""
+    slug = re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.")
+    return replace(chart, name=f"{chart.name}-{slug}", title=f"{chart.title}: {label}")

@@ -1,0 +1,116 @@
+"""Lines of methods, each in its colour, dashes and marks, with bands over seeds and names on demand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import altair as alt
+
+from crad.results.charts.parts import (
+    ROWS,
+    method_colour,
+    method_dash,
+    method_legend,
+    method_shape,
+    methods_in,
+    slanted,
+)
+from crad.results.charts.style import PLOT_HEIGHT, PLOT_WIDTH
+from crad.results.series import Row
+
+MARKS_PER_LINE = 8
+MANY_CLASSES = 20
+HINTS = {
+    "round": ("Q", "round"),
+    "class": ("N", "class"),
+    "place": ("Q", "place"),
+    "mib": ("Q", "payload so far (MiB)"),
+    "private_samples": ("Q", "private samples"),
+}
+
+
+def lines(
+    rows: list[Row],
+    x: alt.X,
+    *,
+    marked: Sequence[int],
+    field: str,
+    methods: Sequence[str] | None = None,
+    what: str = "global accuracy (%)",
+) -> alt.LayerChart:
+    """A line with marks per method, a band where there are several seeds, a name on demand."""
+    names = list(methods or methods_in(rows))
+    legend = method_legend(names)
+    colour, dash, shape = method_colour(names, legend), method_dash(names), method_shape(names, legend)
+    picked = alt.selection_point(name="picked", fields=["method"], bind="legend")
+    opacity = alt.when(picked).then(alt.value(1)).otherwise(alt.value(0.12))
+    y = alt.Y("accuracy:Q", title=what, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5, format=".4~r"))
+    base = alt.Chart(ROWS).encode(x=x, color=colour)
+    line = base.mark_line(strokeWidth=2, clip=True).encode(y=y, strokeDash=dash, opacity=opacity)
+    in_marks = alt.FieldOneOfPredicate(field=field, oneOf=list(marked))
+    marks = base.mark_point(filled=True, size=50).encode(y=y, shape=shape, opacity=opacity).transform_filter(in_marks)
+    # What the pointer finds: larger than what the eye sees, at every round.
+    hover = base.mark_point(filled=True, size=160, opacity=0).encode(y=y, tooltip=_hints(rows))
+    parts = [line.properties(name="lines").add_params(picked), marks, hover]
+    if any(row["seeds"] > 1 for row in rows):
+        faint = alt.when(picked).then(alt.value(0.2)).otherwise(alt.value(0.03))
+        parts.insert(0, base.mark_area().encode(y=alt.Y("low:Q"), y2=alt.Y2("high:Q"), opacity=faint))
+    return alt.layer(*parts)
+
+
+def levels(rows: list[Row], methods: Sequence[str]) -> alt.Chart:
+    """Level lines of the methods in the data set `levels`."""
+    legend = method_legend(methods)
+    return (
+        alt.Chart(alt.NamedData(name="levels"))
+        .mark_rule(strokeWidth=2)
+        .encode(
+            y=alt.Y("accuracy:Q", title="global accuracy (%)"),
+            color=method_colour(methods, legend),
+            strokeDash=method_dash(methods),
+            tooltip=_hints(rows),
+        )
+    )
+
+
+def by_place(rows: list[Row], names: dict[int, str], *, title: str) -> alt.LayerChart:
+    """Lines over ordered classes, whose names stand below."""
+    places = sorted(names)
+    labels = json.dumps([names[place] for place in places])
+    axis = alt.Axis(
+        labelExpr=f"{labels}[datum.value - 1]",
+        values=places,
+        **slanted(PLOT_WIDTH / len(places)),
+        grid=False,
+    )
+    scale = alt.Scale(domain=[0.7, len(places) + 0.3], nice=False)
+    x = alt.X("place:Q", title=title, axis=axis, scale=scale)
+    layers = lines(rows, x, marked=places if len(places) <= MANY_CLASSES else spread(places), field="place")
+    return layers.properties(width=PLOT_WIDTH, height=PLOT_HEIGHT)
+
+
+def _hints(rows: Sequence[Row]) -> list[alt.Tooltip]:
+    hints = [alt.Tooltip("method:N", title="method")]
+    hints += [alt.Tooltip(f"{key}:{kind}", title=title) for key, (kind, title) in HINTS.items() if key in rows[0]]
+    hints.append(alt.Tooltip("accuracy:Q", title="accuracy (%)", format=".2f"))
+    if any(row["seeds"] > 1 for row in rows):
+        hints += [alt.Tooltip(f"{key}:Q", title=f"{key}est of the seeds (%)", format=".2f") for key in ("low", "high")]
+    return hints
+
+
+def drawn(rows: Sequence[Row]) -> list[Row]:
+    """The rows in the order in which they are drawn: CRAD last, above the others."""
+    return sorted(rows, key=lambda row: bool(row["method"] == "crad"))
+
+
+def spread(values: Sequence[int]) -> list[int]:
+    """Some values at even distances, the last among them: marks on every one would be a thick line."""
+    ordered = sorted(set(values))
+    step = -(-len(ordered) // MARKS_PER_LINE)
+    return ordered[::-step][::-1]
+
+
+def split(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of every method."""
+    return {method: [row for row in rows if row["method"] == method] for method in methods_in(rows)}

@@ -1,0 +1,147 @@
+"""Charts with a line per method: accuracy over rounds, per class, by support, and against bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import altair as alt
+
+from crad.results.charts.chart import Chart
+from crad.results.charts.curves import MARKS_PER_LINE, by_place, drawn, levels, lines, split, spread
+from crad.results.charts.parts import finished, listing, methods_in, seeds_note
+from crad.results.charts.style import PLOT_HEIGHT, PLOT_WIDTH
+from crad.results.grouping import Methods
+from crad.results.series import METRICS, Row, accuracy_rows, class_rows, support_rows, traffic_rows
+
+LOG_RATIO = 8  # totals further apart than this are unreadable on a linear axis
+MIB = 2**20
+
+
+def accuracy_chart(methods: Methods) -> Chart | None:
+    """Global and local accuracy over rounds."""
+    rows = accuracy_rows(methods)
+    if not rows:
+        return None
+    last = max(row["round"] for row in rows)
+    x = alt.X("round:Q", title="round", scale=alt.Scale(domain=[0, last], nice=False), axis=_round_axis(last))
+    layers = lines(rows, x, marked=spread([row["round"] for row in rows]), field="round", what="accuracy (%)")
+    figure = (
+        layers.properties(width=PLOT_WIDTH, height=200)
+        .facet(facet=alt.Facet("metric:N", title=None, sort=list(METRICS.values()), header=_panel_header()), columns=1)
+        .resolve_scale(y="independent")
+        .resolve_axis(x="independent")
+    )
+    ends = {row["method"]: row for row in rows if row["metric"] == METRICS["global_accuracy"]}
+    found = [f"{method} ends at {row['accuracy']:.1f} %" for method, row in ends.items()]
+    return finished(
+        figure,
+        rows=rows,
+        more={"rows": drawn(rows)},
+        name="accuracy",
+        title="Accuracy over rounds",
+        caption="Mean accuracy of the clients in percent after every tested round: above on the data set's own test "
+        f"images, below on each client's held-out test half.{seeds_note(rows)}",
+        alt_text=f"Global accuracy up to round {last}: {listing(found)}.",
+    )
+
+
+def classes_chart(methods: Methods) -> Chart | None:
+    """Global accuracy per class, from most to fewest private samples."""
+    rows = class_rows(methods)
+    if not rows:
+        return None
+    samples = {row["place"]: row["private_samples"] for row in rows}
+    names = {row["place"]: f"{row['class']} ({row['private_samples']:g})" for row in rows}
+    figure = by_place(rows, names, title="class (private samples)")
+    rarest = [row for row in rows if row["place"] == max(samples)]
+    found = [f"{row['method']} {row['accuracy']:.1f} %" for row in rarest]
+    even = " All clients together hold equally many of every class." if len(set(samples.values())) == 1 else ""
+    return finished(
+        figure,
+        rows=rows,
+        more={"rows": drawn(rows)},
+        name="classes",
+        title="Global accuracy per class",
+        caption="Mean global accuracy of the clients per class in percent, at the selected round; classes from most to "
+        f"fewest private samples of all clients, which stand in brackets.{even}{seeds_note(rows)}",
+        alt_text=f"On {rarest[0]['class']}, the last class with {rarest[0]['private_samples']:g} private samples: "
+        f"{listing(found)}.",
+    )
+
+
+def support_chart(methods: Methods) -> Chart | None:
+    """Global accuracy by how much a client itself holds of a class."""
+    rows = support_rows(methods)
+    if not rows or max(row["place"] for row in rows) < 2:
+        return None
+    names = {row["place"]: f"{row['place']} ({row['private_samples']:.3g})" for row in reversed(rows)}
+    figure = by_place(rows, names, title="place in a client's own order of classes (mean private samples)")
+    ends = [(of_method[0], of_method[-1]) for of_method in split(rows).values()]
+    found = [f"{first['method']} {first['accuracy']:.1f} to {last['accuracy']:.1f} %" for first, last in ends]
+    return finished(
+        figure,
+        rows=rows,
+        more={"rows": drawn(rows)},
+        name="support",
+        title="Global accuracy by local support",
+        caption="Global accuracy in percent at the selected round by a client's own support: place 1 is the class that "
+        "it holds most private samples of (mean in brackets), the last place its rarest; mean over clients."
+        f"{seeds_note(rows)}",
+        alt_text=f"From the class a client holds most of to the one it holds least of: {listing(found)}.",
+    )
+
+
+def bytes_chart(methods: Methods) -> Chart | None:
+    """Global accuracy against what a client has exchanged so far."""
+    rows = [{**row, "mib": row["payload_bytes"] / MIB} for row in traffic_rows(methods)]
+    paid = [row for row in rows if row["payload_bytes"] > 0]
+    if not paid:
+        return None
+    totals = [of_method[-1]["mib"] for of_method in split(paid).values()]
+    is_log = max(totals) > LOG_RATIO * min(totals)
+    scale = alt.Scale(type="log", nice=False) if is_log else alt.Scale(zero=True)
+    title = "payload per client so far (MiB, log scale)" if is_log else "payload per client so far (MiB)"
+    ticks = {"values": _steps([row["mib"] for row in paid]), "labelOverlap": False} if is_log else {"tickCount": 5}
+    axis = alt.Axis(format=",~r", **ticks)
+    x = alt.X("mib:Q", title=title, scale=scale, axis=axis)
+    layers = lines(paid, x, marked=spread([row["round"] for row in paid]), field="round", methods=methods_in(rows))
+    free = [of_method[-1] for of_method in split(rows).values() if of_method[-1]["payload_bytes"] == 0]
+    if free:
+        layers += levels(free, methods_in(rows))
+    found = [f"{row['method']} {row['accuracy']:.1f} % for {row['mib']:.3g} MiB" for row in _ends(paid)]
+    level = f" Level lines: {', '.join(row['method'] for row in free)}, without exchange, at the end." if free else ""
+    return finished(
+        layers.properties(width=PLOT_WIDTH, height=PLOT_HEIGHT),
+        rows=rows,
+        more={"rows": drawn(paid), "levels": free},
+        name="bytes",
+        title="Accuracy against bytes",
+        caption="Mean global accuracy in percent against the payload that a client has exchanged up to that round, in "
+        f"MiB, as counted in the cost table.{level}{seeds_note(rows)}",
+        alt_text=f"At the end: {listing(found)}.",
+    )
+
+
+def _steps(values: Sequence[float]) -> list[float]:
+    """1, 2, 5, 10, ... within the values, or the powers of ten where those would be too many."""
+    powers = range(math.floor(math.log10(min(values))), math.ceil(math.log10(max(values))) + 1)
+    for factors in ((1, 2, 5), (1,)):
+        steps = [factor * 10.0**power for power in powers for factor in factors]
+        within = [step for step in steps if min(values) <= step <= max(values)]
+        if len(within) <= MARKS_PER_LINE:
+            break
+    return within
+
+
+def _ends(rows: Sequence[Row]) -> list[Row]:
+    return [of_method[-1] for of_method in split(rows).values()]
+
+
+def _round_axis(last: int) -> alt.Axis:
+    # Left alone, an axis of one round has ticks at halves, named like whole ones.
+    return alt.Axis(format="d", grid=False, **({"values": list(range(last + 1))} if last <= 6 else {"tickCount": 6}))
+
+
+def _panel_header() -> alt.Header:
+    return alt.Header(labelAnchor="start", labelFontSize=14, labelPadding=4)

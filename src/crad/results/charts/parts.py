@@ -1,0 +1,108 @@
+"""What several charts share: the look of methods, names that fit, words for the findings. Needs Altair."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import altair as alt
+
+from crad.results.charts.chart import Chart
+from crad.results.charts.style import PLOT_WIDTH, SIZES, SOLID, label_expression, method_styles, short_names
+from crad.results.series import Row
+
+ROWS = alt.NamedData(name="rows")
+
+
+def finished(
+    figure: alt.TopLevelMixin,
+    *,
+    rows: list[Row],
+    more: Mapping[str, list[Row]] | None = None,
+    name: str,
+    title: str,
+    caption: str,
+    alt_text: str,
+) -> Chart:
+    """The chart with its words; its specification holds all data and no colour of text or background.
+
+    `more`: data beside the rows, by the name that the figure knows it by. Altair never sees any of it: it would check
+    every number against the grammar, which takes half a minute for a hundred clients.
+    """
+    spec: dict[str, Any] = figure.properties(background="transparent").configure(**SIZES).to_dict()
+    # Vega puts the description on the drawing, where a screen reader finds it.
+    spec |= {"description": alt_text, "datasets": {"rows": rows, **(more or {})}}
+    return Chart(name, title, caption, alt_text, spec, rows)
+
+
+def methods_in(rows: Sequence[Row]) -> list[str]:
+    """The methods in their order of appearance."""
+    return list(dict.fromkeys(row["method"] for row in rows))
+
+
+def method_legend(methods: Sequence[str]) -> alt.Legend:
+    """Below the chart, with names that fit."""
+    longest = max(len(name) for name in short_names(methods).values())
+    columns = max(1, min(4, PLOT_WIDTH // (8 * longest + 15)))
+    return alt.Legend(
+        orient="bottom",
+        columns=columns,
+        title=None,
+        labelExpr=label_expression(methods),
+        symbolSize=90,
+        symbolOpacity=1,
+        symbolDash=[1, 0],
+    )
+
+
+def method_colour(methods: Sequence[str], legend: alt.Legend | None) -> alt.Color:
+    """Every method in its colour."""
+    colours = [style.colour for style in method_styles(methods)]
+    return alt.Color("method:N", scale=alt.Scale(domain=methods, range=colours), legend=legend)
+
+
+def method_dash(methods: Sequence[str]) -> alt.StrokeDash:
+    """Every method with its dashes; the legend has its mark, whose outline dashes would only fray."""
+    dashes = [list(style.dash) for style in method_styles(methods)]
+    # Vega-Lite merges legends over equal domains, even one that is not wanted: a name that nobody has keeps it apart.
+    scale = alt.Scale(domain=[*methods, ""], range=[*dashes, list(SOLID)])
+    return alt.StrokeDash("method:N", scale=scale, legend=None)
+
+
+def method_shape(methods: Sequence[str], legend: alt.Legend) -> alt.Shape:
+    """Every method with its mark."""
+    marks = [style.mark for style in method_styles(methods)]
+    return alt.Shape("method:N", scale=alt.Scale(domain=methods, range=marks), legend=legend)
+
+
+def method_axis(methods: Sequence[str]) -> alt.Y:
+    """A row for every method, in their order."""
+    return alt.Y(
+        "method:N",
+        title="method",
+        scale=alt.Scale(domain=methods),
+        axis=alt.Axis(labelExpr=label_expression(methods), titlePadding=8, labelLimit=220),
+    )
+
+
+def slanted(spacing: float) -> dict[str, Any]:
+    """How names stand below an axis with so many pixels for each; only where they cannot are some left out."""
+    return {"labelAngle": -45 if spacing >= 19 else -90, "labelOverlap": spacing < 15}
+
+
+def seeds_note(rows: Sequence[Row]) -> str:
+    """What lines and bands are where there are several seeds, and of how many."""
+    seeds = {row["method"]: row["seeds"] for row in rows}
+    if max(seeds.values()) == 1:
+        return ""
+    if len(set(seeds.values())) == 1:
+        words = f"{max(seeds.values())} seeds"
+    else:
+        words = "seeds (" + ", ".join(f"{method} {number}" for method, number in seeds.items()) + ")"
+    return f" Mean over {words}; the band spans the lowest to the highest."
+
+
+def listing(parts: Sequence[str], *, most: int = 10) -> str:
+    """Findings in one sentence; of many only the first ones."""
+    left = len(parts) - most
+    return ", ".join(parts[:most]) + (f" and {left} more" if left > 0 else "")

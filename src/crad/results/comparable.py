@@ -1,0 +1,70 @@
+"""Which runs may stand on one page: the same data, the same division of it, every method with every seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from crad.errors import RunError
+from crad.results.runs import RunRecords
+
+
+def comparable_runs(runs: Sequence[RunRecords]) -> tuple[list[RunRecords], list[RunRecords]]:
+    """The runs with seeds that every method has, and those that are left out; what cannot be compared is refused."""
+    if not runs:
+        raise RunError("there is no run to report: name a run directory")
+    _refuse_twice(runs)
+    for run in runs[1:]:
+        _refuse_other_data(runs[0], run)
+    _refuse_other_partitions(runs)
+    methods = {run.summary["method"] for run in runs}
+    of_seed: dict[int, set[str]] = {}
+    for run in runs:
+        of_seed.setdefault(run.summary["seed"], set()).add(run.summary["method"])
+    whole = {seed for seed, own in of_seed.items() if own == methods}
+    if not whole:
+        raise RunError(
+            f"no seed was run with all of {', '.join(sorted(methods))}: run every method with one seed, or report fewer"
+        )
+    kept = [run for run in runs if run.summary["seed"] in whole]
+    return kept, [run for run in runs if run.summary["seed"] not in whole]
+
+
+def run_title(run: RunRecords) -> str:
+    """A run by method and seed."""
+    return f"{run.summary['method']}, seed {run.summary['seed']}"
+
+
+def named(run: RunRecords) -> str:
+    """A run in a message: where it lies, or what it is."""
+    return run_title(run) if run.path is None else str(run.path)
+
+
+def _refuse_twice(runs: Sequence[RunRecords]) -> None:
+    seen: dict[tuple[str, int], RunRecords] = {}
+    for run in runs:
+        key = run.summary["method"], run.summary["seed"]
+        if key in seen:
+            raise RunError(f"{named(seen[key])} and {named(run)} are both {key[0]} with seed {key[1]}: leave one out")
+        seen[key] = run
+
+
+def _refuse_other_data(first: RunRecords, other: RunRecords) -> None:
+    for what, one, two in (
+        ("data set", first.summary["dataset"], other.summary["dataset"]),
+        ("number of clients", first.summary["clients"], other.summary["clients"]),
+        ("classes", first.partition["class_names"], other.partition["class_names"]),
+    ):
+        if one != two:
+            shown = f" ({one} and {two})" if what in ("data set", "number of clients") else ""
+            raise RunError(f"{named(first)} and {named(other)} differ in their {what}{shown}: report them apart")
+
+
+def _refuse_other_partitions(runs: Sequence[RunRecords]) -> None:
+    first: dict[int, RunRecords] = {}
+    for run in runs:
+        same = first.setdefault(run.summary["seed"], run)
+        if same.partition != run.partition:
+            raise RunError(
+                f"{named(same)} and {named(run)} have the same seed but other data or another division of it: "
+                "report them apart"
+            )

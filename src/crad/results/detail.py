@@ -1,0 +1,87 @@
+"""The page's larger tables: what joining brought, every client, every class."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from crad.results.comparison import METRICS
+from crad.results.joining import ALONE, Gain, client_gains
+from crad.results.markup import table
+from crad.results.runs import RunRecords
+
+TITLES = {"global_accuracy": "Global accuracy", "local_accuracy": "Local accuracy"}
+
+
+def gain_table(runs: Sequence[RunRecords]) -> str:
+    """How many clients gained by joining, and how much; empty where nobody trained alone."""
+    gains = client_gains(runs)
+    header = ["method"]
+    for metric in METRICS:
+        header += [f"Δ {TITLES[metric].lower()}", "gained", "lowest", "highest"]
+    by_method: dict[str, list[Gain]] = {}
+    for gain in gains:
+        by_method.setdefault(gain.method, []).append(gain)
+    rows = [[method, *(cell for gain in own for cell in _gain_cells(gain))] for method, own in by_method.items()]
+    caption = (
+        "What joining brought: every client's accuracy minus what it reaches alone with the same seed, in points. "
+        "Mean over clients, how many clients gained, and the clients that gained least and most."
+    )
+    return table(header, rows, caption=caption) if rows else ""
+
+
+def client_table(runs: Sequence[RunRecords], metric: str) -> str:
+    """Every client's accuracy by method, with the difference to training alone where that was run."""
+    methods, by_key = _by_method_and_seed(runs)
+    seeds = list(dict.fromkeys(run.summary["seed"] for run in runs))
+    is_alone_there = ALONE in methods
+    ordered = [ALONE, *(name for name in methods if name != ALONE)] if is_alone_there else methods
+    header = ["seed"] * (len(seeds) > 1) + ["client", "architecture", "samples"]
+    num_heads = len(header) - 2
+    for method in ordered:
+        header += ["alone"] if method == ALONE else [method, "Δ"] if is_alone_there else [method]
+    rows = []
+    for seed in seeds:
+        own = {method: by_key[method, seed].summary[f"{metric}_per_client"] for method in ordered}
+        about = by_key[ordered[-1], seed]
+        for client, counts in enumerate(about.partition["counts"]):
+            cells = [str(seed)] * (len(seeds) > 1) + [str(client), about.summary["architecture_per_client"][client]]
+            cells.append(str(sum(counts)))
+            for method in ordered:
+                cells.append(f"{own[method][client]:.2f}")
+                if is_alone_there and method != ALONE:
+                    cells.append(f"{own[method][client] - own[ALONE][client]:+.2f}")
+            rows.append(cells)
+    difference = "; Δ: points over training alone" if is_alone_there and len(ordered) > 1 else ""
+    where = "on the common test images" if metric == "global_accuracy" else "on the client's own held-out images"
+    caption = f"{TITLES[metric]} per client in percent, {where}, at each run's selected round{difference}."
+    return table(header, rows, caption=caption, num_heads=num_heads)
+
+
+def class_table(runs: Sequence[RunRecords]) -> str:
+    """Global accuracy per class by method, the class with the most private samples first."""
+    methods, by_key = _by_method_and_seed(runs)
+    seeds = list(dict.fromkeys(run.summary["seed"] for run in runs))
+    first = [by_key[methods[0], seed].summary["per_class"] for seed in seeds]
+    held = [statistics.fmean(of_seed[label]["private_samples"] for of_seed in first) for label in range(len(first[0]))]
+    rows = []
+    for label in sorted(range(len(held)), key=lambda label: (-held[label], label)):
+        about = first[0][label]
+        cells = [about["name"], f"{held[label]:.0f}", str(about["test_samples"])]
+        for method in methods:
+            values = [by_key[method, seed].summary["per_class"][label]["global_accuracy"] for seed in seeds]
+            cells.append("-" if None in values else f"{statistics.fmean(values):.2f}")
+        rows.append(cells)
+    over = ", mean over seeds" if len(seeds) > 1 else ""
+    caption = f"Global accuracy per class in percent, mean over clients{over}; the most private samples first."
+    return table(["class", "private samples", "test images", *methods], rows, caption=caption)
+
+
+def _gain_cells(gain: Gain) -> list[str]:
+    range_cells = [f"{min(gain.values):+.2f}", f"{max(gain.values):+.2f}"]
+    return [f"{gain.mean:+.2f}", f"{gain.num_gained} of {len(gain.values)}", *range_cells]
+
+
+def _by_method_and_seed(runs: Sequence[RunRecords]) -> tuple[list[str], dict[tuple[str, int], RunRecords]]:
+    methods = list(dict.fromkeys(run.summary["method"] for run in runs))
+    return methods, {(run.summary["method"], run.summary["seed"]): run for run in runs}

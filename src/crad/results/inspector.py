@@ -1,0 +1,48 @@
+"""The page's inspector: single test images, and how each student's teachers were combined for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib import resources
+
+from crad.federation.records import Record
+from crad.results.comparable import run_title
+from crad.results.markup import paragraph
+from crad.results.repeating import run_name
+from crad.results.runs import RunRecords
+
+MAX_CHARACTERS = 5_000_000  # of all inspections of a page, which shall stay well below 10 MB
+
+
+def inspector_data(runs: Sequence[RunRecords]) -> list[Record]:
+    """The inspections that fit on a page, crad's first; each knows its run's name."""
+    ordered = sorted(runs, key=lambda run: run.summary["method"] != "crad")
+    chosen: list[Record] = []
+    room = MAX_CHARACTERS
+    for run in ordered:
+        if run.inspection is None:
+            continue
+        room -= len(json.dumps(run.inspection, separators=(",", ":")))
+        if chosen and room < 0:
+            break
+        chosen.append({"title": run_title(run), "run": run_name(run), **run.inspection})
+    return chosen
+
+
+def inspector_section(runs: Sequence[RunRecords], inspections: Sequence[Record], *, is_live: bool) -> str:
+    """The frame that the page's script fills, or why there is nothing to inspect."""
+    if inspections:
+        frame = resources.files("crad.results").joinpath("page", "inspector.html").read_text(encoding="utf-8")
+        num_left_out = sum(run.inspection is not None for run in runs) - len(inspections)
+        note = (
+            f"{num_left_out} more would not fit here: crad report with one run shows its own." if num_left_out else ""
+        )
+        return frame + (paragraph(note, "note") if note else "")
+    if is_live and any(not run.is_complete for run in runs):
+        return paragraph("The inspector comes when the run is complete.", "note")
+    return paragraph(
+        "Nothing to inspect: no run here has traces of single targets. They are made for methods that combine teachers "
+        "by a rule, such as crad, while the run's checkpoint is there.",
+        "note",
+    )

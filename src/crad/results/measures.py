@@ -1,0 +1,167 @@
+"""What the paper's tables and figures read off a run, each by a name that `experiments/*.toml` uses.
+
+Accuracies in percent. A measure gives None where the run does not have it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from crad.results.runs import RunRecords
+from crad.results.selection import clients_at
+
+Value = float | str | None
+Measure = Callable[[RunRecords, str], Value]  # the second is the name of the table's row
+
+STATES = {"k": "kept", "u": "no support", "o": "outlier"}
+MIN_SUPPORT = 2  # validation samples, as in the paper's appendix
+
+
+def _of_summary(key: str, *, unit: float = 1.0) -> Measure:
+    def measure(run: RunRecords, row: str) -> Value:
+        value = run.summary.get(key)
+        return None if value is None else float(value) / unit
+
+    return measure
+
+
+def _needs_proxy(run: RunRecords, row: str) -> Value:
+    return "no" if run.summary.get("common_images", "none") == "none" else "yes"
+
+
+def _at_selected(run: RunRecords) -> list[Mapping[str, Any]]:
+    return clients_at(run.rounds, run.summary["best_round"])
+
+
+def _class_accuracies(client: Mapping[str, Any]) -> list[float]:
+    """On the common test images, by class; 0 for a class without any."""
+    score = client["global"]
+    return [100.0 * hits / max(1, count) for hits, count in zip(score["hits"], score["counts"], strict=True)]
+
+
+def _by_support(choose: Callable[[Sequence[int]], int]) -> Measure:
+    """Mean over clients of the accuracy on the class that each holds most or least of; equal ones count alike."""
+
+    def measure(run: RunRecords, row: str) -> Value:
+        means = []
+        for held, client in zip(run.partition["counts"], _at_selected(run), strict=True):
+            accuracies = _class_accuracies(client)
+            chosen = [accuracies[label] for label, count in enumerate(held) if count == choose(held)]
+            means.append(statistics.fmean(chosen))
+        return statistics.fmean(means)
+
+    return measure
+
+
+def _tested(run: RunRecords) -> list[tuple[int, float]]:
+    return [
+        (record["round"], record["global_accuracy"]) for record in run.rounds if record["global_accuracy"] is not None
+    ]
+
+
+def _early(run: RunRecords, row: str) -> Value:
+    """At the first test after a tenth of the rounds."""
+    return next((accuracy for number, accuracy in _tested(run) if number >= run.experiment.rounds / 10), None)
+
+
+def _swing(run: RunRecords, row: str) -> Value:
+    """Mean change between two tests in the second half of the run."""
+    late = [accuracy for number, accuracy in _tested(run) if number >= run.experiment.rounds / 2]
+    changes = [abs(after - before) for before, after in pairwise(late)]
+    return statistics.fmean(changes) if changes else None
+
+
+def _support_and_accuracy(run: RunRecords) -> list[tuple[int, float]]:
+    """Validation samples and accuracy on the common test images, for every client and class."""
+    return [
+        pair
+        for client in _at_selected(run)
+        for pair in zip(client["validation"]["counts"], _class_accuracies(client), strict=True)
+    ]
+
+
+def _correlation(run: RunRecords, row: str) -> Value:
+    support, accuracy = zip(*_support_and_accuracy(run), strict=True)
+    if len(set(support)) < 2 or len(set(accuracy)) < 2:
+        return None
+    return statistics.correlation(_ranks(support), _ranks(accuracy))
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Places in order of size; equal values share the mean of theirs."""
+    places: dict[float, list[int]] = {}
+    for place, value in enumerate(sorted(values)):
+        places.setdefault(value, []).append(place)
+    return [statistics.fmean(places[value]) for value in values]
+
+
+def _accuracy_where(is_wanted: Callable[[int], bool]) -> Measure:
+    def measure(run: RunRecords, row: str) -> Value:
+        found = [accuracy for support, accuracy in _support_and_accuracy(run) if is_wanted(support)]
+        return statistics.fmean(found) if found else None
+
+    return measure
+
+
+def trace_case(run: RunRecords, kind: str) -> dict[str, Value]:
+    """The clearest success or failure that the run's survey found, in the terms of the paper's appendix."""
+    survey = run.inspection or {"cases": []}
+    case = next((case for case in survey["cases"] if case["kind"] == kind), None)
+    if case is None:
+        return {}
+    label = case["class"]
+    student = next(one for one in survey["students"] if one["client"] == case["student"])
+    image = next(place for place, one in enumerate(survey["images"]) if one["index"] == case["image"])
+    everybody = {one["client"]: place for place, one in enumerate(survey["teachers"])}
+    holds = [survey["teachers"][everybody[client]]["counts"][label] for client in student["teachers"]]
+    weights = [weights_C[label] for weights_C in student["weights"][image]]
+    states = [states_C[label] for states_C in student["states"][image]]
+    # The paper names in a success who was trusted most, in a failure who should have been.
+    said = weights if kind == "success" else holds
+    chosen = said.index(max(said))
+    client = student["teachers"][chosen]
+    return {
+        "class": survey["classes"][label],
+        "client": f"C{client}",
+        "state": STATES[states[chosen]],
+        "support": float(holds[chosen]),
+        "accuracy": _class_accuracies(clients_at(run.rounds, survey["round"])[client])[label],
+        "probability": 100.0 * survey["probabilities"][image][everybody[client]][label],
+        "weight": 100.0 * weights[chosen],
+        "unsupported": float(states.count("u")),
+        "outliers": float(states.count("o")),
+        "kept": float(states.count("k")),
+        **{name: 100.0 * student[name][image][label] for name in ("consensus", "band", "target", "uniform")},
+    }
+
+
+def _of_case(key: str) -> Measure:
+    return lambda run, row: trace_case(run, row).get(key)
+
+
+MEASURES: dict[str, Measure] = {
+    "global_accuracy": _of_summary("global_accuracy"),
+    "local_accuracy": _of_summary("local_accuracy"),
+    "payload_mib": _of_summary("payload_bytes_per_client_round", unit=2**20),
+    "round_seconds": _of_summary("round_seconds"),
+    "peak_memory_gib": _of_summary("peak_memory_bytes", unit=2**30),
+    "needs_proxy": _needs_proxy,
+    "abundant_class_accuracy": _by_support(max),
+    "rarest_class_accuracy": _by_support(min),
+    "early_global_accuracy": _early,
+    "last_global_accuracy": _of_summary("last_global_accuracy"),
+    "swing": _swing,
+    "support_accuracy_correlation": _correlation,
+    "supported_accuracy": _accuracy_where(lambda support: support >= MIN_SUPPORT),
+    "unsupported_accuracy": _accuracy_where(lambda support: support < MIN_SUPPORT),
+    **{
+        f"case_{key}": _of_case(key)
+        for key in (
+            *("class", "client", "state", "support", "accuracy", "probability", "weight"),
+            *("unsupported", "outliers", "kept", "consensus", "band", "target", "uniform"),
+        )
+    },
+}

@@ -1,0 +1,94 @@
+"""What the page opens with: a title, what was run in a sentence, and whether joining helped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePath
+
+from crad.results.comparable import named, run_title
+from crad.results.comparison import METRICS, Row
+from crad.results.drawing import label
+from crad.results.joining import NOT_JOINED, client_gains, gains_by_method, verdict
+from crad.results.markup import paragraph
+from crad.results.runs import RunRecords
+from crad.results.tables import mib
+
+
+def title(runs: Sequence[RunRecords]) -> str:
+    """The methods and the data set."""
+    methods = list(dict.fromkeys(run.summary["method"] for run in runs))
+    what = methods[0] if len(methods) == 1 else f"{len(methods)} methods compared"
+    return f"{what} on {PurePath(runs[0].summary['dataset']).name}"
+
+
+def status(runs: Sequence[RunRecords]) -> str:
+    """How far a live page has come."""
+    going = [run for run in runs if not run.is_complete]
+    if not going:
+        return '<p class="status">finished</p>'
+    run = going[-1]
+    return f'<p class="status">{label(run_title(run))}: round {len(run.rounds)} of {run.experiment.rounds}</p>'
+
+
+def sentence(runs: Sequence[RunRecords]) -> str:
+    """What was run, on what, on which machine."""
+    summary = runs[0].summary
+    active = summary["active"]
+    methods = ", ".join(
+        f"{method} (our reconstruction, no public code)" if is_reconstruction else method
+        for method, is_reconstruction in dict.fromkeys(
+            (run.summary["method"], bool(run.summary.get("is_reconstruction"))) for run in runs
+        )
+    )
+    seeds = list(dict.fromkeys(str(run.summary["seed"]) for run in runs))
+    who = f"{summary['clients']} clients" + (f", {active} active" if active != summary["clients"] else "")
+    how = f"{summary['partition']}" + (f" alpha {summary['alpha']:g}" if summary["partition"] == "dirichlet" else "")
+    hardware = summary["hardware"]
+    return (
+        f"{methods} on {summary['dataset']} ({summary['train_images']} training and {summary['test_images']} test "
+        f"images): {who}, {how}, {summary['rounds']} rounds, preset {summary['preset']}, "
+        f"{'seeds' if len(seeds) > 1 else 'seed'} {', '.join(seeds)}, on {hardware['processor']} "
+        f"({hardware['device']})."
+    )
+
+
+def headline_box(runs: Sequence[RunRecords], rows: Sequence[Row], left_out: Sequence[RunRecords]) -> str:
+    """Whether joining helped, and the figures that one looks for first."""
+    said, detail = verdict(rows), gains_by_method(rows)
+    if not said:
+        is_only_alone = all(run.summary["method"] in NOT_JOINED for run in runs)
+        said = "Nobody joined here." if is_only_alone else "Whether joining helped is still open."
+        detail = (
+            "These clients trained without each other."
+            if is_only_alone
+            else "No run of training alone is on this page; Outcome says how to add it."
+        )
+    parts = [f'<p class="verdict">{label(said)}</p>', paragraph(detail), _tiles(runs, rows)]
+    if left_out:
+        names = ", ".join(named(run) for run in left_out)
+        parts.append(paragraph(f"Not on this page, for not every method was run with their seed: {names}.", "note"))
+    return "".join(parts)
+
+
+def _tiles(runs: Sequence[RunRecords], rows: Sequence[Row]) -> str:
+    """A few figures of the method that the page is about: crad, or else the last that joined."""
+    joined = [row for row in rows if row.method not in NOT_JOINED and not row.is_variant] or list(rows)
+    row = next((row for row in joined if row.method == "crad"), joined[-1])
+    own = {gain.metric: gain for gain in client_gains(runs) if gain.method == row.method}
+    tiles = []
+    for metric, name in zip(METRICS, ("global accuracy", "local accuracy"), strict=True):
+        note = f"{own[metric].mean:+.2f} points over training alone" if own else "mean over clients"
+        tiles.append((name, f"{row.figures[metric].mean:.2f} %", note))
+    if own:
+        gain = own["global_accuracy"]
+        reach = f"from {min(gain.values):+.2f} to {max(gain.values):+.2f} points"
+        tiles.insert(1, ("clients that gained", f"{gain.num_gained} of {len(gain.values)}", reach))
+    about = f"{row.cost.payload_counts}, per client and round"
+    tiles.append(("payload", f"{mib(row.payload_bytes)} MiB", about))
+    tiles.append(("time", f"{row.cost.round_seconds:.2f} s", "per round, median"))
+    items = "".join(
+        f"<div><dt>{label(name)}</dt><dd>{label(value)}</dd><dd>{label(note)}</dd></div>" for name, value, note in tiles
+    )
+    selected = [str(run.summary["best_round"]) for run in runs if run.summary["method"] == row.method]
+    at = f"{row.method} at round {', '.join(selected)} (highest validation accuracy)"
+    return f'<p class="whose">{label(at)}</p><dl class="tiles">{items}</dl>'

@@ -1,0 +1,137 @@
+// The report's tabs, its colour scheme and its charts. Without this script all parts stand one below the other.
+
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const TABS = [...document.querySelectorAll("nav a")];
+
+/** A new element with attributes and children; text stays text. */
+function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value !== null && value !== false) element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children);
+  return element;
+}
+
+// --- tabs
+
+function panelOf(tab) {
+  return document.getElementById(tab.hash.slice(1));
+}
+
+function openTab(chosen) {
+  for (const tab of TABS) {
+    const isChosen = tab === chosen;
+    tab.setAttribute("aria-selected", String(isChosen));
+    tab.tabIndex = isChosen ? 0 : -1;
+    panelOf(tab).hidden = !isChosen;
+  }
+  if (location.hash !== chosen.hash) history.replaceState(null, "", chosen.hash);
+}
+
+function tabOfHash() {
+  return TABS.find((tab) => tab.hash === location.hash) ?? TABS[0];
+}
+
+function moveBetweenTabs(event) {
+  const at = TABS.indexOf(event.currentTarget);
+  const next = { ArrowRight: at + 1, ArrowLeft: at - 1 + TABS.length, Home: 0, End: TABS.length - 1 }[event.key];
+  if (next === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
+  event.preventDefault();
+  const tab = TABS[next % TABS.length];
+  openTab(tab);
+  tab.focus();
+}
+
+function makeTabs() {
+  document.body.classList.add("tabbed");
+  document.querySelector("nav").setAttribute("role", "tablist");
+  for (const tab of TABS) {
+    const panel = panelOf(tab);
+    tab.setAttribute("role", "tab");
+    tab.setAttribute("aria-controls", panel.id);
+    panel.setAttribute("role", "tabpanel");
+    tab.addEventListener("keydown", moveBetweenTabs);
+    tab.addEventListener("click", (event) => {
+      event.preventDefault();
+      openTab(tab);
+    });
+  }
+  addEventListener("hashchange", () => openTab(tabOfHash()));
+  if (location.hash) openTab(tabOfHash());
+  else {
+    openTab(TABS[0]);
+    history.replaceState(null, "", location.pathname + location.search);
+  }
+}
+
+// --- light and dark
+
+function isDark() {
+  const chosen = document.documentElement.dataset.theme;
+  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+function makeThemeButton() {
+  const button = document.getElementById("theme");
+  const say = () => {
+    button.textContent = isDark() ? "Light colours" : "Dark colours";
+  };
+  button.hidden = false;
+  button.addEventListener("click", () => {
+    document.documentElement.dataset.theme = isDark() ? "light" : "dark";
+    say();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", say);
+  say();
+}
+
+// --- charts: drawn as SVG when they come into view, in the page's own colours, so that they follow its scheme
+
+const CHART_COLOURS = {
+  background: null,
+  axis: {
+    labelColor: "var(--ink)", titleColor: "var(--ink)", gridColor: "var(--grid)",
+    domainColor: "var(--muted)", tickColor: "var(--muted)",
+  },
+  legend: { labelColor: "var(--ink)", titleColor: "var(--ink)" },
+  header: { labelColor: "var(--ink)", titleColor: "var(--ink)" },
+  title: { color: "var(--ink)", subtitleColor: "var(--muted)" },
+  text: { color: "var(--ink)" },
+  view: { stroke: "var(--line)" },
+};
+
+function merged(under, over) {
+  const isPlain = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
+  if (!isPlain(under) || !isPlain(over)) return over;
+  const result = { ...under };
+  for (const [key, value] of Object.entries(over)) result[key] = merged(under[key], value);
+  return result;
+}
+
+function draw(plot) {
+  if (plot.classList.contains("is-drawn")) return;
+  plot.classList.add("is-drawn");
+  const spec = { ...DATA.charts[plot.dataset.chart] };
+  spec.config = merged(spec.config ?? {}, CHART_COLOURS);
+  delete spec.background;
+  const options = { actions: false, renderer: "svg", ast: true, mode: "vega-lite" };
+  window.vegaEmbed(plot, spec, options).catch((error) => {
+    plot.textContent = `This figure could not be drawn: ${error.message}`;
+    console.error(error);
+  });
+}
+
+function drawWhenSeen() {
+  const plots = [...document.querySelectorAll(".plot")];
+  const watcher = new IntersectionObserver(
+    (seen) => seen.filter((one) => one.isIntersecting).forEach((one) => draw(one.target)),
+    { rootMargin: "300px" },
+  );
+  plots.forEach((plot) => watcher.observe(plot));
+  addEventListener("beforeprint", () => plots.forEach(draw));
+}
+
+makeTabs();
+makeThemeButton();
+if (window.vegaEmbed) drawWhenSeen();

@@ -1,0 +1,194 @@
+"""The experiments of the paper: what each one runs and what was published, read from `experiments/*.toml`.
+
+A file says which rows, columns and metrics its table has, which settings make a cell, and the paper's figures.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from crad.config import EXECUTION_FIELDS, PRESETS, Experiment
+from crad.errors import ConfigError, unknown_name
+from crad.results.measures import MEASURES
+
+TABLES = ("table1", "cost", "clients", "weights", "privacy")
+FIGURES = ("per_class", "convergence", "context", "cases")
+NAMES = (*TABLES, *FIGURES)
+GROUPS = {"figures": FIGURES, "all": NAMES}
+PAPER_PRESET = "paper"
+
+CellSettings = dict[str, Any]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Metric(_Part):
+    """What a cell shows: a measure, how it is written, and which end of it is the good one."""
+
+    name: str
+    label: str
+    unit: str = ""
+    digits: int | Literal["three"] = 2  # behind the point; three: about three that matter
+    best: Literal["highest", "lowest"] | None = None
+    is_approximate: bool = False  # the paper gives it in words only
+
+    @property
+    def title(self) -> str:
+        """Label and unit."""
+        return f"{self.label} {self.unit}".strip()
+
+
+class Column(_Part):
+    """A group of cells with settings in common, such as a data set."""
+
+    name: str
+    label: str
+    settings: CellSettings = Field(default_factory=dict)
+
+
+class Row(_Part):
+    """A method, or a variant of one, and what was published for it: by column, by metric."""
+
+    name: str
+    label: str
+    settings: CellSettings = Field(default_factory=dict)
+    published: dict[str, dict[str, float | str]] = Field(default_factory=dict)
+    is_reference: bool = False  # not in the paper and out of competition, such as training alone
+
+
+class PaperExperiment(_Part):
+    """One table or figure of the paper."""
+
+    name: str
+    kind: Literal["table", "figure"]
+    title: str
+    source: str  # where in the paper
+    caption: str
+    seed: int
+    metrics: tuple[Metric, ...] = Field(min_length=1)
+    columns: tuple[Column, ...] = Field(min_length=1)
+    rows: tuple[Row, ...] = Field(min_length=1)
+    settings: CellSettings = Field(default_factory=dict)
+    presets: dict[str, CellSettings] = Field(default_factory=dict)  # settings under one preset alone
+    claims: tuple[str, ...] = ()  # what the paper says in words, in ours
+    orientation: Literal["rows", "metrics"] = "rows"  # what goes down the page
+    is_single_run: bool = False  # the first seed's run is looked at, not a mean
+
+    @model_validator(mode="after")
+    def _check_names(self) -> PaperExperiment:
+        for kind, parts in (("metric", self.metrics), ("column", self.columns), ("row", self.rows)):
+            names = [part.name for part in parts]
+            if len(set(names)) != len(names):
+                raise ValueError(f"a {kind} stands there twice: {', '.join(names)}")
+        for metric in self.metrics:
+            _check_known("metric", metric.name, MEASURES)
+        for row in self.rows:
+            for column, values in row.published.items():
+                _check_known("column", column, [one.name for one in self.columns])
+                for metric_name in values:
+                    _check_known("metric", metric_name, [one.name for one in self.metrics])
+        of_parts = [column.settings for column in self.columns] + [row.settings for row in self.rows]
+        every = (self.settings, *self.presets.values(), *of_parts)
+        for name in (name for settings in every for name in settings):
+            _check_known("setting", name, Experiment.model_fields)
+        return self
+
+    def settings_of(self, row: Row, column: Column) -> CellSettings:
+        """The settings that the paper's text gives to a cell, over its protocol."""
+        return {**self.settings, **column.settings, **row.settings}
+
+
+@dataclass(frozen=True)
+class PlannedCell:
+    """A run that a cell needs, and the same with the paper's own settings."""
+
+    row: Row
+    column: Column
+    experiment: Experiment
+    as_published: Experiment
+
+    @property
+    def departures(self) -> dict[str, tuple[object, object]]:
+        """Settings in which the run is not what the paper did: ours and the paper's."""
+        ours, paper = self.experiment.model_dump(), self.as_published.model_dump()
+        skipped = {"preset", "seed", *EXECUTION_FIELDS}
+        return {key: (ours[key], paper[key]) for key in ours if key not in skipped and ours[key] != paper[key]}
+
+
+def plan_cells(
+    paper: PaperExperiment,
+    *,
+    flags: Mapping[str, Any],
+    seeds: Sequence[int] | None = None,
+    datasets: Sequence[str] | None = None,
+    methods: Sequence[str] | None = None,
+    method_settings: Mapping[str, CellSettings] | None = None,
+) -> list[PlannedCell]:
+    """Every run of an experiment, seed by seed; flags win over what the file says, and `preset` is one of them."""
+    preset = flags.get("preset", PAPER_PRESET)
+    if preset not in PRESETS:
+        raise unknown_name("preset", preset, PRESETS)
+    own_data = {key: value for key, value in PRESETS[preset].items() if key == "dataset"}
+    wanted = (seeds or (paper.seed,))[: 1 if paper.is_single_run else None]
+    cells = []
+    for seed in wanted:
+        for column in paper.columns:
+            for row in paper.rows:
+                said = paper.settings_of(row, column)
+                if methods is not None and said["method"] not in methods:
+                    continue
+                if datasets is not None and said["dataset"] not in datasets:
+                    continue
+                tuned = (method_settings or {}).get(said["method"], {})
+                chosen = {**said, **own_data, **paper.presets.get(preset, {}), **flags, "seed": seed}
+                experiment = Experiment(**{**chosen, "method_settings": tuned})
+                cells.append(PlannedCell(row, column, experiment, Experiment(**{**said, "seed": paper.seed})))
+    return cells
+
+
+def load_paper(name: str) -> PaperExperiment:
+    """One experiment of the paper by its name."""
+    if name not in NAMES:
+        raise unknown_name("experiment", name, (*NAMES, *GROUPS))
+    return read_paper(experiments_folder() / f"{name}.toml")
+
+
+def read_paper(file: Traversable) -> PaperExperiment:
+    """The experiment in a file; refused with one line that names it."""
+    try:
+        return PaperExperiment(**tomllib.loads(file.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}; is the installation complete?") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}") from error
+    except ValidationError as error:
+        fault = error.errors()[0]
+        place = ".".join(map(str, fault["loc"]))
+        raise ConfigError(f"{file}: {f'{place}: ' if place else ''}{fault['msg']}") from error
+
+
+def experiments_folder() -> Traversable:
+    """Where the files are: inside an installed package, beside `src` in a source tree."""
+    package = resources.files("crad")
+    inside = package / "experiments"
+    return inside if inside.is_dir() else Path(str(package)).parent.parent / "experiments"
+
+
+def chosen_papers(what: str) -> list[PaperExperiment]:
+    """The experiments behind a name or a group of them."""
+    return [load_paper(name) for name in GROUPS.get(what, (what,))]
+
+
+def _check_known(kind: str, name: str, known: Sequence[str] | Mapping[str, object]) -> None:
+    if name not in known:
+        raise ValueError(str(unknown_name(kind, name, known)))

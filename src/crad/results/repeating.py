@@ -1,0 +1,67 @@
+"""The commands on a page: those that repeat its runs, and the one that adds training alone."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from crad.config import EXECUTION_FIELDS, Experiment, changed_settings, to_flags
+from crad.results.joining import ALONE
+from crad.results.runs import RunRecords
+
+_OF_A_RUN = frozenset({"method", "seed", "method_settings"})  # what may differ between the runs of a comparison
+
+
+def repeating_commands(runs: Sequence[RunRecords]) -> list[str]:
+    """One `crad run`, one `crad compare`, or a `crad run` each where the runs differ in more than method and seed."""
+    if len(runs) == 1 or not _is_comparison(runs):
+        return [_run_command(run.experiment) for run in runs]
+    return [_compare_command(runs)]
+
+
+def alone_commands(run: RunRecords) -> list[str]:
+    """What adds training alone to a run: the run, and a page of both."""
+    others = {key: value for key, value in changed_settings(run.experiment).items() if key not in _OF_A_RUN}
+    settings = {"method": ALONE, **others, "seed": run.experiment.seed}
+    return [
+        f"crad run --preset {run.experiment.preset} {to_flags(settings)} --output LOCAL",
+        f"crad report {run_name(run)} LOCAL",
+    ]
+
+
+def run_name(run: RunRecords) -> str:
+    """The run directory as a command names it."""
+    return "RUN" if run.path is None else shlex.quote(str(run.path))
+
+
+def _run_command(experiment: Experiment) -> str:
+    return f"crad run --preset {experiment.preset} {to_flags(changed_settings(experiment))}".strip()
+
+
+def _is_comparison(runs: Sequence[RunRecords]) -> bool:
+    """Whether one `crad compare` makes all of them: every method with every seed, all else alike."""
+    common = {_settings_key(run.experiment, without=_OF_A_RUN | EXECUTION_FIELDS) for run in runs}
+    of_method = {(run.experiment.method, repr(run.experiment.method_settings)) for run in runs}
+    methods, seeds = {run.experiment.method for run in runs}, {run.experiment.seed for run in runs}
+    return len(common) == 1 and len(of_method) == len(methods) and len(runs) == len(methods) * len(seeds)
+
+
+def _settings_key(experiment: Experiment, *, without: frozenset[str]) -> str:
+    return repr({key: value for key, value in experiment.model_dump().items() if key not in without})
+
+
+def _compare_command(runs: Sequence[RunRecords]) -> str:
+    first = runs[0].experiment
+    methods = ",".join(dict.fromkeys(run.experiment.method for run in runs))
+    seeds = ",".join(str(seed) for seed in dict.fromkeys(run.experiment.seed for run in runs))
+    own: Mapping[str, Any] = {
+        f"{run.experiment.method}.{name}": value
+        for run in runs
+        for name, value in run.experiment.method_settings.items()
+    }
+    settings = {key: value for key, value in changed_settings(first).items() if key not in _OF_A_RUN}
+    if own:
+        settings["method_settings"] = own
+    flags = to_flags(settings)
+    return f"crad compare --preset {first.preset} --methods {shlex.quote(methods)} --seeds {seeds} {flags}".strip()

@@ -1,0 +1,302 @@
+"""The page in a real Chromium: opened from disk, silent, without a network, usable by keyboard, on any screen."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import crad
+from crad.results.charts import make_charts
+from crad.results.report import report_page
+from crad.results.runs import load_run
+from crad.results.traces import ImageTrace, TeacherView, describe
+from tests.chromium import Chromium, Tab
+from tests.conftest import ROOT, change
+
+TABS = ["outcome", "tables", "figures", "cost", "inspector", "repeat"]
+STATES = {"k": "kept", "u": "unsupported", "o": "outlier"}
+
+
+@pytest.fixture(scope="module")
+def runs(tiny, tmp_path_factory):
+    """CRAD and training alone, really run on four clients."""
+    folder = tmp_path_factory.mktemp("runs")
+    found = []
+    for method in ("crad", "local"):
+        crad.run(change(tiny, rounds=2, eval_every=1, models=("cnn6",), method=method), output=folder / method)
+        found.append(load_run(folder / method))
+    return found
+
+
+@pytest.fixture(scope="module")
+def page(runs, tmp_path_factory) -> Path:
+    path: Path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(report_page(runs))
+    return path
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with Chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def tab(chromium, page):
+    """The page, open on a wide light screen; whatever a test does, nothing may go wrong or go out."""
+    opened = Tab(chromium)
+    opened.open(page)
+    yield opened
+    assert opened.complaints() == []
+    assert set(opened.requests()) <= {page.resolve().as_uri()}
+    opened.close()
+
+
+def artefact(name: str) -> Path:
+    return Path(os.environ.get("CRAD_ARTIFACTS") or ROOT / "build" / "screenshots") / name
+
+
+def selected(tab: Tab) -> str:
+    """The open tab; its panel is the one that is shown."""
+    name: str = tab.value("document.querySelector('nav [aria-selected=true]').hash.slice(1)")
+    shown = tab.value("[...document.querySelectorAll('main > section')].filter(p => !p.hidden).map(p => p.id)")
+    assert shown == [name]
+    return name
+
+
+def draw_all(tab: Tab) -> None:
+    """Bring every chart of the open tab into view."""
+    number = tab.value("[...document.querySelectorAll('.plot')].filter(plot => plot.offsetParent).length")
+    for i in range(number):
+        tab.value(f"[...document.querySelectorAll('.plot')].filter(plot => plot.offsetParent)[{i}].scrollIntoView()")
+        tab.wait_for(
+            f"[...document.querySelectorAll('.plot')].filter(plot => plot.offsetParent)[{i}].querySelector('svg')"
+        )
+    tab.value("scrollTo(0, 0)")
+
+
+def test_tabs_open_by_keyboard_and_by_address(tab, page):
+    assert selected(tab) == "outcome"
+    tab.value("document.querySelector('nav [aria-selected=true]').focus()")
+    walked = []
+    for key in ("ArrowRight", "End", "ArrowRight", "ArrowLeft", "Home"):
+        tab.press(key)
+        walked.append(selected(tab))
+        assert tab.value("document.activeElement.hash.slice(1)") == walked[-1]
+    assert walked == ["tables", "repeat", "outcome", "repeat", "outcome"]
+    tab.press("ArrowRight")
+    assert tab.value("location.hash") == "#tables"
+    assert tab.value("[...document.querySelectorAll('nav a')].filter(a => a.tabIndex === 0).length") == 1
+    tab.open(page, "#inspector")
+    assert selected(tab) == "inspector"
+    assert tab.value("document.querySelector('nav').getAttribute('role')") == "tablist"
+    assert tab.value("document.getElementById('inspector').getAttribute('role')") == "tabpanel"
+
+
+def test_every_chart_is_drawn_when_its_tab_opens_and_not_before(tab, runs):
+    assert tab.value("document.querySelectorAll('.plot svg').length") == 0
+    for name in ("figures", "cost"):
+        tab.value(f"document.getElementById('to-{name}').click()")
+        draw_all(tab)
+        widths = tab.value("[...document.querySelectorAll('.plot svg')].map(svg => svg.getBoundingClientRect().width)")
+        assert max(widths) > 200
+    drawn = tab.value(
+        "[...document.querySelectorAll('.plot')].map(p => [p.dataset.chart, p.querySelectorAll('path').length])"
+    )
+    assert {name for name, _ in drawn} == {chart.name for chart in make_charts(runs)}
+    assert all(marks > 1 for _, marks in drawn), drawn
+
+
+def test_charts_follow_the_colour_scheme(tab):
+    tab.value("document.getElementById('to-figures').click()")
+    draw_all(tab)
+    ink = "getComputedStyle(document.querySelector('.plot svg text')).fill"
+    light = tab.value(ink)
+    tab.prefer("dark")
+    dark = tab.value(ink)
+    assert light != dark
+    tab.value("document.getElementById('theme').click()")
+    assert tab.value(ink) == light
+    assert tab.value("document.getElementById('theme').textContent") == "Dark colours"
+
+
+def test_the_inspector_opens_on_the_first_success(tab, runs):
+    inspection = runs[0].inspection
+    tab.value("document.getElementById('to-inspector').click()")
+    case = inspection["cases"][0]
+    assert case["kind"] == "success"
+    assert tab.value("document.querySelector('.cases [aria-pressed=true]').textContent") == "Success 1"
+    assert tab.value("document.querySelector('.explain-command').textContent") == (
+        f"crad explain {runs[0].path} --student {case['student']} --image {case['image']} --class {case['class']}"
+    )
+    assert shown_sentence(tab) == describe(trace_of(inspection, case["student"], case["image"], case["class"]))
+
+
+def test_every_case_student_image_and_class_shows_what_explain_says(tab, runs):
+    inspection = runs[0].inspection
+    tab.value("document.getElementById('to-inspector').click()")
+    for i, case in enumerate(sorted(inspection["cases"], key=lambda one: one["kind"] == "failure")):
+        tab.value(f"document.querySelectorAll('.cases button')[{i}].click()")
+        assert shown_sentence(tab) == describe(trace_of(inspection, case["student"], case["image"], case["class"]))
+    for student, image, label in ((1, 0, 3), (3, 2, 0), (0, len(inspection["images"]) - 1, 1)):
+        choose(tab, "#choose-student", student)
+        tab.value(f"document.querySelectorAll('.thumbs input')[{image}].click()")
+        choose(tab, "#choose-class", label)
+        client, index = inspection["students"][student]["client"], inspection["images"][image]["index"]
+        trace = trace_of(inspection, client, index, label)
+        assert shown_sentence(tab) == describe(trace)
+        words = f"--student {client} --image {index} --class {label}"
+        assert tab.value("document.querySelector('.explain-command').textContent").endswith(words)
+        assert shown_teachers(tab) == [
+            [f"client {one.client}", f"{100 * one.probability:.1f}", one.state] for one in trace.teachers
+        ]
+        assert f"true class {trace.true_class}" in tab.value("document.querySelector('figure img[alt]').alt")
+
+
+def test_the_inspector_is_usable_by_keyboard(tab):
+    tab.value("document.getElementById('to-inspector').click()")
+    before = tab.value("document.querySelector('.thumbs input:checked').value")
+    tab.value("document.querySelector('.thumbs input:checked').focus()")
+    tab.press("ArrowRight")
+    after = tab.value("document.querySelector('.thumbs input:checked').value")
+    assert after != before
+    assert tab.value("document.querySelector('.all-classes tr[aria-current] button').textContent") == tab.value(
+        "document.querySelector('.thumbs input:checked').parentElement.title.split(', ')[1]"
+    )
+    tab.value("[...document.querySelectorAll('.cases button')].at(-1).focus()")
+    tab.press("Enter")
+    assert tab.value("document.querySelector('.cases [aria-pressed=true]').textContent").startswith("Failure")
+    tab.value("document.querySelector('.all-classes tr:not([aria-current]) button').focus()")
+    wanted = tab.value("document.activeElement.textContent")
+    tab.press(" ")
+    assert tab.value("document.querySelector('.all-classes tr[aria-current] button').textContent") == wanted
+
+
+def test_marks_stand_where_their_numbers_say(tab):
+    tab.value("document.getElementById('to-inspector').click()")
+    places = tab.value(
+        """[...document.querySelectorAll('.teachers tbody tr, .teachers tfoot tr')].map(row => {
+          const mark = row.querySelector('.mark'), track = row.querySelector('.track').getBoundingClientRect();
+          const said = Number(row.querySelectorAll('td.axis + td')[0].textContent);
+          if (!mark) return [said, said];
+          const box = mark.getBoundingClientRect();
+          return [said, 100 * (box.left + box.width / 2 - track.left) / track.width];
+        })"""
+    )
+    assert len(places) == 3 + 3  # teachers, and consensus, uniform average, target
+    for said, drawn in places:
+        assert drawn == pytest.approx(said, abs=0.6)
+
+
+@pytest.mark.parametrize("width", [360, 768, 1280])
+def test_no_screen_is_too_narrow_for_the_page(chromium, page, width):
+    tab = Tab(chromium, width=width, height=740)
+    tab.open(page)
+    for name in TABS:
+        tab.value(f"document.getElementById('to-{name}').click()")
+        draw_all(tab)
+        assert tab.value("document.documentElement.scrollWidth") <= width, name
+    tab.close()
+
+
+def test_the_page_is_photographed_for_whoever_wants_to_look(chromium, page):
+    for width, is_dark in ((1280, False), (1280, True), (360, False), (360, True)):
+        tab = Tab(chromium, width=width, height=800, is_dark=is_dark)
+        tab.open(page)
+        for name in ("outcome", "figures", "inspector"):
+            tab.value(f"document.getElementById('to-{name}').click()")
+            draw_all(tab)
+            path = artefact(f"{name}-{width}-{'dark' if is_dark else 'light'}.png")
+            tab.screenshot(path)
+            assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+        tab.close()
+
+
+def test_a_printed_page_has_all_parts_and_all_charts(tab, runs):
+    first = tab.pdf()
+    assert first[:5] == b"%PDF-"
+    assert tab.value("document.querySelectorAll('.plot svg').length") == len(make_charts(runs))
+    # What was drawn only for printing came in time: another print is no longer.
+    assert abs(len(tab.pdf()) - len(first)) < 0.02 * len(first)
+    tab.call("Emulation.setEmulatedMedia", media="print")
+    assert tab.value("[...document.querySelectorAll('main > section')].every(part => part.offsetHeight > 0)")
+
+
+def test_without_scripts_all_parts_stand_one_below_the_other(chromium, page):
+    tab = Tab(chromium)
+    tab.call("Emulation.setScriptExecutionDisabled", value=True)
+    tab.open(page)
+    assert tab.value("[...document.querySelectorAll('main > section')].every(part => part.offsetHeight > 0)")
+    assert "crad explain RUN says the same" in tab.value("document.getElementById('inspector').innerText")
+    tab.close()
+
+
+def test_names_that_look_like_markup_stay_names(chromium, runs, tmp_path):
+    hostile = "</script><script>document.title='taken'</script><b>"
+    text = json.dumps(runs[0].inspection).replace('"classes": ["0"', f'"classes": [{json.dumps(hostile)}')
+    run = type(runs[0])(**{**vars(runs[0]), "inspection": json.loads(text)})
+    path = tmp_path / "report.html"
+    path.write_text(report_page([run]))
+    tab = Tab(chromium)
+    tab.open(path, "#inspector")
+    choose(tab, "#choose-class", 0)
+    assert hostile in shown_sentence(tab)
+    assert tab.value("document.title") == f"crad on {Path(run.summary['dataset']).name}"
+    assert tab.complaints() == []
+    tab.close()
+
+
+def choose(tab: Tab, selector: str, value: int) -> None:
+    tab.value(
+        f"(() => {{ const one = document.querySelector('{selector}'); one.value = '{value}';"
+        "one.dispatchEvent(new Event('change', { bubbles: true })); })()"
+    )
+
+
+def shown_sentence(tab: Tab) -> str:
+    sentence: str = tab.value("document.querySelector('.said').textContent")
+    return sentence
+
+
+def shown_teachers(tab: Tab) -> list[list[str]]:
+    words = {"kept": "kept", "dropped for support": "unsupported", "dropped as outlier": "outlier"}
+    rows = tab.value(
+        "[...document.querySelectorAll('.teachers tbody tr')].map(r => [...r.cells].map(c => c.textContent))"
+    )
+    return [[row[0], row[3], words[row[4].split(" ", 1)[1]]] for row in rows]
+
+
+def trace_of(inspection: dict[str, Any], student: int, image: int, label: int) -> ImageTrace:
+    """What inspection.json holds of one choice, as crad explain has it."""
+    i = next(i for i, one in enumerate(inspection["images"]) if one["index"] == image)
+    own = next(one for one in inspection["students"] if one["client"] == student)
+    place = {teacher["client"]: n for n, teacher in enumerate(inspection["teachers"])}
+    teachers = [
+        TeacherView(
+            client=client,
+            architecture=inspection["teachers"][place[client]]["architecture"],
+            count=inspection["teachers"][place[client]]["counts"][label],
+            accuracy=inspection["teachers"][place[client]]["accuracies"][label],
+            probability=inspection["probabilities"][i][place[client]][label],
+            state=STATES[own["states"][i][k][label]],
+            weight=own["weights"][i][k][label],
+        )
+        for k, client in enumerate(own["teachers"])
+    ]
+    figures = {key: own[key][i][label] for key in ("consensus", "band", "target", "uniform")}
+    names = inspection["classes"]
+    truth = names[inspection["images"][i]["label"]]
+    return ImageTrace(
+        round_index=inspection["round"],
+        student=student,
+        image=image,
+        class_index=label,
+        class_name=names[label],
+        true_class=truth,
+        teachers=tuple(teachers),
+        **figures,
+    )

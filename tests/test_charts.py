@@ -1,0 +1,389 @@
+"""The charts: valid, labelled, drawn without a complaint at any size, told in words, and saved for a paper."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import struct
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import altair
+import platformdirs
+import pytest
+import vl_convert
+
+from crad.errors import ConfigError, RunError
+from crad.methods import METHODS, PAPER_METHODS
+from crad.results import charts
+from crad.results.charts.export import to_svg
+from crad.results.charts.style import NAME_LETTERS, STYLES, method_styles, short_names, theme
+from tests.records import made_run
+
+LONG = "organisation.department.federated.methods:WEIGHTED_BY_AGE"
+HOSTILE = "</script><b>'\"&\\"
+ORDER = ["accuracy", "gains", "classes", "support", "context", "partition", "trust", "cost", "bytes"]
+# Titles of the axes (x, y) that a chart must have; numbers say their unit.
+AXES = {
+    "accuracy": [("round", "accuracy (%)")],
+    "gains": [("global accuracy over training alone (points)", "method")],
+    "classes": [("class (private samples)", "global accuracy (%)")],
+    "support": [("place in a client's own order of classes (mean private samples)", "global accuracy (%)")],
+    "context": [("class", "client"), ("class", "client")],
+    "partition": [("class", "client")],
+    "trust": [("class", "teacher")],
+    "cost": [("payload (MiB per client and round)", "method"), ("time (seconds per round)", "method")],
+    "bytes": [("payload per client so far (MiB)", "global accuracy (%)")],
+}
+
+
+def paper_runs():
+    return [
+        made_run(method, clients=4, classes=5, rounds=6, eval_every=2, better=number % 3, trusts=method == "crad")
+        for number, method in enumerate([*PAPER_METHODS, "local"])
+    ]
+
+
+CASES = {
+    "one method, one seed": lambda: [made_run(clients=3, classes=4, rounds=4)],
+    "one round, one client, alone": lambda: [made_run("local", clients=1, rounds=1, trusts=False, sent_bytes=0)],
+    "all methods": paper_runs,
+    "several seeds": lambda: [made_run(method, seed=seed) for method in ("crad", "local") for seed in (1, 2, 3)],
+    "names": lambda: [made_run(name, trusts=False) for name in (LONG, f"{LONG}_2", HOSTILE, "x" * 60)],
+    "hundred clients, hundred classes": lambda: [
+        made_run("crad", clients=100, classes=100, rounds=3),
+        made_run("local", clients=100, classes=100, rounds=3, trusts=False, sent_bytes=0),
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def made():
+    """The charts of a case, made once."""
+    known: dict[str, list[charts.Chart]] = {}
+
+    def of(case):
+        if case not in known:
+            known[case] = charts.make_charts(CASES[case]())
+        return known[case]
+
+    return of
+
+
+def chart_named(found, name):
+    return next(chart for chart in found if chart.name == name)
+
+
+def views(spec):
+    """Every view of a specification that has an encoding, layers and panels laid open."""
+    inner = [spec, *(part for key in ("layer", "hconcat", "vconcat") for part in spec.get(key, []))]
+    inner += [spec["spec"]] if "spec" in spec else []
+    return [view for part in inner for view in ([part] if part is spec else views(part)) if "encoding" in view]
+
+
+def texts(svg):
+    return [element.text for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
+
+
+# --- every chart
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_chart_is_told_in_words(case, made):
+    found = made(case)
+    names = [chart.name for chart in found]
+    assert names == [name for name in ORDER if name in names]
+    for chart in found:
+        assert chart.title
+        assert chart.caption.endswith(".")
+        assert chart.alt.endswith(".")
+        assert re.search(r"\d", chart.alt), chart.alt
+        assert chart.spec["description"] == chart.alt
+        assert chart.rows
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_every_chart_is_valid(name, made):
+    spec = chart_named(made("all methods"), name).spec
+    altair.Chart.from_dict({**spec, "datasets": {}})  # raises where the grammar is broken
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_chart_is_drawn_without_a_warning(case, made, capfd):
+    for chart in made(case):
+        svg = vl_convert.vegalite_to_svg(chart.spec, config=theme(is_dark=True), show_warnings=True)
+        ElementTree.fromstring(svg)
+        assert not re.search(r"NaN|undefined|Infinity", svg), chart.name
+        assert (chart.name, capfd.readouterr()) == (chart.name, ("", ""))
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_every_axis_has_a_title_with_its_unit(name, made):
+    chart = chart_named(made("all methods"), name)
+    titled = [
+        (view["encoding"]["x"]["title"], view["encoding"]["y"]["title"])
+        for view in views(chart.spec)
+        if {"x", "y"} <= view["encoding"].keys() and "title" in view["encoding"]["y"]
+    ]
+    assert set(titled) == set(AXES[name])
+    shown = texts(to_svg(chart))
+    for x, y in AXES[name]:
+        assert shown.count(x) >= 1
+        assert shown.count(y) >= 1
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_chart_loads_nothing_and_holds_its_data(case, made):
+    for chart in made(case):
+        assert '"url"' not in json.dumps(chart.spec)
+        assert chart.spec["datasets"]["rows"]
+        named = set(re.findall(r'"data": \{"name": "(\w+)"\}', json.dumps(chart.spec)))
+        assert named == {name for name, rows in chart.spec["datasets"].items() if rows}
+
+
+def test_the_same_records_give_the_same_charts():
+    assert charts.make_charts(paper_runs()) == charts.make_charts(paper_runs())
+
+
+def test_numbers_in_a_chart_are_its_rows(made):
+    for chart in made("all methods"):
+        rows = chart.spec["datasets"]["rows"]
+        assert sorted(map(str, rows)) == sorted(str(row) for row in chart.rows if row in rows)
+        assert len(rows) in (len(chart.rows), sum(row.get("payload_bytes", 0) > 0 for row in chart.rows))
+
+
+def test_no_colour_of_text_or_background_is_fixed(made):
+    for chart in made("all methods"):
+        assert chart.spec["background"] == "transparent"
+        assert "olor" not in json.dumps(chart.spec["config"])
+        for is_dark in (False, True):
+            svg = vl_convert.vegalite_to_svg(chart.spec, config=theme(is_dark=is_dark))
+            assert (theme(is_dark=is_dark)["axis"]["labelColor"] in svg) is True
+            assert theme(is_dark=not is_dark)["axis"]["gridColor"] not in svg
+
+
+# --- which charts there are
+
+
+def test_a_single_run_that_exchanges_nothing_has_no_gains_trust_or_bytes(made):
+    names = [chart.name for chart in made("one round, one client, alone")]
+    assert names == ["accuracy", "classes", "support", "context", "partition", "cost"]
+
+
+def test_all_methods_have_all_charts(made):
+    assert [chart.name for chart in made("all methods")] == ORDER
+
+
+def test_without_a_tested_round_there_is_no_chart():
+    run = made_run()
+    rounds = [{**record, "global_accuracy": None, "local_accuracy": None} for record in run.rounds]
+    assert charts.make_charts([replace(run, rounds=rounds)]) == []
+    assert charts.make_charts([]) == []
+
+
+def test_two_data_sets_have_charts_of_their_own():
+    found = charts.make_charts([made_run(), made_run(dataset="my data/x.npz")])
+    names = [chart.name for chart in found]
+    assert len(set(names)) == len(names)
+    assert "accuracy-digits" in names
+    assert "accuracy-my-data-x.npz" in names
+    assert {len({row["method"] for row in chart.rows}) for chart in found if "method" in chart.rows[0]} == {1}
+
+
+def test_charts_without_their_libraries_say_what_to_install(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert not charts.charts_available()
+    with pytest.raises(ConfigError, match=re.escape("pip install 'crad[report]'")):
+        charts.make_charts([made_run()])
+
+
+def test_the_libraries_are_imported_with_the_first_chart():
+    code = "import sys, crad.results.charts as c; assert c.charts_available(); print({'altair', 'vl_convert'} & {*sys.modules})"  # noqa: E501
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "set()\n", done.stderr
+
+
+# --- what is seen
+
+
+def test_the_alternative_text_says_where_every_method_ends(made):
+    text = chart_named(made("all methods"), "accuracy").alt
+    runs = {run.experiment.method: run for run in paper_runs()}
+    for method, run in runs.items():
+        assert f"{method} ends at {run.summary['last_global_accuracy']:.1f} %" in text
+
+
+def test_a_band_is_drawn_for_several_seeds_only(made):
+    def has_band(case):
+        return "area" in [view["mark"]["type"] for view in views(chart_named(made(case), "accuracy").spec)]
+
+    assert has_band("several seeds")
+    assert not has_band("one method, one seed")
+
+
+def test_a_click_in_the_legend_picks_a_method(made):
+    for name in ("accuracy", "classes", "support", "bytes"):
+        (picked,) = chart_named(made("all methods"), name).spec["params"]
+        assert picked["bind"] == "legend"
+        assert picked["select"]["fields"] == ["method"]
+
+
+def test_student_and_round_can_be_chosen_and_the_last_round_is_shown_at_first():
+    chart = chart_named(charts.make_charts([made_run(clients=3, rounds=30, eval_every=7)]), "trust")
+    student, shown = chart.spec["params"]
+    assert student["bind"]["options"] == [0, 1, 2]
+    assert (shown["bind"]["min"], shown["bind"]["max"], shown["bind"]["step"], shown["value"]) == (3, 30, 3, 30)
+    assert {row["round"] for row in chart.rows} == set(range(3, 31, 3))
+    assert "student 0 after round 30" in texts(to_svg(chart))
+
+
+def test_every_built_in_method_of_the_paper_has_a_look_of_its_own():
+    looks = [(style.colour, style.dash, style.mark) for style in STYLES.values()]
+    assert len(set(looks)) == len(looks)
+    assert set(PAPER_METHODS) <= set(STYLES)
+    assert set(STYLES) <= set(METHODS)
+    colours = [STYLES[method].colour for method in PAPER_METHODS]
+    assert len(set(colours)) == len(colours)
+    cues = [(style.dash, style.mark) for style in STYLES.values()]
+    assert len(set(cues)) == len(cues), "colour alone tells two methods apart"
+
+
+def test_a_method_looks_the_same_whoever_stands_beside_it():
+    assert method_styles(["crad"])[0] == method_styles(["mine", "local", "crad"])[2] == STYLES["crad"]
+
+
+def test_other_methods_get_colours_that_are_free():
+    methods = [*PAPER_METHODS, "mine", "yours", "lcb"]
+    colours = [style.colour for style in method_styles(methods)]
+    assert len(set(colours)) == len(colours)
+
+
+def test_names_are_cut_to_fit_and_stay_apart():
+    methods = ["crad", LONG, f"{LONG}_2", "y" * 50 + "1" * 12, "y" * 50 + "1" * 13]
+    names = short_names(methods)
+    assert names["crad"] == "crad"
+    assert names[LONG] == "WEIGHTED_BY_AGE"
+    assert max(map(len, names.values())) <= NAME_LETTERS
+    assert len(set(names.values())) == len(methods)
+
+
+def test_cut_names_stand_in_the_picture_and_whole_ones_in_the_data(made):
+    chart = chart_named(made("names"), "cost")
+    shown = texts(to_svg(chart))
+    assert "WEIGHTED_BY_AGE" in shown
+    assert LONG not in shown
+    assert LONG in {row["method"] for row in chart.rows}
+
+
+@pytest.mark.parametrize("name", ["context", "partition", "trust", "classes", "support"])
+def test_the_labels_of_a_hundred_clients_and_classes_do_not_overlap(name, made):
+    svg = to_svg(chart_named(made("hundred clients, hundred classes"), name))
+    root = ElementTree.fromstring(svg)
+    seen = 0
+    for group in (element for element in root.iter() if "role-axis-label" in element.attrib.get("class", "")):
+        places = [
+            tuple(map(float, re.findall(r"-?[\d.]+", text.attrib["transform"])[:2]))
+            for text in group
+            if text.attrib.get("opacity") != "0"
+        ]
+        steps = [abs(b[0] - a[0]) + abs(b[1] - a[1]) for a, b in pairwise(places)]
+        assert min(steps, default=99) >= 11, f"labels {min(steps)} pixels apart"
+        seen += len(places)
+    assert seen >= 20
+
+
+@pytest.mark.parametrize("name", ["context", "partition", "trust", "classes"])
+def test_ten_classes_are_all_named(name):
+    run = made_run(clients=10, classes=10)
+    shown = texts(to_svg(chart_named(charts.make_charts([run]), name)))
+    assert all(any(text.startswith(f"class {label}") for text in shown) for label in range(10))
+
+
+def test_an_axis_of_bytes_far_apart_is_logarithmic_and_says_so():
+    near = [made_run("crad", sent_bytes=2000), made_run("uniform", sent_bytes=1000)]
+    far = [made_run("crad", sent_bytes=2_000_000), made_run("fedmd", sent_bytes=1000, trusts=False)]
+    titles = [texts(to_svg(chart_named(charts.make_charts(runs), "bytes"))) for runs in (near, far)]
+    assert "payload per client so far (MiB)" in titles[0]
+    assert "payload per client so far (MiB, log scale)" in titles[1]
+
+
+# --- files
+
+
+def test_charts_are_saved_one_column_wide_with_the_right_magic(tmp_path, made):
+    chart = chart_named(made("one method, one seed"), "accuracy")
+    pdf, svg, png = charts.save_chart(chart, tmp_path / "new" / "figures")
+    assert [path.name for path in (pdf, svg, png)] == ["accuracy.pdf", "accuracy.svg", "accuracy.png"]
+    assert pdf.read_bytes().startswith(b"%PDF-")
+    assert re.match(r'<svg[^>]* width="3.4in" height="\d', svg.read_text())
+    assert ElementTree.fromstring(svg.read_text()).attrib["viewBox"]
+    assert png.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    (width,) = struct.unpack(">I", png.read_bytes()[16:20])
+    assert width == pytest.approx(3.4 * 300, abs=2)
+    box = re.search(rb"/MediaBox ?\[0 0 ([\d.]+)", pdf.read_bytes())
+    assert box is not None
+    assert float(box[1]) == pytest.approx(3.4 * 72, abs=1)
+
+
+def test_a_saved_chart_stands_on_white(tmp_path, made):
+    (path,) = charts.save_chart(chart_named(made("one method, one seed"), "cost"), tmp_path, ["svg"])
+    assert re.search(r'<rect[^>]*fill="white"', path.read_text())
+
+
+def test_an_unknown_format_is_refused_before_anything_is_written(tmp_path, made):
+    with pytest.raises(ConfigError, match=r"unknown format of a chart 'pgn'\. Did you mean 'png'"):
+        charts.save_chart(made("one method, one seed")[0], tmp_path / "figures", ["pdf", "pgn"])
+    assert not (tmp_path / "figures").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path, made):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"cannot write charts to .*file.*choose another folder"):
+        charts.save_chart(made("one method, one seed")[0], tmp_path / "file" / "figures", ["svg"])
+
+
+# --- the script of a page
+
+
+@pytest.fixture
+def bundles(monkeypatch, tmp_path):
+    """A cache of our own and a bundler that counts."""
+    made: list[str] = []
+
+    def bundle():
+        made.append("x")
+        return "window.vegaEmbed = '</script>ü';"
+
+    monkeypatch.setattr(vl_convert, "javascript_bundle", bundle)
+    monkeypatch.setattr(platformdirs, "user_cache_dir", lambda name: str(tmp_path / "cache" / name))
+    return made
+
+
+def test_the_script_is_made_once_and_kept(bundles, tmp_path):
+    first = charts.javascript()
+    assert charts.javascript() == first == r"window.vegaEmbed = '<\/script>ü';"
+    assert len(bundles) == 1
+    assert [path.suffix for path in (tmp_path / "cache" / "crad").iterdir()] == [".js"]  # nothing half-written beside
+
+
+def test_the_script_of_another_version_is_not_used(bundles, monkeypatch):
+    charts.javascript()
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "99.0")
+    charts.javascript()
+    assert len(bundles) == 2
+
+
+def test_without_a_writable_cache_the_script_is_made_every_time(bundles, tmp_path):
+    (tmp_path / "cache").write_text("a file where a folder should be")
+    assert charts.javascript() == charts.javascript()
+    assert len(bundles) == 2
+
+
+def test_the_real_script_draws_and_loads_nothing():
+    script = vl_convert.javascript_bundle()
+    assert "vegaEmbed" in script
+    assert len(script) < 3_000_000

@@ -1,0 +1,500 @@
+"""The page without a browser: complete, escaped, self-contained, and every number from the records."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from dataclasses import replace
+from html import unescape
+
+import pytest
+
+import crad
+from crad.errors import RunError
+from crad.results import charts, inspector
+from crad.results.comparison import compare
+from crad.results.joining import client_gains, headline
+from crad.results.markup import as_data, as_script
+from crad.results.report import report_page
+from crad.results.runs import load_run
+from tests.conftest import change
+from tests.pages import PARTITION, Page, run_of, script_data, summary
+
+HOSTILE = "<script>alert('&\"')</script>"
+
+
+@pytest.fixture
+def without_charts(monkeypatch):
+    """As where the extra crad[report] is not installed: hand-made records need no rounds then."""
+    monkeypatch.setattr(charts, "charts_available", lambda: False)
+
+
+@pytest.fixture(scope="module")
+def compared(tiny, tmp_path_factory):
+    """Two methods with two seeds, really run."""
+    folder = tmp_path_factory.mktemp("compared")
+    runs = []
+    for seed in (1, 2):
+        for method in ("local", "crad"):
+            experiment = change(tiny, rounds=2, models=("cnn6",), method=method, seed=seed)
+            crad.run(experiment, output=folder / f"{method}-{seed}")
+            runs.append(load_run(folder / f"{method}-{seed}"))
+    return runs
+
+
+def page_of(*summaries, **settings):
+    return report_page([run_of(one, **settings) for one in summaries])
+
+
+ALONE_AND_JOINED = (summary("crad", overall=60.0), summary("local", overall=50.0, local=82.0))
+PAGES = {"one run": (summary(),), "comparison": ALONE_AND_JOINED}
+every_page = pytest.mark.parametrize("summaries", PAGES.values(), ids=PAGES)
+
+
+@every_page
+@pytest.mark.usefixtures("without_charts")
+def test_a_page_is_well_formed_and_refers_to_nothing_outside(summaries):
+    html = page_of(*summaries)
+    assert html.startswith("<!doctype html>")
+    page = Page(html)
+    assert {"main", "h1", "h2", "table", "nav", "pre", "svg"} <= page.tags
+    assert len(page.ids) == len(set(page.ids)), "ids are unique"
+    without_namespace = html.replace('xmlns="http://www.w3.org/2000/svg"', "")
+    assert not re.search(r"https?:|url\(|@import", without_namespace)
+    assert not re.search(r"<(link|iframe|object|embed|base)\b", html)
+    assert set(re.findall(r'\bhref="([^"]*)"', html)) == {
+        *(f"#{name}" for name in ("outcome", "tables", "figures", "cost", "inspector", "repeat"))
+    }
+
+
+@every_page
+@pytest.mark.usefixtures("without_charts")
+def test_a_page_says_what_was_run_on_what(summaries):
+    text = Page(page_of(*summaries)).text
+    for words in ("cifar10", "2 clients", "dirichlet alpha 0.3", "3 rounds", "preset mini", "Some <fast> CPU (cpu)"):
+        assert words in text
+    assert "python 3.11, torch 2.13.0" in text
+
+
+@pytest.mark.usefixtures("without_charts")
+def test_without_the_extra_the_page_says_how_to_get_figures_and_draws_the_partition():
+    html = page_of(summary())
+    assert "pip install 'crad[report]'" in Page(html).text
+    assert {"11", "22", "33", "44"} <= set(re.findall(r">(\d+)</text>", html))
+    assert json.loads(script_data(html))["charts"] == {}
+
+
+@pytest.mark.usefixtures("without_charts")
+def test_the_page_of_a_run_shows_its_outcome_and_every_client():
+    page = Page(page_of(summary()))
+    assert "crad at round 2 (highest validation accuracy)" in page.text
+    assert "60.00 %" in page.text
+    assert "3.00 MiB sent, per client and round" in page.text
+    assert page.table("client") == [["0", "resnet18", "33", "61.25"], ["1", "cnn6@0.125", "77", "58.75"]]
+
+
+@pytest.mark.usefixtures("without_charts")
+def test_every_client_stands_beside_itself_alone():
+    page = Page(page_of(*ALONE_AND_JOINED))
+    # crad 60 against 50 alone; locally 80 against 82
+    assert page.table("client") == [
+        ["0", "resnet18", "33", "51.25", "61.25", "+10.00"],
+        ["1", "cnn6@0.125", "77", "48.75", "58.75", "+10.00"],
+    ]
+    assert page.table("Δ global accuracy", column=1) == [
+        ["crad", "+10.00", "2 of 2", "+10.00", "+10.00", "-2.00", "0 of 2", "-2.00", "-2.00"]
+    ]
+    assert "clients that gained 2 of 2" in page.text.lower()
+
+
+@pytest.mark.usefixtures("without_charts")
+def test_several_seeds_stand_below_each_other_and_are_paired():
+    page = Page(
+        page_of(
+            *(summary("crad", seed=seed, overall=value) for seed, value in ((1, 60.0), (2, 40.0))),
+            *(summary("local", seed=seed, overall=value) for seed, value in ((1, 50.0), (2, 45.0))),
+        )
+    )
+    rows = page.table("seed")
+    assert [row[:2] for row in rows] == [["1", "0"], ["1", "1"], ["2", "0"], ["2", "1"]]
+    assert [row[-1] for row in rows] == ["+10.00", "+10.00", "-5.00", "-5.00"]
+    assert page.table("Δ global accuracy", column=1)[0][:5] == ["crad", "+2.50", "2 of 4", "-5.00", "+10.00"]
+    assert "seeds 1, 2" in page.text
+
+
+@pytest.mark.usefixtures("without_charts")
+def test_classes_are_ordered_by_what_clients_hold_and_one_without_test_images_has_no_accuracy():
+    page = Page(page_of(*ALONE_AND_JOINED))
+    assert page.table("class") == [["dog & <owl>", "66", "9", "-", "-"], ["cat", "44", "7", "65.00", "55.00"]]
+
+
+@pytest.mark.usefixtures("without_charts")
+def test_without_training_alone_the_page_says_how_to_add_it(tmp_path):
+    page = page_of(summary("uniform"), path=tmp_path / "my run", temperature=4.0)
+    assert "Whether joining helped is still open." in Page(page).text
+    first, second, _ = commands_on(page)
+    assert first[:4] == ["crad", "run", "--preset", "mini"]
+    flags = dict(zip(first[4::2], first[5::2], strict=True))
+    assert flags == {
+        "--method": "local",
+        "--clients": "2",
+        "--rounds": "3",
+        "--temperature": "4.0",
+        "--seed": "1024",
+        "--output": "LOCAL",
+    }
+    assert second == ["crad", "report", str(tmp_path / "my run"), "LOCAL"]
+
+
+@pytest.mark.usefixtures("without_charts")
+def test_a_page_of_training_alone_does_not_speak_of_joining():
+    text = Page(page_of(summary("local"))).text
+    assert "Nobody joined here." in text
+    assert "train the same clients alone" not in text
+
+
+@pytest.mark.usefixtures("without_charts")
+def test_a_live_page_says_how_far_it_is_and_may_ask_its_own_server():
+    run = run_of(summary(), num_rounds=2)
+    live = report_page([run], is_live=True)
+    assert "crad, seed 1024: round 2 of 3" in Page(live).text
+    assert "The inspector comes when the run is complete." in Page(live).text
+    assert "connect-src 'self'" in live
+    still = report_page([run])
+    assert "round 2 of 3" not in Page(still).text
+    assert "connect-src 'none'" in still
+
+
+@pytest.mark.usefixtures("without_charts")
+def test_partial_participation_is_said():
+    assert "2 clients, 1 active" in Page(page_of(summary(active=1))).text
+
+
+@pytest.mark.usefixtures("without_charts")
+def test_alpha_is_only_said_of_a_dirichlet_partition():
+    text = Page(page_of(summary(partition="iid"))).text
+    assert "2 clients, iid, 3 rounds" in text
+    assert "alpha" not in text
+
+
+@pytest.mark.usefixtures("without_charts")
+def test_reconstructions_are_marked():
+    assert (
+        "msfkd (our reconstruction, no public code) on" in Page(page_of(summary("msfkd", is_reconstruction=True))).text
+    )
+
+
+@pytest.mark.parametrize("key", ["method", "dataset"])
+@pytest.mark.usefixtures("without_charts")
+def test_hostile_names_stay_text(key):
+    html = page_of(summary(**{key: HOSTILE}))
+    assert HOSTILE.partition("alert")[0] + "alert" not in html
+    assert HOSTILE in Page(html).text
+
+
+@pytest.mark.usefixtures("without_charts")
+def test_dollars_and_braces_in_a_name_do_not_break_the_page():
+    assert "$title {body} ${style}" in Page(page_of(summary(dataset="$title {body} ${style}"))).text
+
+
+def test_data_and_scripts_cannot_end_their_element():
+    assert "<" not in as_data({"name": HOSTILE})
+    assert json.loads(as_data({"name": HOSTILE})) == {"name": HOSTILE}
+    assert as_script("a = '</script><!--'") == "a = '<\\/script><\\!--'"
+
+
+# --- the commands
+
+
+def commands_on(html):
+    """The commands of a page, as a shell would split them."""
+    return [shlex.split(unescape(text)) for text in re.findall(r'<pre tabindex="0">(crad .*?)</pre>', html)]
+
+
+@pytest.mark.usefixtures("without_charts")
+def test_the_command_of_a_run_names_whatever_differs_from_its_preset():
+    words = commands_on(page_of(summary("uniform")))[-1]
+    assert words[:4] == ["crad", "run", "--preset", "mini"]
+    flags = dict(zip(words[4::2], words[5::2], strict=True))
+    assert flags == {"--method": "uniform", "--clients": "2", "--rounds": "3"}
+
+
+@pytest.mark.parametrize("name", ["my data; rm -rf x", "it's <b>", HOSTILE])
+@pytest.mark.usefixtures("without_charts")
+def test_the_command_quotes_names_for_the_shell_and_the_page(name):
+    html = page_of(summary(dataset=name))
+    words = commands_on(html)[-1]
+    assert words[words.index("--dataset") + 1] == name
+    assert "<b>" not in html
+
+
+@pytest.mark.usefixtures("without_charts")
+def test_the_command_of_a_comparison_names_all_methods_and_seeds_and_whatever_differs_from_the_preset():
+    summaries = [summary(method, seed=seed) for method in ("uniform", "local") for seed in (1, 2)]
+    (words,) = commands_on(page_of(*summaries))
+    assert words[:4] == ["crad", "compare", "--preset", "mini"]
+    flags = dict(zip(words[4::2], words[5::2], strict=True))
+    assert flags == {"--methods": "uniform,local", "--seeds": "1,2", "--clients": "2", "--rounds": "3"}
+
+
+@pytest.mark.usefixtures("without_charts")
+def test_runs_that_differ_in_more_than_method_and_seed_are_repeated_one_by_one():
+    runs = [run_of(summary("crad"), temperature=4.0), run_of(summary("local"))]
+    assert [words[:2] for words in commands_on(report_page(runs))] == [["crad", "run"]] * 2
+
+
+# --- which runs may stand together
+
+OTHER = {**PARTITION, "counts": [[22, 11], [33, 44]]}
+APART = {
+    "other data set": (summary("local", dataset="cifar100"), {}, r"differ in their data set \(cifar10 and cifar100\)"),
+    "other clients": (summary("local", clients=3), {}, r"number of clients \(2 and 3\)"),
+    "other partition": (summary("local"), {"partition": OTHER}, "another division of it: report them apart"),
+    "twice": (summary("crad"), {}, "are both crad with seed 1024: leave one out"),
+    "no common seed": (summary("local", seed=7), {}, "no seed was run with all of crad, local"),
+}
+
+
+@pytest.mark.parametrize(("other", "settings", "words"), APART.values(), ids=APART)
+def test_runs_that_cannot_be_compared_are_refused(other, settings, words):
+    with pytest.raises(RunError, match=words):
+        report_page([run_of(summary("crad")), run_of(other, **settings)])
+
+
+def test_no_run_at_all_is_refused():
+    with pytest.raises(RunError, match="no run to report"):
+        report_page([])
+
+
+@pytest.mark.usefixtures("without_charts")
+def test_seeds_that_not_every_method_has_are_left_out_and_named():
+    page = Page(page_of(summary("crad", seed=1), summary("local", seed=1, overall=50.0), summary("crad", seed=2)))
+    assert "not every method was run with their seed: crad, seed 2." in page.text
+    assert "seed 1, on" in page.text
+    assert [row[0] for row in page.table("client")] == ["0", "1"]
+
+
+# --- the headline
+
+
+def headline_of(**accuracies):
+    """Of methods given by name, with one accuracy per seed."""
+    return headline(
+        compare(
+            [
+                summary(method, seed=seed, overall=value)
+                for method, by_seed in accuracies.items()
+                for seed, value in enumerate(by_seed)
+            ]
+        )
+    )
+
+
+def test_the_headline_says_that_joining_helped():
+    assert headline_of(crad=[60, 63], local=[50, 55]) == (
+        "Joining helped. Global accuracy over training alone (52.50 %): crad +9.00 points (better with 2 of 2 seeds)."
+    )
+
+
+def test_the_headline_says_that_joining_did_not_help():
+    assert headline_of(crad=[50, 40], local=[45, 55]) == (
+        "Joining did not help. Global accuracy over training alone (50.00 %): "
+        "crad -5.00 points (better with 1 of 2 seeds)."
+    )
+
+
+def test_a_draw_is_no_help():
+    assert headline_of(local=[50], crad=[50]).startswith("Joining did not help. ")
+
+
+def test_every_joined_method_is_named_and_centralized_is_none_of_them():
+    sentence = headline_of(uniform=[45], crad=[60], local=[50], centralized=[90])
+    assert sentence == (
+        "Joining helped with some methods only. Global accuracy over training alone (50.00 %): "
+        "uniform -5.00 points, crad +10.00 points."
+    )
+
+
+@pytest.mark.parametrize("methods", [{"crad": [60]}, {"local": [60]}, {"local": [60], "centralized": [90]}])
+def test_without_somebody_joined_and_somebody_alone_there_is_no_headline(methods):
+    assert headline_of(**methods) == ""
+
+
+def test_a_client_that_gains_nothing_has_not_gained():
+    joined = summary("crad", global_accuracy_per_client=[61.0, 50.0])
+    alone = summary("local", global_accuracy_per_client=[60.0, 50.0])
+    gain = client_gains([run_of(joined), run_of(alone)])[0]
+    assert (gain.metric, gain.values, gain.num_gained) == ("global_accuracy", (1.0, 0.0), 1)
+
+
+# --- the inspections that fit
+
+
+def test_crads_inspection_comes_first_and_what_does_not_fit_is_counted(monkeypatch):
+    monkeypatch.setattr(inspector, "MAX_CHARACTERS", 100)
+    runs = [
+        run_of(summary(method), inspection={"classes": ["x" * length]})
+        for method, length in (("uniform", 30), ("stage1", 90), ("crad", 20))
+    ]
+    chosen = inspector.inspector_data(runs)
+    assert [one["title"] for one in chosen] == ["crad, seed 1024", "uniform, seed 1024"]
+    assert "1 more would not fit here" in inspector.inspector_section(runs, chosen, is_live=False)
+
+
+# --- how large a page may become
+
+
+def large_run():
+    """A hundred clients and classes over 300 rounds, everybody at work, with as much to inspect as a survey holds."""
+    size, num_rounds, students, images = 100, 300, 10, 3
+    names = [f"class number {i}" for i in range(size)]
+    score = {"counts": [100] * size, "hits": [37] * size}
+    trust = {str(teacher): [0.1234] * size for teacher in range(size - 1)}
+    about = {"validation_accuracy": 41.234567, "local_accuracy": 42.345678, "global_accuracy": 43.456789}
+    clients = [
+        {
+            "client": client,
+            "architecture": "resnet18",
+            "is_active": True,
+            "losses": {},
+            "notes": {},
+            "sent_bytes": 1234567,
+            "received_bytes": 1234567,
+            **about,
+            "validation": score,
+            "local": score,
+            "global": score,
+            "trust": trust,
+        }
+        for client in range(size)
+    ]
+    timing = {"seconds": 1.5, "peak_memory_bytes": 2**30}
+    rounds = [
+        {"round": i, "active": list(range(size)), **about, "payload_bytes": 10**8, "published_bytes": 10**7}
+        | {"clients": clients, "timing": timing}
+        for i in range(1, num_rounds + 1)
+    ]
+    per_class = {"private_samples": 500, "test_samples": 100, "global_accuracy": 43.456789}
+    outcome = summary(
+        clients=size,
+        active=size,
+        rounds=num_rounds,
+        global_accuracy_per_client=[43.456789] * size,
+        local_accuracy_per_client=[42.345678] * size,
+        architecture_per_client=["resnet18"] * size,
+        per_class=[{"class": i, "name": name, **per_class} for i, name in enumerate(names)],
+    )
+    figures = [[0.01234] * size] * images
+    shown = {
+        "weights": [[[0.01234] * size] * (size - 1)] * images,
+        "states": [["k" * size] * (size - 1)] * images,
+        **dict.fromkeys(("consensus", "band", "target", "uniform"), figures),
+    }
+    survey = {
+        "classes": names,
+        "round": num_rounds,
+        "searched_images": 100,
+        "rules": {"success": "Success: so.", "failure": "Failure: so."},
+        "cases": [{"kind": "success", "student": 0, "image": 1, "class": 99, "margin": 0.1}],
+        "teachers": [
+            {"client": i, "architecture": "resnet18", "counts": [12.0] * size, "accuracies": [0.12345] * size}
+            for i in range(size)
+        ],
+        "images": [{"index": i, "label": 99, "png": "A" * 4000} for i in range(images)],
+        "probabilities": [[[0.01234] * size] * size] * images,
+        "students": [{"client": i, "teachers": [k for k in range(size) if k != i], **shown} for i in range(students)],
+    }
+    partition = {**PARTITION, "class_names": names, "counts": [[50] * size] * size}
+    return replace(run_of(outcome, partition=partition, inspection=survey), rounds=rounds)
+
+
+def test_the_largest_page_stays_well_under_ten_megabytes():
+    assert len(report_page([large_run()]).encode()) < 7_000_000
+
+
+# --- a real comparison
+
+
+def numbers_in(record):
+    """Every number anywhere in a record."""
+    if isinstance(record, dict):
+        return [one for value in record.values() for one in numbers_in(value)]
+    if isinstance(record, list):
+        return [one for value in record for one in numbers_in(value)]
+    return [record] if isinstance(record, int | float) and not isinstance(record, bool) else []
+
+
+def stated(runs):
+    """What a page may show beside the records: sums, means, spreads and paired differences that it names as such."""
+    import statistics
+
+    by_key = {(run.summary["method"], run.summary["seed"]): run.summary for run in runs}
+    values: list[float] = []
+    for metric in ("global_accuracy", "local_accuracy"):
+        means = {m: [by_key[m, seed][metric] for seed in (1, 2)] for m in ("local", "crad")}
+        clients = {
+            m: [value for seed in (1, 2) for value in by_key[m, seed][f"{metric}_per_client"]]
+            for m in ("local", "crad")
+        }
+        pairs = [a - b for a, b in zip(clients["crad"], clients["local"], strict=True)]
+        over = [a - b for a, b in zip(means["crad"], means["local"], strict=True)]
+        values += [*pairs, statistics.fmean(pairs), sum(value > 0 for value in pairs), len(pairs)]
+        for series in (*means.values(), over):
+            values += [statistics.fmean(series), statistics.stdev(series)]
+        values += [statistics.fmean([by_key[m, seed][f"{metric}_spread"] for seed in (1, 2)]) for m in means]
+    for method in ("local", "crad"):
+        own = [by_key[method, seed] for seed in (1, 2)]
+        for label in range(len(own[0]["per_class"])):
+            values += [
+                statistics.fmean(one["per_class"][label][key] for one in own)
+                for key in ("global_accuracy", "private_samples")
+            ]
+        for key in ("round_seconds", "total_seconds"):
+            values.append(statistics.fmean(one[key] for one in own))
+        bytes_ = [
+            statistics.fmean(one[f"{key}_bytes_per_client_round"] for one in own) for key in ("payload", "published")
+        ]
+        values += [value / 2**20 for value in (*bytes_, max(one["peak_memory_bytes"] for one in own))]
+    return values + [sum(row) for run in runs for row in run.partition["counts"]]
+
+
+def test_every_number_in_the_tables_stands_in_the_records_or_is_a_stated_mean_or_difference(compared):
+    known = [value for run in compared for value in numbers_in([run.summary, run.partition, run.rounds])]
+    known += stated(compared)
+    shown = {
+        number
+        for rows in Page(report_page(compared)).tables
+        for row in rows[1:]
+        for cell in row
+        for number in re.findall(r"(?<![\w.@-])[+-]?\d+(?:\.\d+)?(?![\w@])", cell)
+    }
+    assert len(shown) > 40
+    digits = {len(number.partition(".")[2]) for number in shown}
+    spoken = {f"{value + 0.0:.{d}f}" for d in digits for value in known}
+    spoken |= {f"-{one}" for one in spoken}  # a rounded -0.00
+    assert {number for number in shown if number.removeprefix("+") not in spoken} == set()
+
+
+def test_the_charts_in_the_page_are_those_of_the_runs_with_all_their_rows(compared):
+    embedded = json.loads(script_data(report_page(compared)))["charts"]
+    made = charts.make_charts(compared)
+    assert [chart.name for chart in made] == list(embedded)
+    assert embedded == json.loads(json.dumps({chart.name: chart.spec for chart in made}))
+    assert {"accuracy", "gains", "classes", "context", "partition", "trust", "cost", "bytes"} <= set(embedded)
+
+
+def test_every_chart_has_its_alternative_text_and_its_place(compared):
+    html = report_page(compared)
+    for chart in charts.make_charts(compared):
+        assert html.count(f'data-chart="{chart.name}"') == 1
+        assert chart.alt in Page(html).text
+
+
+def test_the_inspections_in_the_page_are_those_of_the_runs(compared):
+    embedded = json.loads(script_data(report_page(compared)))["inspections"]
+    runs = [run for run in compared if run.inspection is not None]
+    assert [one["run"] for one in embedded] == [str(run.path) for run in runs]
+    assert [{**run.inspection} for run in runs] == [
+        {key: value for key, value in one.items() if key not in ("title", "run")} for one in embedded
+    ]

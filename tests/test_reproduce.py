@@ -1,0 +1,368 @@
+"""`crad reproduce` as a person meets it, at toy scale through every table: planned, run once, continued, shown."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+import crad.api
+from crad.cli import main
+from crad.config import Experiment
+from crad.errors import DataError
+from crad.federation.checkpoint import save_checkpoint
+from crad.reproducing import one_page_of
+from crad.results.paper import NAMES
+from crad.results.runs import RunRecords
+
+SMALL = "fedgd.generator_steps=1,fedgd.generator_batch=8,fedgd.transfer_size=12"
+TOY: dict[str, object] = {"preset": "demo", "rounds": 2, "eval_every": 1, "clients": 4, "active": 3}
+TOY |= {"models": "cnn6", "width": 0.125}
+TOY |= {"train_limit": 160, "test_limit": 40, "proxy_size": 12, "workers": 1, "device": "cpu"}
+
+
+def reproduce(*arguments: object, **settings: object) -> tuple[int, str, str]:
+    """`crad reproduce ARGS` at toy scale."""
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in {**TOY, **settings}.items()]
+    return command(*arguments, *flags)
+
+
+def command(*arguments: object) -> tuple[int, str, str]:
+    """Run `crad reproduce ARGS` in this process: exit code, standard output, standard error."""
+    out, err, before = io.StringIO(), io.StringIO(), sys.argv
+    sys.argv = ["crad", "reproduce", *map(str, arguments)]
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as stopped:
+            main()
+    finally:
+        sys.argv = before
+    return int(stopped.value.code or 0), out.getvalue(), err.getvalue()
+
+
+def run_names(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "runs").iterdir())
+
+
+def tidy(folder: Path, table: str) -> list[dict[str, str]]:
+    with (folder / "tables" / f"{table}.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def crad_runs(folder: Path, *words: str) -> list[Path]:
+    """The runs of CRAD whose settings say these words."""
+    paths = folder.glob("runs/digits-crad-*")
+    return [path for path in paths if all(word in (path / "experiment.toml").read_text() for word in words)]
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[str]:
+    """The methods that are really run, in their order."""
+    seen: list[str] = []
+    really_run = crad.api.run
+
+    def run(experiment, **settings):
+        seen.append(experiment.method)
+        return really_run(experiment, **settings)
+
+    monkeypatch.setattr(crad.api, "run", run)
+    return seen
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_page_of_single_runs():
+    """They take longer than a toy run; the pages of the whole are real."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("crad.api.report_page", lambda runs: "")
+        yield
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory) -> tuple[Path, str, str]:
+    """Every table and figure, run once for all tests: the folder, standard output, standard error."""
+    folder: Path = tmp_path_factory.mktemp("toy") / "all"
+    code, out, err = reproduce("all", "--output", folder, method_settings=SMALL)
+    assert code == 0, err
+    return folder, out, err
+
+
+# --- everything, once
+
+
+def test_every_table_is_written_in_three_forms_and_shown(toy):
+    folder, out, _ = toy
+    for name in NAMES:
+        rows = tidy(folder, name)
+        assert rows, name
+        assert any(row["ours_mean"] for row in rows), name
+        assert {row["preset"] for row in rows} == {"demo"}
+        assert (folder / "tables" / f"{name}.md").read_text(encoding="utf-8").startswith("### ")
+        assert "\\bottomrule" in (folder / "tables" / f"{name}.tex").read_text(encoding="utf-8")
+    for title in ("All methods on three data sets (Table 1)", "A success and a failure, traced (Figure 5 (appendix))"):
+        assert title in out
+    assert "This is no reproduction of the paper's figures, the scale is another: dataset digits (paper: cifar10" in out
+    assert out.strip().endswith(str(folder))
+
+
+def test_no_experiment_is_trained_twice(toy):
+    folder, _, err = toy
+    names = run_names(folder)
+    # Nine methods; six other weights; private counts; stage 1; and two with shards that are alike (N = 20, 50, 100).
+    assert len(names) == 9 + 6 + 1 + 1 + 2
+    assert len({name.split("-seed")[0] for name in names}) == 9 + 6 + 1
+    assert all(re.fullmatch(r"digits-[a-z0-9-]+-seed1024-[0-9a-f]{8}", name) for name in names)
+    assert f"{len(names)} runs: 0 done, 0 to resume, {len(names)} to run" in err
+    assert f"[{len(names)}/{len(names)}]" in err
+
+
+def test_every_number_of_ours_is_that_of_a_run(toy):
+    folder, _, _ = toy
+    summaries = [json.loads(path.read_text()) for path in folder.glob("runs/*/summary.json")]
+    for row in tidy(folder, "table1"):
+        found = {f"{round(one[row['metric']], 6):g}" for one in summaries if one["method"] == row["row"]}
+        assert row["ours_mean"] in found, row
+        if row["paper"]:
+            assert float(row["difference"]) == pytest.approx(float(row["ours_mean"]) - float(row["paper"]), abs=1e-3)
+    costs = {row["row"]: row["ours_mean"] for row in tidy(folder, "cost") if row["metric"] == "needs_proxy"}
+    assert costs == {
+        **dict.fromkeys(("fedmd", "fedgd", "msfkd"), "yes"),
+        **dict.fromkeys(("dfml", "fedmkd", "uniform", "uncertainty", "crad"), "no"),
+    }
+
+
+def test_the_time_left_is_shown_for_the_run_and_for_all(toy):
+    _, _, err = toy
+    assert "to run, time known after the first run" in err
+    lines = [line for line in err.splitlines() if re.match(r"\[\d+/\d+\] .*round 1/2", line)]
+    assert all(re.search(r"left (\d+ min )?\d+ s  all runs (\d+ min )?\d+ s$", line) for line in lines[1:-1])
+    assert re.search(r"18 runs left, about \d", err)
+    assert re.search(r"1 run left, about \d", err)
+    assert re.search(r"0 runs left$", err, re.MULTILINE)
+
+
+def test_the_cases_are_those_that_explain_shows(toy):
+    from crad.inspection import RunInspector
+
+    folder, _, _ = toy
+    cases = {(row["row"], row["metric"]): row["ours_mean"] for row in tidy(folder, "cases")}
+    (path,) = crad_runs(folder, 'private_counts = "none"', 'partition = "dirichlet"')
+    for kind, trace in zip(("success", "failure"), RunInspector(path).clearest(), strict=True):
+        assert cases[kind, "case_class"] == trace.class_name
+        assert float(cases[kind, "case_target"]) == pytest.approx(100 * trace.target, abs=0.01)
+        assert float(cases[kind, "case_consensus"]) == pytest.approx(100 * trace.consensus, abs=0.01)
+        states = [teacher.state for teacher in trace.teachers]
+        assert float(cases[kind, "case_kept"]) == states.count("kept")
+        assert cases[kind, "case_client"] in {f"C{teacher.client}" for teacher in trace.teachers}
+
+
+def test_figures_and_a_report_lie_beside_the_tables(toy):
+    folder = toy[0]
+    first, other = sorted(folder.glob("report*.html"), key=lambda path: len(path.name))
+    assert (first.name, other.name) == ("report.html", "report-iid.html"), "another division of the data: another page"
+    assert f"Report: {first}\nReport: {other}\n" in toy[1]
+    assert all(method in first.read_text(encoding="utf-8") for method in ("stage1", "fedmkd", "inverse-ce"))
+    assert "stage1" not in other.read_text(encoding="utf-8")
+    names = {path.stem for path in (folder / "figures").iterdir()}
+    assert len(names) >= 5
+    for name in names:
+        assert (folder / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+        assert (folder / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert "<svg" in (folder / "figures" / f"{name}.svg").read_text(encoding="utf-8")[:500]
+
+
+def test_without_the_extra_there_are_no_figures_but_a_line_that_says_how(toy, monkeypatch):
+    monkeypatch.setattr("crad.reproducing.charts_available", lambda: False)
+    code, out, err = reproduce("context", "--only-show", "--output", toy[0])
+    assert code == 0
+    assert "no figures were drawn: pip install 'crad[report]'" in err
+    assert "Support and accuracy of every client" in out
+    assert "no figures" not in reproduce("cost", "--only-show", "--output", toy[0])[2]
+
+
+def test_the_same_command_again_trains_nothing_and_says_the_same(toy, asked):
+    folder, out, _ = toy
+    code, again, err = reproduce("all", "--output", folder, method_settings=SMALL)
+    assert (code, again, asked) == (0, out, [])
+    assert "19 runs: 19 done, 0 to resume, 0 to run\n" in err
+
+
+def test_one_table_reads_the_runs_of_another(toy, asked):
+    folder, _, _ = toy
+    code, out, err = reproduce("weights", "--output", folder)
+    assert (code, asked) == (0, [])
+    assert "7 runs: 7 done" in err
+    assert "How the kept teachers are weighed" in out
+    assert "What a round costs" not in out
+
+
+def test_what_is_there_can_be_shown_alone(toy, asked):
+    folder, _, _ = toy
+    code, out, _ = reproduce("table1", "--only-show", "--seeds", "1024,7", "--output", folder, method_settings=SMALL)
+    assert (code, asked) == (0, [])
+    assert "9 of 18 runs are there" in out
+    code, out, _ = reproduce(
+        "table1", "--output", folder, "--methods", "local,crad", "--datasets", "cifar100", "--json"
+    )
+    rows = json.loads(out)["tables"]["table1"]
+    assert (code, asked) == (0, [])
+    assert {(row["row"], row["column"]) for row in rows} == {("local", "cifar100"), ("crad", "cifar100")}
+
+
+def test_showing_before_anything_was_run_writes_nothing(tmp_path, asked):
+    code, out, err = command("all", "--only-show", "--preset", "paper", "--output", tmp_path / "new")
+    assert (code, asked) == (0, [])
+    assert not (tmp_path / "new").exists()
+    assert "41 runs: 0 done, 0 to resume, 41 to run, about" in err
+    assert "at the seconds per round that the paper gives for its GPU" in err
+    assert "0 of 27 runs are there" in out
+
+
+def test_a_page_has_a_method_once_per_seed_and_whole_seeds():
+    runs = [
+        RunRecords(Experiment(method=method, seed=seed, private_counts=private), {}, [], {})
+        for method, seed, private in (("crad", 1, None), ("crad", 1, 1.0), ("local", 1, None), ("crad", 2, None))
+    ]
+    assert one_page_of(runs) == [runs[0], runs[2], runs[3]]
+    lone = RunRecords(Experiment(method="dfml", seed=2), {}, [], {})
+    assert lone not in one_page_of([*runs, RunRecords(Experiment(method="uniform", seed=1), {}, [], {}), lone])
+
+
+# --- seeds, interruptions, failures
+
+
+def test_several_seeds_give_means_and_deviations(tmp_path):
+    code, out, _ = reproduce("privacy", "--seeds", "1,2", "--output", tmp_path, rounds=1)
+    assert code == 0
+    assert [row["seeds"] for row in tidy(tmp_path, "privacy")] == ["1 2"] * 4
+    values = [json.loads(path.read_text())["global_accuracy"] for path in tmp_path.glob("runs/*/summary.json")]
+    assert len(values) == 4
+    assert re.search(r"exact counts .*\d\.\d\d ± \d", out)
+    assert "seeds 1, 2 (mean ± standard deviation)" in out
+
+
+def test_an_interruption_between_runs_loses_nothing(tmp_path, asked, monkeypatch):
+    counted = crad.api.run
+
+    def interrupt_the_second(experiment, **settings):
+        if asked:
+            raise KeyboardInterrupt
+        return counted(experiment, **settings)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(crad.api, "run", interrupt_the_second)
+        assert reproduce("privacy", "--output", tmp_path, rounds=1)[0] == 130
+    assert len(run_names(tmp_path)) == 1
+    code, _, err = reproduce("privacy", "--output", tmp_path, rounds=1)
+    assert (code, asked) == (0, ["crad", "crad"])
+    assert "2 runs: 1 done, 0 to resume, 1 to run, about" in err
+    assert "(from the runs finished here)" in err
+
+
+def test_a_run_that_was_begun_is_resumed(toy, tmp_path, asked, monkeypatch):
+    interrupted = tmp_path / "begun"
+
+    def stop_after_one_round(*arguments, **settings):
+        save_checkpoint(*arguments, **settings)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("crad.api.save_checkpoint", stop_after_one_round)
+        code, _, err = reproduce("context", "--output", interrupted)
+    assert code == 130
+    assert f"continue with the same command and --output {interrupted}" in err
+    code, _, err = reproduce("context", "--output", interrupted)
+    assert (code, asked) == (0, ["crad", "crad"])
+    assert "1 runs: 0 done, 1 to resume, 0 to run" in err
+    assert "round 2/2" in err
+    assert "round 1/2" not in err
+    assert tidy(interrupted, "context") == tidy(toy[0], "context"), "as if it had not been interrupted"
+
+
+def test_a_run_that_fails_is_named_and_the_others_finish(tmp_path, monkeypatch):
+    really_run = crad.api.run
+
+    def run(experiment, **settings):
+        if experiment.private_counts is not None:
+            raise DataError("the noise\nran out")
+        return really_run(experiment, **settings)
+
+    monkeypatch.setattr(crad.api, "run", run)
+    # The private run would be second: --seeds makes a run after it.
+    code, out, err = reproduce("privacy", "--seeds", "1,2", "--output", tmp_path, rounds=1)
+    assert code == 2
+    last = err.splitlines()[-1]
+    assert last.startswith("crad: 2 of 4 runs failed: digits-crad-seed1-")
+    assert "(the noise ran out)" in last
+    assert "give the same command again" in last
+    assert len(run_names(tmp_path)) == 2
+    found = {(row["row"], row["metric"]): row for row in tidy(tmp_path, "privacy")}
+    assert found["exact", "global_accuracy"]["seeds"] == "1 2"
+    assert found["private", "global_accuracy"]["ours_mean"] == ""
+    assert re.search(r"noisy counts, ε = 1 +47\.40 +- +- ", out)
+
+
+def test_data_that_is_absent_is_said_before_anything_is_trained(tmp_path, monkeypatch, asked):
+    monkeypatch.setenv("CRAD_DATA", str(tmp_path / "nothing"))
+    code, _, err = reproduce("privacy", "--output", tmp_path / "out", preset="mini")
+    assert (code, asked) == (2, [])
+    assert "2 of them cannot be run: data set 'cifar100' is not in" in err.splitlines()[1]
+    assert "crad data fetch cifar100" in err
+    assert err.splitlines()[-1].startswith("crad: 2 of 2 runs failed: cifar100-crad-seed1024-")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_run_is_named_and_the_rest_is_shown(toy, tmp_path):
+    for path in (toy[0] / "runs").glob("digits-crad-*"):
+        shutil.copytree(path, tmp_path / "runs" / path.name)
+    (damaged,) = crad_runs(tmp_path, "private_counts = 1.0")
+    (damaged / "summary.json").write_text("{")
+    code, out, err = reproduce("privacy", "--output", tmp_path)
+    assert code == 2
+    assert f"1 of 2 runs failed: {damaged.name} (" in err.splitlines()[-1]
+    assert re.search(r"exact counts +48\.22 +\d", out)
+
+
+def test_quiet_prints_the_path_alone(toy):
+    folder, _, _ = toy
+    code, out, err = reproduce("cost", "--quiet", "--output", folder, method_settings=SMALL)
+    assert (code, out.strip(), err) == (0, str(folder), "")
+
+
+def test_json_holds_the_tables_and_the_state_of_every_run(toy):
+    folder, _, _ = toy
+    code, out, _ = reproduce("cost", "--json", "--quiet", "--output", folder, method_settings=SMALL)
+    answer = json.loads(out)
+    assert (code, answer["output"], answer["failed"]) == (0, str(folder), {})
+    assert answer["tables"]["cost"] == tidy(folder, "cost")
+    assert {run["state"] for run in answer["runs"]} == {"done"}
+    assert len(answer["runs"]) == 8
+
+
+BAD = {
+    "experiment": (["tabel1"], {}, "unknown experiment 'tabel1'. Did you mean 'table1'?"),
+    "preset": (["table1"], {"preset": "minj"}, "unknown preset 'minj'. Did you mean 'mini'?"),
+    "data set": (["table1", "--datasets", "cifar"], {}, "unknown data set 'cifar'. Did you mean 'cifar10'?"),
+    "data set elsewhere": (["cost", "--datasets", "pathmnist"], {}, "unknown data set 'pathmnist'"),
+    "method": (["table1", "--methods", "crda"], {}, "unknown method 'crda'. Did you mean 'crad'?"),
+    "seeds": (["table1", "--seeds", "1,x"], {}, "--seeds '1,x'"),
+    "method setting": (["table1"], {"method_settings": "fedmkd.my=1"}, "'my'. Did you mean 'mu'?"),
+    "whose setting": (["table1"], {"method_settings": "mu=1"}, "'mu' names no compared method"),
+    "rounds": (["table1"], {"rounds": 0}, "rounds = '0'"),
+    "nothing": ([], {}, "WHAT"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "settings", "words"), BAD.values(), ids=BAD)
+def test_bad_input_gets_one_line_and_writes_nothing(tmp_path, arguments, settings, words, asked):
+    code, out, err = reproduce(*arguments, "--output", tmp_path / "out", **settings)
+    assert (code, out, asked) == (2, "", [])
+    assert err.startswith("crad: ")
+    assert err.count("\n") == 1
+    assert words in err
+    assert not (tmp_path / "out").exists()

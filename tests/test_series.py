@@ -1,0 +1,324 @@
+"""The rows behind the charts: exact for records small enough to check by hand, and nothing that is not in them."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crad.results.grouping import by_method, worlds
+from crad.results.series import (
+    TRUST_NUMBERS,
+    accuracy_rows,
+    class_rows,
+    context_rows,
+    context_run,
+    cost_rows,
+    gain_rows,
+    partition_rows,
+    support_rows,
+    traffic_rows,
+    trust_rows,
+)
+from tests.records import TEST_IMAGES, made_run
+
+EXAMPLES = settings(max_examples=15, derandomize=True, database=None, deadline=None)
+GLOBAL, LOCAL = "global test set", "clients' own test halves"
+
+
+# --- which runs stand together
+
+
+def test_runs_on_other_data_or_divided_otherwise_are_kept_apart():
+    here, there, skewed = made_run(), made_run(dataset="cifar10"), made_run(alpha=0.1)
+    assert worlds([here, made_run("local")]) == {"": [here, made_run("local")]}
+    assert worlds([here, there, skewed]) == {
+        "digits, alpha 0.3": [here],
+        "cifar10, alpha 0.3": [there],
+        "digits, alpha 0.1": [skewed],
+    }
+
+
+def test_seeds_of_a_method_stand_together_in_the_order_of_the_runs():
+    runs = [made_run("uniform", seed=2), made_run("crad", seed=1), made_run("uniform", seed=1)]
+    found = by_method(runs)
+    assert list(found) == ["uniform", "crad"]
+    assert [run.experiment.seed for run in found["uniform"]] == [2, 1]
+
+
+def test_the_same_run_twice_counts_once():
+    assert [len(runs) for runs in by_method([made_run(), made_run()]).values()] == [1]
+
+
+def test_a_method_with_several_settings_is_named_with_those_that_differ():
+    first = made_run("dfml", method_settings={"mutual_epochs": 0, "peak_models": True}, temperature=2.0)
+    other = made_run("dfml", method_settings={"mutual_epochs": 5, "peak_models": True})
+    assert list(by_method([first, other])) == [
+        "dfml (temperature=2.0, mutual_epochs=0)",
+        "dfml (temperature=3.0, mutual_epochs=5)",
+    ]
+
+
+def test_a_run_without_a_tested_round_is_left_out():
+    run = made_run()
+    untested = [{**record, "global_accuracy": None, "local_accuracy": None} for record in run.rounds]
+    assert by_method([replace(run, rounds=untested)]) == {}
+
+
+# --- golden rows; the numbers of made_run(seed=1): hits [[2, 4], [3, 0]] in round 1, [[3, 0], [4, 1]] in round 2
+
+
+def test_accuracy_over_rounds_with_one_seed():
+    rows = accuracy_rows({"crad": [made_run()]})
+    assert rows == [
+        {"method": "crad", "metric": GLOBAL, "round": 1, "accuracy": 22.5, "low": 22.5, "high": 22.5, "seeds": 1},
+        {"method": "crad", "metric": GLOBAL, "round": 2, "accuracy": 20.0, "low": 20.0, "high": 20.0, "seeds": 1},
+        {
+            "method": "crad",
+            "metric": LOCAL,
+            "round": 1,
+            "accuracy": 40.1875,
+            "low": 40.1875,
+            "high": 40.1875,
+            "seeds": 1,
+        },
+        {
+            "method": "crad",
+            "metric": LOCAL,
+            "round": 2,
+            "accuracy": 40.3125,
+            "low": 40.3125,
+            "high": 40.3125,
+            "seeds": 1,
+        },
+    ]
+
+
+def test_accuracy_over_seeds_is_the_mean_with_the_lowest_and_the_highest():
+    first, second = made_run(seed=1), made_run(seed=2)
+    row = accuracy_rows({"crad": [first, second]})[0]
+    values = [22.5, 20.0]  # seed 2 in round 1 is as seed 1 in round 2
+    assert [run.rounds[0]["global_accuracy"] for run in (first, second)] == values
+    assert row == {
+        "method": "crad",
+        "metric": GLOBAL,
+        "round": 1,
+        "accuracy": 21.25,
+        "low": 20.0,
+        "high": 22.5,
+        "seeds": 2,
+    }
+
+
+def test_only_rounds_that_every_seed_has_are_averaged():
+    rows = accuracy_rows({"crad": [made_run(rounds=6, eval_every=2), made_run(seed=2, rounds=6, eval_every=3)]})
+    assert [row["round"] for row in rows if row["metric"] == GLOBAL] == [6]
+
+
+def test_gains_are_paired_by_seed_and_client():
+    methods = {
+        "crad": [made_run(seed=1, better=2), made_run(seed=2, better=2), made_run(seed=3, better=2)],
+        "local": [made_run("local", seed=2), made_run("local", seed=1)],
+    }
+    rows = gain_rows(methods)
+    assert rows[0] == {"method": "crad", "seed": 1, "client": 0, "accuracy": 35.0, "alone": 15.0, "gain": 20.0}
+    assert [(row["seed"], row["client"], row["gain"]) for row in rows] == [
+        (1, 0, 20.0),
+        (1, 1, 20.0),
+        (2, 0, 20.0),
+        (2, 1, 20.0),
+    ]
+
+
+def test_without_training_alone_there_are_no_gains():
+    assert gain_rows({"crad": [made_run()]}) == []
+
+
+def test_classes_go_from_most_to_fewest_private_samples():
+    run = made_run(clients=1, classes=3)  # client 0 holds 14, 7 and 0 of classes 0, 1 and 2
+    assert [(row["class"], row["private_samples"]) for row in class_rows({"crad": [run]})] == [
+        ("class 0", 14),
+        ("class 1", 7),
+        ("class 2", 0),
+    ]
+    turned = replace(run, summary={**run.summary, "per_class": _with_samples(run, [1, 2, 3])})
+    assert [(row["class"], row["place"]) for row in class_rows({"crad": [turned]})] == [
+        ("class 2", 1),
+        ("class 1", 2),
+        ("class 0", 3),
+    ]
+
+
+def _with_samples(run, samples):
+    return [{**one, "private_samples": n} for one, n in zip(run.summary["per_class"], samples, strict=True)]
+
+
+def test_accuracy_per_class_at_the_selected_round():
+    assert class_rows({"crad": [made_run()]}) == [
+        {
+            "method": "crad",
+            "place": place,
+            "class": name,
+            "private_samples": 7,
+            "accuracy": value,
+            "low": value,
+            "high": value,
+            "seeds": 1,
+        }
+        for place, name, value in [(1, "class 0", 35.0), (2, "class 1", 5.0)]
+    ]
+
+
+def test_accuracy_by_own_support_follows_every_client_not_the_sum():
+    # Both classes have 7 samples in all; client 0 holds only class 0 (3 of 10 right), client 1 only class 1 (1 of 10).
+    assert support_rows({"crad": [made_run()]}) == [
+        {
+            "method": "crad",
+            "place": place,
+            "private_samples": samples,
+            "accuracy": value,
+            "low": value,
+            "high": value,
+            "seeds": 1,
+        }
+        for place, samples, value in [(1, 7.0, 20.0), (2, 0.0, 20.0)]
+    ]
+    first, last = support_rows({"crad": [made_run(clients=1)]})
+    assert (first["accuracy"], last["accuracy"]) == (30.0, 0.0)
+
+
+def test_context_is_support_and_share_of_hits_at_the_selected_round():
+    assert context_rows(made_run()) == [
+        {"client": 0, "class": "class 0", "support": 1, "hits": 3, "test_samples": 10, "accuracy": 30.0},
+        {"client": 0, "class": "class 1", "support": 0, "hits": 0, "test_samples": 10, "accuracy": 0.0},
+        {"client": 1, "class": "class 0", "support": 0, "hits": 4, "test_samples": 10, "accuracy": 40.0},
+        {"client": 1, "class": "class 1", "support": 1, "hits": 1, "test_samples": 10, "accuracy": 10.0},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("methods", "expected"),
+    [
+        (["uniform", "crad", "fedmd", "local"], "crad"),
+        (["uniform", "stage1", "fedmd", "local"], "stage1"),
+        (["local", "fedmd"], "fedmd"),
+    ],
+)
+def test_the_run_looked_into_is_crad_or_the_last_with_a_rule(methods, expected):
+    runs = [made_run(method, trusts=method not in ("fedmd", "local")) for method in methods]
+    assert context_run(by_method(runs)).experiment.method == expected
+
+
+def test_the_partition_has_every_cell():
+    assert partition_rows(made_run()) == [
+        {"client": 0, "class": "class 0", "samples": 7},
+        {"client": 0, "class": "class 1", "samples": 0},
+        {"client": 1, "class": "class 0", "samples": 0},
+        {"client": 1, "class": "class 1", "samples": 7},
+    ]
+
+
+def test_trust_is_what_the_students_recorded():
+    assert trust_rows(made_run(rounds=1)) == [
+        {"round": 1, "student": 0, "teacher": 1, "weights": [1.0, 1.0]},
+        {"round": 1, "student": 1, "teacher": 0, "weights": [1.0, 1.0]},
+    ]
+    assert trust_rows(made_run(trusts=False)) == []
+
+
+def test_trust_of_many_rounds_is_shown_at_even_distances_up_to_the_last_tested():
+    shown = sorted({row["round"] for row in trust_rows(made_run(rounds=95, eval_every=10))})
+    assert shown == [5, 15, 25, 35, 45, 55, 65, 75, 85, 95]
+
+
+def test_a_student_that_sat_out_stands_as_it_learned_last():
+    run = made_run(rounds=2)
+    late = {**run.rounds[1], "clients": [{**run.rounds[1]["clients"][0], "trust": {"1": [0.25, 0.75]}}]}
+    rows = trust_rows(replace(run, rounds=[run.rounds[0], late]))
+    assert [(row["student"], row["weights"]) for row in rows if row["round"] == 2] == [
+        (0, [0.25, 0.75]),
+        (1, [1.0, 1.0]),
+    ]
+
+
+def test_trust_of_many_clients_and_classes_fits_in_a_page_and_keeps_the_last_round():
+    rows = trust_rows(made_run(clients=60, classes=60, rounds=20))
+    assert 0 < sum(len(row["weights"]) for row in rows) <= TRUST_NUMBERS
+    assert max(row["round"] for row in rows) == 20
+    assert {row["student"] for row in rows} >= {0}
+
+
+def test_one_student_too_many_for_a_page_gives_up_rounds_at_even_distances():
+    rows = trust_rows(made_run(clients=100, classes=100, rounds=10))
+    rounds = sorted({row["round"] for row in rows})
+    assert rounds[-1] == 10
+    assert len({later - sooner for sooner, later in pairwise(rounds)}) == 1
+
+
+def test_cost_is_the_mean_over_seeds():
+    methods = {"crad": [made_run(seed=1, sent_bytes=100), made_run(seed=2, sent_bytes=300)]}
+    assert cost_rows(methods) == [
+        {"method": "crad", "payload_bytes": 200.0, "payload_counts": "sent", "round_seconds": 3.0, "seeds": 2}
+    ]
+
+
+def test_bytes_add_up_over_all_rounds_tested_or_not():
+    rows = traffic_rows({"crad": [made_run(rounds=4, eval_every=2, sent_bytes=100)]})
+    assert [(row["round"], row["payload_bytes"]) for row in rows] == [(2, 200.0), (4, 400.0)]
+
+
+def test_bytes_of_those_who_sat_out_are_spread_over_all_clients():
+    run = made_run(rounds=1, sent_bytes=100)
+    halved = replace(run, rounds=[{**run.rounds[0], "payload_bytes": 100, "active": [0]}])  # one of the two sent
+    assert [row["payload_bytes"] for row in traffic_rows({"crad": [halved]})] == [50.0]
+
+
+# --- properties
+
+sizes = st.fixed_dictionaries(
+    {
+        "clients": st.integers(1, 4),
+        "classes": st.integers(1, 4),
+        "rounds": st.integers(1, 4),
+        "eval_every": st.integers(1, 3),
+    }
+)
+
+
+@EXAMPLES
+@given(size=sizes, seeds=st.lists(st.integers(0, 20), min_size=1, max_size=3, unique=True))
+def test_every_accuracy_is_the_mean_of_recorded_ones_between_their_ends(size, seeds):
+    runs = [made_run(seed=seed, **size) for seed in seeds]
+    for row in accuracy_rows({"crad": runs}):
+        metric = "global_accuracy" if row["metric"] == GLOBAL else "local_accuracy"
+        recorded = [run.rounds[row["round"] - 1][metric] for run in runs]
+        assert row["accuracy"] == statistics.fmean(recorded)
+        assert (row["low"], row["high"]) == (min(recorded), max(recorded))
+        assert row["seeds"] == len(seeds)
+
+
+@EXAMPLES
+@given(size=sizes)
+def test_every_cell_comes_from_the_records_of_the_selected_round(size):
+    run = made_run(**size)
+    selected = run.rounds[run.summary["best_round"] - 1]["clients"]
+    rows = context_rows(run)
+    assert len(rows) == size["clients"] * size["classes"]
+    for row in rows:
+        label, client = run.partition["class_names"].index(row["class"]), selected[row["client"]]
+        assert row["support"] == client["validation"]["counts"][label]
+        assert row["accuracy"] == 100.0 * client["global"]["hits"][label] / TEST_IMAGES
+
+
+@EXAMPLES
+@given(size=sizes)
+def test_by_own_support_the_samples_never_rise_and_the_mean_is_the_global_accuracy(size):
+    run = made_run(**size)
+    rows = support_rows({"crad": [run]})
+    samples = [row["private_samples"] for row in rows]
+    assert samples == sorted(samples, reverse=True)
+    assert statistics.fmean(row["accuracy"] for row in rows) == pytest.approx(run.summary["global_accuracy"])
