@@ -48,6 +48,7 @@ from crad.randomness import stream, torch_seed
 from crad.results.participant import participant_page, participant_record
 from crad.results.run_directory import RunDirectory
 from crad.results.selection import best_round
+from crad.results.summary import versions
 
 LEDGER, STATUS = "ledger.jsonl", "status.json"
 WAIT_S = 0.2
@@ -175,7 +176,7 @@ def _write_outcome(part: Part, federated: Trained, record: Record, *, hooks: Hoo
     except ConfigError as error:
         hooks.on_notice(f"no model.onnx: {error}")
     directory.write_json("participant.json", record)
-    directory.write_text("report.html", participant_page(record))
+    directory.write_text("report.html", participant_page(record, versions=versions()))
 
 
 def prepare_part(agreement: Agreement, site: Site) -> Part:

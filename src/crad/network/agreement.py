@@ -141,7 +141,7 @@ class Agreement(BaseModel):
         return names.index(name)
 
     def experiment(self, **own: Any) -> Experiment:  # noqa: ANN401  # settings of one's own, checked by Experiment
-        """The agreed settings and a member's own (data set, device) as an experiment in which every member is a client."""
+        """The agreed settings and a member's own (data set, device) as an experiment; every member is a client."""
         models = tuple(_with_width(member.architecture) for member in self.members)
         agreed = {**self.settings, "seed": self.seed, "clients": len(self.members), "models": models, "proxy_size": 0}
         return Experiment(**{**agreed, "augment": self.augmentation != "none", **own})

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from crad.federation.records import Record
+from crad.results.drawing import label
+from crad.results.frame import Section, framed_page
+from crad.results.markup import paragraph, table
 
 
 def participant_record(
@@ -109,3 +112,80 @@ def participant_cells(record: Mapping[str, Any]) -> list[list[str]]:
         ["with the federation", f"{record['federated']['local_accuracy']:.2f}"],
         ["difference", f"{record['difference']:+.2f}"],
     ]
+
+
+def participant_page(record: Mapping[str, Any], *, versions: Mapping[str, str]) -> str:
+    """The participant's report: one page for the member alone."""
+    sections: list[Section] = [
+        ("outcome", "Outcome", _outcome_section(record)),
+        ("trust", "Whose knowledge", _trust_section(record)),
+        ("left", "What left", _left_section(record)),
+    ]
+    return framed_page(
+        title=f"{record['member']} in {record['federation']}",
+        sentence=(
+            f"{record['member']} took part in {record['rounds_taken_part']} rounds, up to {record['last_round']}. "
+            "Accuracies are of its own test images, which no model has seen; the selected round is the one with the "
+            "highest accuracy on its own validation images."
+        ),
+        headline=_headline(record),
+        sections=sections,
+        versions=", ".join(f"{name} {version}" for name, version in versions.items()),
+        data={},
+    )
+
+
+def _headline(record: Mapping[str, Any]) -> str:
+    gain = record["difference"]
+    said = "Joining helped." if gain > 0 else "Joining did not help." if gain < 0 else "Joining made no difference."
+    detail = (
+        f"With the federation {record['federated']['local_accuracy']:.2f} % (round {record['federated']['round']}), "
+        f"training alone {record['alone']['local_accuracy']:.2f} % (round {record['alone']['round']}): "
+        f"{gain:+.2f} points on {sum(row['test_samples'] for row in record['per_class'])} test images."
+    )
+    return f'<p class="verdict">{label(said)}</p>{paragraph(detail)}'
+
+
+def _outcome_section(record: Mapping[str, Any]) -> str:
+    rows = [
+        [row["name"], str(row["test_samples"]), _percent(row["federated"]), _percent(row["alone"]), _gain(row)]
+        for row in record["per_class"]
+    ]
+    header = ("class", "test images", "federated %", "alone %", "difference")
+    return table(header, rows, caption="Accuracy per class on the own test images; -: no test images of the class.")
+
+
+def _trust_section(record: Mapping[str, Any]) -> str:
+    names = [row["name"] for row in record["per_class"]]
+    rows = [[row["member"], *(f"{100 * share:.1f}" for share in row["shares"])] for row in record["trusted"]]
+    caption = "Share of the say each member had in our targets, per class in percent, mean over the rounds we learned."
+    parts = [table(("member", *names), rows, caption=caption) if rows else paragraph("Nobody taught us.", "note")]
+    if record["missing"]:
+        absent = ", ".join(f"{name} {count}" for name, count in record["missing"].items())
+        parts.append(paragraph(f"Rounds in which a member's snapshot did not come in time: {absent}."))
+    for name, reasons in record["refused"].items():
+        parts.append(paragraph(f"Not used from {name}: {'; '.join(reasons)}"))
+    return "".join(parts)
+
+
+def _left_section(record: Mapping[str, Any]) -> str:
+    rows = [[member, what, f"{size:,}"] for member, pieces in record["left"].items() for what, size in pieces.items()]
+    caption = "Bytes that left this machine, by receiver; ledger.jsonl has every piece with time, round and sha256."
+    budget = record["private_counts"]
+    spent = (
+        f"Class counts were noised once for all rounds: epsilon {budget['epsilon_spent']:g} spent."
+        if budget["is_private"]
+        else "Class counts were published as they are (private_counts is not set)."
+    )
+    return table(("receiver", "what", "bytes"), rows, caption=caption) + paragraph(
+        "No image and no label left: snapshots hold weights, and per class how many validation samples there are and "
+        f"how many of them are right. {spent}"
+    )
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _gain(row: Mapping[str, Any]) -> str:
+    return "-" if row["federated"] is None else f"{row['federated'] - row['alone']:+.1f}"

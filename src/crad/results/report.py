@@ -7,8 +7,6 @@ repeat it. The page's frame, style and scripts lie in `page/`; everything it sho
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import resources
-from string import Template
 from typing import Any
 
 from crad.results import charts
@@ -17,9 +15,10 @@ from crad.results.comparable import comparable_runs
 from crad.results.comparison import Row, compare
 from crad.results.detail import class_table, client_table, gain_table
 from crad.results.drawing import label, partition_picture
+from crad.results.frame import Section, framed_page
 from crad.results.inspector import inspector_data, inspector_section
 from crad.results.joining import ALONE
-from crad.results.markup import as_data, as_script, commands, paragraph, table
+from crad.results.markup import commands, paragraph, table
 from crad.results.opening import headline_box, sentence, status, title
 from crad.results.repeating import alone_commands, repeating_commands
 from crad.results.runs import RunRecords
@@ -38,8 +37,6 @@ NO_CHARTS = (
     "The figures need two more packages: pip install 'crad[report]', then crad report RUN writes this page anew."
 )
 
-Section = tuple[str, str, str]  # id, title, content
-
 
 def report_page(runs: Sequence[RunRecords], *, is_live: bool = False) -> str:
     """The whole page, of one run or of several on the same data; `is_live`: a run still goes on."""
@@ -56,30 +53,15 @@ def report_page(runs: Sequence[RunRecords], *, is_live: bool = False) -> str:
         ("repeat", "Repeat", _repeat(shown)),
     ]
     data = {"charts": {chart.name: chart.spec for chart in made or ()}, "inspections": inspections}
-    return Template(_file("page.html")).substitute(
-        title=label(title(shown)),
-        # A live page asks its own server for news; a page on disk asks nobody for anything.
-        connections="'self'" if is_live else "'none'",
-        style=_file("page.css"),
-        status=status(shown) if is_live else "",
-        sentence=label(sentence(shown)),
+    return framed_page(
+        title=title(shown),
+        sentence=sentence(shown),
         headline=headline_box(shown, rows, left_out),
-        links="".join(f'<a href="#{name}" id="to-{name}">{heading}</a>' for name, heading, _ in sections),
-        sections="".join(_section(*section) for section in sections),
-        versions=label(_versions(shown[0].summary)),
-        data=as_data(data),
-        library=as_script(charts.javascript()) if made else "",
-        script=as_script(_file("page.js") + _file("inspector.js")),
-    )
-
-
-def _file(name: str) -> str:
-    return resources.files("crad.results").joinpath("page", name).read_text(encoding="utf-8")
-
-
-def _section(name: str, heading: str, content: str) -> str:
-    return (
-        f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{heading}</h2>{content}</section>'
+        sections=sections,
+        versions=_versions(shown[0].summary),
+        data=data,
+        library=charts.javascript() if made else "",
+        status=status(shown) if is_live else None,
     )
 
 
