@@ -13,7 +13,7 @@ import crad
 from crad.results.charts import make_charts
 from crad.results.report import report_page
 from crad.results.runs import load_run
-from crad.results.traces import ImageTrace, TeacherView, describe
+from crad.results.traces import ImageTrace, TeacherView, describe, percent
 from tests.chromium import Chromium, Tab
 from tests.conftest import ROOT, change
 
@@ -152,7 +152,7 @@ def test_every_case_student_image_and_class_shows_what_explain_says(tab, runs):
         words = f"--student {client} --image {index} --class {label}"
         assert tab.value("document.querySelector('.explain-command').textContent").endswith(words)
         assert shown_teachers(tab) == [
-            [f"client {one.client}", f"{100 * one.probability:.1f}", one.state] for one in trace.teachers
+            [f"client {one.client}", percent(one.probability), one.state] for one in trace.teachers
         ]
         assert f"true class {trace.true_class}" in tab.value("document.querySelector('figure img[alt]').alt")
 
@@ -200,6 +200,7 @@ def test_no_screen_is_too_narrow_for_the_page(chromium, page, width):
         tab.value(f"document.getElementById('to-{name}').click()")
         draw_all(tab)
         assert tab.value("document.documentElement.scrollWidth") <= width, name
+        assert tab.value("document.querySelector('nav [aria-selected=true]').getBoundingClientRect().right") <= width
     tab.close()
 
 

@@ -163,7 +163,7 @@ def made(q, counts, labels, accuracies=None):
     self._rule = RULES["crad"]
     self.experiment = crad.Experiment(clients=len(q))
     self.world = SimpleNamespace(global_test=SimpleNamespace(labels=torch.tensor(labels)))  # type: ignore[assignment]
-    self.roster = self.teachers = [SimpleNamespace(index=i) for i in range(len(q))]  # type: ignore[assignment]
+    self.teachers = [SimpleNamespace(index=i) for i in range(len(q))]  # type: ignore[misc]
     accuracies = accuracies or [[0.5] * len(row) for row in counts]
     self._statistics = [
         Statistics(counts=tuple(own), accuracies=tuple(right)) for own, right in zip(counts, accuracies, strict=True)

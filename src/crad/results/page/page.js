@@ -26,6 +26,9 @@ function openTab(chosen) {
     tab.tabIndex = isChosen ? 0 : -1;
     panelOf(tab).hidden = !isChosen;
   }
+  // On a narrow screen the tabs scroll: the open one shall be seen.
+  const bar = chosen.parentElement;
+  bar.scrollLeft = chosen.offsetLeft - bar.offsetLeft - 16;
   if (location.hash !== chosen.hash) history.replaceState(null, "", chosen.hash);
 }
 
