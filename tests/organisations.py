@@ -88,9 +88,12 @@ def agreed(identities, **changes) -> Agreement:
 
 
 def with_addresses(agreement: Agreement, addresses) -> Agreement:
-    """The same agreement, each member at a new address; the hash stays."""
+    """The same agreement, each member at a new address, by place or by name; the hash stays."""
+    if not isinstance(addresses, dict):
+        names = [member.name for member in agreement.members]
+        addresses = dict(zip(names, addresses, strict=True))
     members = tuple(
-        member.model_copy(update={"address": address})
-        for member, address in zip(agreement.members, addresses, strict=True)
+        member.model_copy(update={"address": addresses.get(member.name, member.address)})
+        for member in agreement.members
     )
     return agreement.model_copy(update={"members": members})

@@ -9,7 +9,6 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -160,12 +159,12 @@ class Agreement(BaseModel):
         }
         return {**table, "authority": authority, "members": members}
 
-    @cached_property
+    @property
     def text(self) -> bytes:
         """The canonical form as JSON, the same bytes for everybody who has agreed on the same."""
         return json.dumps(self.canonical(), sort_keys=True, separators=(",", ":")).encode()
 
-    @cached_property
+    @property
     def hash(self) -> str:
         """The sha256 of the canonical form: equal for members that have agreed on the same."""
         return hashlib.sha256(self.text).hexdigest()

@@ -1,0 +1,266 @@
+"""Asking one member: small answers with a limit on their size, and bodies that go on where they were cut off."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import httpx
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from crad.errors import SnapshotError, printable
+from crad.network.agreement import Agreement
+from crad.network.arrivals import Announced, check_received
+from crad.network.envelope import max_envelope_bytes
+from crad.network.fields import split_address
+from crad.network.identity import Identity
+from crad.network.tls import MemberContext
+
+CONNECT_S = 10.0
+READ_S = 30.0  # of silence in the middle of an answer
+MAX_ANSWER_BYTES = 4096
+MAX_AGREEMENT_BYTES = 4 << 20
+HASHED_BYTES = 1 << 20
+
+Told = TypeVar("Told", bound=BaseModel)
+RoundNumber = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class ChangedError(Exception):
+    """The member has published the round anew: what it announced before is no longer there."""
+
+
+class LateError(Exception):
+    """The time for this round is over."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Status and body of a small answer."""
+
+    status: int
+    body: bytes
+    retry_s: float = 0.0
+
+
+class Rounds(BaseModel):
+    """Which rounds a member gives out."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    first_round: RoundNumber | None
+    latest_round: RoundNumber | None
+
+
+class Hello(Rounds):
+    """What a member says of itself."""
+
+    name: Annotated[str, Field(max_length=63)]
+    federation: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    clock: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # seconds since 1970
+    version: Annotated[str, Field(max_length=50)]
+
+
+class MemberClient:
+    """Connections to one member. Everything that can go wrong on a line is an `httpx.TransportError`."""
+
+    def __init__(
+        self,
+        number: int,
+        *,
+        identity: Identity,
+        agreement: Agreement,
+        proxy: str | None = None,
+        read_s: float = READ_S,
+    ) -> None:
+        self.number, self.member = number, agreement.members[number]
+        self._agreement, self._read_s = agreement, read_s
+        host, port = split_address(self.member.address or "")
+        self._context = MemberContext.to(self.member, identity=identity, agreement=agreement)
+        self._client = httpx.Client(
+            base_url=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
+            verify=self._context,
+            trust_env=False,  # a proxy is used where peer.toml names one, never by accident
+            proxy=proxy,
+            headers={"Accept-Encoding": "identity"},
+        )
+
+    def hello(self, *, timeout_s: float | None = None) -> Hello:
+        """Who is there, with which agreement, at which round."""
+        return self._model(Hello, self.ask("/v1/hello", read_s=timeout_s))
+
+    def agreement(self) -> dict[str, Any]:
+        """What the member has agreed on, as plain and unchecked values."""
+        answer = self.ask("/v1/agreement", limit=MAX_AGREEMENT_BYTES)
+        try:
+            table = json.loads(answer.body)
+        except (ValueError, RecursionError):
+            table = None
+        if answer.status != 200 or not isinstance(table, dict):
+            raise SnapshotError(f"{self.member.name} does not tell its agreement (answer {answer.status})")
+        return table
+
+    def rounds(self, answer: Answer) -> Rounds:
+        """What an answer 410 or 425 says about the member's rounds."""
+        return self._model(Rounds, answer)
+
+    def manifest(self, round_index: int, kind: str, *, wait_s: float) -> Answer:
+        """The signed envelope of a round, waited for at the other end."""
+        path = f"/v1/manifest/{round_index}/{kind}?wait={wait_s:.2f}"
+        limit = max_envelope_bytes(self._agreement) + 1  # one more is enough to be refused
+        return self.ask(path, limit=limit, read_s=self._read_s + wait_s)
+
+    def probe(self, size: int) -> float:
+        """How many seconds it takes to receive so many bytes."""
+        began = time.perf_counter()
+        answer = self.ask(f"/v1/probe?bytes={size}", limit=size)
+        if answer.status != 200 or len(answer.body) != size:
+            raise SnapshotError(f"{self.member.name} answered a probe of {size} bytes with {len(answer.body)}")
+        return time.perf_counter() - began
+
+    def download(
+        self, announced: Announced, part: Path, *, round_index: int, kind: str, is_late: Callable[[], bool]
+    ) -> None:
+        """The announced body into `part`, going on where an earlier try ended; refused if it is another.
+
+        Raises LateError as soon as `is_late`; what has arrived stays for the next try.
+        """
+        size, etag = announced.manifest.size, f'"{announced.manifest.sha256}"'
+        digest, start = _hash_part(part, most=size)
+        if start < size:
+            headers = {"Range": f"bytes={start}-", "If-Range": etag} if start else {}
+            path = f"/v1/snapshot/{round_index}/{kind}"
+            with self._stream(path, headers=headers) as response:
+                if response.status_code not in (200, 206) or response.headers.get("ETag") != etag:
+                    raise ChangedError
+                if response.status_code == 200 or _first_byte(response) != start:
+                    _check_from_start(response, self.member.name)
+                    digest, start = hashlib.sha256(), 0
+                start = _write(response, part, start=start, size=size, digest=digest, is_late=is_late)
+        try:
+            check_received(announced, size=start, sha256=digest.hexdigest(), name=self.member.name)
+        except SnapshotError:
+            part.unlink(missing_ok=True)
+            raise
+
+    def ask(self, path: str, *, limit: int = MAX_ANSWER_BYTES, read_s: float | None = None) -> Answer:
+        """One GET; of the answer's body no more than `limit` bytes are read."""
+        with self._stream(path, read_s=read_s) as response:
+            body = bytearray()
+            for chunk in response.iter_raw():
+                body += chunk
+                if len(body) >= limit:
+                    break
+            retry = response.headers.get("Retry-After", "")
+            return Answer(response.status_code, bytes(body[:limit]), float(retry) if retry.isdecimal() else 0.0)
+
+    def drop(self) -> None:
+        """End whatever is under way, from another thread."""
+        self._context.drop_connections()
+
+    def close(self) -> None:
+        """Let go of all connections."""
+        self._client.close()
+
+    @contextmanager
+    def _stream(
+        self, path: str, *, headers: dict[str, str] | None = None, read_s: float | None = None
+    ) -> Iterator[httpx.Response]:
+        timeout = httpx.Timeout(self._read_s if read_s is None else read_s, connect=min(CONNECT_S, read_s or CONNECT_S))
+        with self._client.stream("GET", path, headers=headers, timeout=timeout) as response:
+            yield response
+
+    def _model(self, model: type[Told], answer: Answer) -> Told:
+        try:
+            return model.model_validate_json(answer.body)
+        except ValidationError as error:
+            raise SnapshotError(
+                f"{self.member.name} gave an answer ({answer.status}) that makes no sense: "
+                f"{printable(error.errors()[0]['msg'])}: compare the versions of crad"
+            ) from error
+
+
+def why(error: httpx.TransportError) -> str:
+    """What probably lies behind a failed connection, in a few words."""
+    cause = _tls_cause(error)
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"whoever answers there does not prove to be it: {printable(cause.verify_message or cause.args[0])}"
+    if "alert" in str(error):
+        return "it refuses our certificate: the other side must have the same federation.toml, and ours must be valid"
+    if is_disconnect(error):
+        return "it closes the connection without a word: probably it refuses our certificate; compare federation.toml"
+    if isinstance(error, httpx.TimeoutException):
+        return "it does not answer: perhaps a firewall, or the machine is off"
+    return f"it cannot be reached ({printable(error)}): check its address, and whether it is running"
+
+
+def is_disconnect(error: httpx.TransportError) -> bool:
+    """The connection was made and then ended without an answer, as TLS 1.3 shows a refused client certificate."""
+    return isinstance(error, httpx.RemoteProtocolError | httpx.ReadError | httpx.WriteError)
+
+
+def is_imposter(error: httpx.TransportError) -> bool:
+    """Somebody answers at the member's address who is not the member."""
+    return isinstance(_tls_cause(error), ssl.SSLCertVerificationError)
+
+
+def _tls_cause(error: BaseException | None) -> BaseException | None:
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _hash_part(part: Path, *, most: int) -> tuple[hashlib._Hash, int]:
+    """The digest and length of what has arrived so far; a part that is too long is none of ours."""
+    digest = hashlib.sha256()
+    if not part.exists():
+        return digest, 0
+    length = part.stat().st_size
+    if length > most:
+        part.unlink()
+        return digest, 0
+    with part.open("rb") as file:
+        for place in range(0, length, HASHED_BYTES):
+            digest.update(file.read(min(HASHED_BYTES, length - place)))
+    return digest, length
+
+
+def _first_byte(response: httpx.Response) -> int:
+    first = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
+    return int(first) if first.isdecimal() else -1
+
+
+def _check_from_start(response: httpx.Response, name: str) -> None:
+    if response.status_code == 206:
+        said = printable(response.headers.get("Content-Range", "nothing"))
+        raise SnapshotError(f"{name} sent another part of its snapshot than it was asked for ({said})")
+
+
+def _write(
+    response: httpx.Response,
+    part: Path,
+    *,
+    start: int,
+    size: int,
+    digest: hashlib._Hash,
+    is_late: Callable[[], bool],
+) -> int:
+    """Append what comes; stops one byte after the announced size, which is enough to be refused."""
+    with part.open("ab" if start else "wb") as file:
+        for chunk in response.iter_raw():
+            if is_late():
+                raise LateError
+            piece = chunk[: size + 1 - start]
+            file.write(piece)
+            digest.update(piece)
+            start += len(piece)
+            if start > size:
+                return start
+    return start

@@ -1,0 +1,207 @@
+"""The door of a member's server: who comes in, how often, and what goes out. Nothing passes beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from crad.errors import SnapshotError, printable
+from crad.network.agreement import Agreement
+from crad.network.endpoints import describe_path
+from crad.network.ledger import OutgoingLedger
+from crad.network.trust import find_member
+
+Notice = Callable[[str], None]
+STRANGER = "nobody known"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one member may ask of another's server."""
+
+    connections: int = 8  # at once, per member
+    handshakes: int = 64  # begun and not finished, by anybody
+    handshake_s: float = 10.0
+    requests_per_s: float = 20.0  # per member, in the long run
+    burst: int = 100
+    request_s: float = 20.0  # for a request to arrive in full
+    send_s: float = 60.0  # for a megabyte to be taken: slower readers are dropped
+    header_bytes: int = 16 * 1024
+
+
+class Gate:
+    """Knows who is connected. As an ASGI application it lets through what the limits allow, and writes the ledger."""
+
+    def __init__(
+        self, application: ASGIApp, *, agreement: Agreement, ledger: OutgoingLedger, limits: Limits, notice: Notice
+    ) -> None:
+        self._application, self._agreement, self._ledger = application, agreement, ledger
+        self.limits, self._notice = limits, notice
+        self._connected: Counter[str] = Counter()
+        self._handshakes: dict[int, float] = {}
+        self._budgets: dict[str, tuple[float, float]] = {}  # requests left, and when that was
+
+    # --- connections
+
+    def admit(self, key: int) -> None:
+        """Somebody begins a handshake; refused while too many others do. It costs no more than a socket until then."""
+        now = time.monotonic()
+        self._handshakes = {
+            one: begun for one, begun in self._handshakes.items() if now - begun < self.limits.handshake_s
+        }
+        if len(self._handshakes) >= self.limits.handshakes:
+            raise ConnectionRefusedError("too many handshakes at once")
+        self._handshakes[key] = now
+
+    def enter(self, key: int, der: bytes) -> str | None:
+        """The name of the member who has shown this certificate, None if it is no member's."""
+        self._handshakes.pop(key, None)
+        try:
+            name = find_member(der, agreement=self._agreement).name
+        except SnapshotError as error:
+            self._notice(f"somebody was refused: {error}")
+            name = None
+        self._connected[name or STRANGER] += 1
+        return name
+
+    def leave(self, name: str | None) -> None:
+        """A connection has ended."""
+        self._connected[name or STRANGER] -= 1
+
+    # --- requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request of the connection in the scope."""
+        connection: MemberProtocol = scope["connection"]
+        outgoing = _Outgoing(connection, scope, send, ledger=self._ledger, send_s=self.limits.send_s)
+        status = self._refusal(connection.member, scope)
+        try:
+            if status is not None:
+                await PlainTextResponse("", status, {"Connection": "close"})(scope, receive, outgoing.send)
+                return
+            await self._application({**scope, "member": connection.member}, receive, outgoing.send)
+        except ConnectionError:
+            return  # the reader has gone
+        except TimeoutError:
+            self._notice(f"{connection.member} was dropped: it took less than a megabyte in {self.limits.send_s:g} s")
+            connection.transport.abort()
+        except Exception as error:  # whatever it is, the others are served on
+            self._notice(f"the server failed on {printable(scope['path'])} for {connection.member}: {error!r}")
+            connection.transport.abort()
+
+    def _refusal(self, name: str | None, scope: Scope) -> int | None:
+        if name is None:
+            return 403
+        if self._connected[name] > self.limits.connections:
+            return 503
+        if not self._spend(name):
+            return 429
+        return None if scope["method"] == "GET" else 405
+
+    def _spend(self, name: str) -> bool:
+        """One request of the member's budget, which fills up with time."""
+        now = time.monotonic()
+        left, then = self._budgets.get(name, (float(self.limits.burst), now))
+        left = min(float(self.limits.burst), left + (now - then) * self.limits.requests_per_s)
+        is_allowed = left >= 1
+        self._budgets[name] = (left - 1 if is_allowed else left, now)
+        return is_allowed
+
+
+class _Outgoing:
+    """An answer on its way out: every piece goes into the ledger before it goes to the reader."""
+
+    def __init__(
+        self, connection: MemberProtocol, scope: Scope, send: Send, *, ledger: OutgoingLedger, send_s: float
+    ) -> None:
+        self._connection, self._send, self._ledger, self._send_s = connection, send, ledger, send_s
+        self._about: dict[str, Any] = {"to": connection.member or STRANGER, **describe_path(scope["path"])}
+        self._first = 0
+
+    async def send(self, message: Message) -> None:
+        """Record a piece and pass it on; ConnectionError if the reader has gone, TimeoutError if it is too slow."""
+        if message["type"] == "http.response.start":
+            self._read_head(message)
+        size = len(message.get("body", b""))
+        if self._connection.transport.is_closing():
+            raise ConnectionError("the reader has gone")
+        if size:
+            self._ledger.record(**self._about, size=size, first=self._first)
+            self._first += size
+        async with asyncio.timeout(self._send_s):
+            await self._send(message)
+        # A piece that fits into the buffers is sent without a pause: let the others, and the news of a reader gone, in.
+        await asyncio.sleep(0)
+
+    def _read_head(self, message: Message) -> None:
+        headers = {name.lower(): value.decode("latin-1") for name, value in message["headers"]}
+        if message["status"] >= 400:
+            self._about["what"] = "refusal"
+        elif b"etag" in headers:
+            self._about["sha256"] = headers[b"etag"].strip('"')
+        first = re.match(r"bytes ([0-9]+)-", headers.get(b"content-range", ""))
+        self._first = int(first[1]) if first else 0
+
+
+class MemberProtocol(H11Protocol):
+    """uvicorn's HTTP, with the member known for every connection; one subclass per server, which has its gate."""
+
+    gate: Gate
+
+    def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401  # uvicorn's own
+        self.gate.admit(id(self))
+        super().__init__(*args, **options)
+        self.member: str | None = None
+        self._application = self.app
+        self._patience: asyncio.TimerHandle | None = None
+        self._is_in = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        """The handshake is done: somebody with a trusted certificate."""
+        super().connection_made(transport)
+        der = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        self.member, self._is_in = self.gate.enter(id(self), der), True
+        self.app = self._answer
+        self._expect_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """However it ended."""
+        super().connection_lost(exc)
+        if self._is_in:
+            self.gate.leave(self.member)
+        self._stop_patience()
+
+    def data_received(self, data: bytes) -> None:
+        """A request that has begun must come to its end."""
+        if self._patience is None and (self.cycle is None or self.cycle.response_complete):
+            self._expect_request()
+        super().data_received(data)
+
+    def shutdown(self) -> None:
+        """The server ends. An idle reader would not answer a farewell, and be waited for."""
+        is_idle = self.cycle is None or self.cycle.response_complete
+        if is_idle and self.transport.get_write_buffer_size() == 0:
+            self.transport.abort()
+        else:
+            super().shutdown()
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401  # ASGI
+        self._stop_patience()
+        await self._application({**scope, "connection": self}, receive, send)
+
+    def _expect_request(self) -> None:
+        self._patience = self.loop.call_later(self.gate.limits.request_s, self.transport.abort)
+
+    def _stop_patience(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None

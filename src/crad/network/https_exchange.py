@@ -1,0 +1,225 @@
+"""The exchange between real peers: everybody serves its own snapshots, everybody fetches the others'.
+
+A round needs no coordinator. It goes on when all others have come, or when the deadline has passed and enough have.
+"""
+
+from __future__ import annotations
+
+import queue
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+
+from crad.errors import ConfigError, ExchangeError, SnapshotError
+from crad.federation.exchange import KEPT_ROUNDS, Ledger
+from crad.federation.message import Message
+from crad.network.agreement import Agreement
+from crad.network.arrivals import KIND
+from crad.network.client import Hello, MemberClient
+from crad.network.envelope import seal
+from crad.network.fetch import Ending, Fetch, Want
+from crad.network.gate import Notice
+from crad.network.identity import Identity
+from crad.network.outbox import Published, disk_fault
+from crad.network.patience import Patience
+from crad.network.server import SnapshotServer
+
+HELLO_S = 3.0
+ASK_AGAIN_S = 60.0  # those whose message was refused, where without them the round cannot go on
+LEAVE_S = 2.0  # for a fetch that is no longer wanted to end
+Refused = Callable[[str, str], None]  # the member's name, and why
+
+
+class HttpsExchange:
+    """One member's end of the exchange. `server` gives out what it publishes."""
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        identity: Identity,
+        folder: Path,
+        server: SnapshotServer,
+        *,
+        own: int,
+        proxy: str | None = None,
+        on_refused: Refused = lambda name, reason: None,
+        notice: Notice = lambda text: None,
+    ) -> None:
+        if agreement.members[own].name != identity.name:
+            raise ConfigError(f"member {own} of the agreement is {agreement.members[own].name}, not {identity.name}")
+        self._agreement, self._identity, self._server, self._own = agreement, identity, server, own
+        self._on_refused, self._notice = on_refused, notice
+        self._inbox = folder / "in"
+        self.refused: Counter[str] = Counter()  # snapshots refused, by member
+        self.ledger = Ledger()
+        others = [number for number in range(len(agreement.members)) if number != own]
+        for other in others:  # all keys are there from the start: the server's thread only adds to them
+            self.ledger.count(sender=own, receiver=other, payload_bytes=0)
+            self.ledger.count(sender=other, receiver=own, payload_bytes=0)
+        self._clients = {
+            other: MemberClient(other, identity=identity, agreement=agreement, proxy=proxy) for other in others
+        }
+        server.on_delivered = self._count_sent
+
+    def begin(self, round_index: int) -> None:
+        """This member starts, or starts again, at this round: nobody need wait for an older one of it."""
+        self._server.outbox.begin(round_index)
+        self._server.announce()
+
+    def publish(self, round_index: int, *, sender: int, kind: str, message: Message) -> None:
+        """Make our own message of this round available to the others."""
+        assert sender == self._own, "a member publishes its own"
+        if KIND.fullmatch(kind) is None:
+            raise ConfigError(f"kind {kind!r}: others cannot ask for it; use letters, digits, '_', '.' and '-'")
+        most = self._agreement.max_snapshot_bytes
+        if len(message.body) > most:
+            raise ConfigError(f"our {kind} has {len(message.body)} bytes, the agreement allows {most}: nobody takes it")
+        envelope = seal(message.manifest, kind=kind, identity=self._identity, agreement=self._agreement)
+        self._server.outbox.publish(round_index, kind, envelope=envelope, message=message)
+        self._server.announce()
+
+    def collect(
+        self,
+        round_index: int,
+        *,
+        receiver: int,
+        peers: Iterable[int],
+        kind: str,
+        deadline_s: float | None = None,
+        quorum: int | None = None,
+    ) -> tuple[dict[int, Message], list[int]]:
+        """The others' messages of this round, and who is missing; deadline and quorum are the agreement's if not given.
+
+        Below the quorum it waits on until the agreement's `give_up_s`, then ExchangeError.
+        """
+        assert receiver == self._own, "a member collects for itself"
+        wanted = list(peers)
+        self._forget(before=round_index - KEPT_ROUNDS + 1)
+        want = Want(round_index, kind, self._inbox / f"round-{round_index:05d}")
+        try:
+            want.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise disk_fault(want.folder, error) from error
+        patience = Patience(
+            deadline_s=self._agreement.deadline_s if deadline_s is None else deadline_s,
+            quorum=min(self._agreement.quorum if quorum is None else quorum, len(wanted)),
+            give_up_s=self._agreement.give_up_s,
+        )
+        endings = self._gather(wanted, want, patience)
+        got = {number: message for number in wanted if (message := endings[number].message) is not None}
+        for number, message in got.items():
+            self.ledger.count(sender=number, receiver=receiver, payload_bytes=message.payload_bytes)
+        return got, [number for number in wanted if number not in got]
+
+    def latest(self) -> int | None:
+        """The newest round that as many others as the quorum have published, or we ourselves; None before the first.
+
+        Not simply the newest that anybody claims: one liar could make everybody skip to the end.
+        """
+        claims = sorted(self._claims(), reverse=True)
+        needed = max(1, self._agreement.quorum)
+        rounds = [self._server.outbox.latest_round, claims[needed - 1] if len(claims) >= needed else None]
+        return max((round_index for round_index in rounds if round_index is not None), default=None)
+
+    def close(self) -> None:
+        """Let go of all connections to others; the server is its owner's to stop."""
+        for client in self._clients.values():
+            client.drop()
+            client.close()
+
+    def _gather(self, wanted: Sequence[int], want: Want, patience: Patience) -> dict[int, Ending]:
+        """Fetch from all at once until the round can go on; everybody's ending, also of those who are too late."""
+        endings: dict[int, Ending] = {}
+        fetches = {number: self._start(number, want) for number in wanted}
+        try:
+            while not patience.is_over([one.verdict for one in endings.values()], num_wanted=len(wanted)):
+                if len(endings) == len(wanted):  # below the quorum, and nobody left to wait for: ask them again
+                    for number in [number for number, ending in endings.items() if ending.verdict != "came"]:
+                        del endings[number]
+                        fetches[number] = self._start(number, want, after_s=ASK_AGAIN_S)
+                try:
+                    number, ending = want.endings.get(timeout=patience.next_look_s())
+                except queue.Empty:
+                    self._say_who_is_missing(want, patience, endings)
+                    continue
+                endings[number] = self._note(number, ending)
+        finally:
+            self._leave(fetches, want, endings)
+        for number in wanted:
+            if number not in endings:
+                endings[number] = self._note(number, Ending("late", "it did not answer in time"))
+        for number, ending in endings.items():
+            if ending.verdict not in ("came", "refused"):
+                self._notice(f"round {want.round_index} goes on without {self._name(number)}: {ending.reason}")
+        return endings
+
+    def _start(self, number: int, want: Want, *, after_s: float = 0.0) -> Fetch:
+        fetch = Fetch(self._clients[number], want, agreement=self._agreement, after_s=after_s)
+        fetch.start()
+        return fetch
+
+    def _note(self, number: int, ending: Ending) -> Ending:
+        if ending.error is not None:
+            raise ending.error
+        if ending.verdict == "refused":
+            self.refused[self._name(number)] += 1
+            self._on_refused(self._name(number), ending.reason)
+        return ending
+
+    def _say_who_is_missing(self, want: Want, patience: Patience, endings: Mapping[int, Ending]) -> None:
+        if not patience.is_past_deadline:
+            return
+        came = sum(ending.verdict == "came" for ending in endings.values())
+        text = f"round {want.round_index} has {came} of the {patience.quorum} others that it needs"
+        if patience.is_past_hope:
+            raise ExchangeError(f"{text} after {patience.give_up_s:g} s: join again when they are back")
+        self._notice(f"{text}: waiting for more")
+
+    def _leave(self, fetches: Mapping[int, Fetch], want: Want, endings: dict[int, Ending]) -> None:
+        """Stop those who are still at it, and take what came in the last moment."""
+        want.stop.set()
+        running = [fetch for fetch in fetches.values() if fetch.is_alive()]
+        for fetch in running:
+            fetch.client.drop()
+        until = time.monotonic() + LEAVE_S
+        for fetch in running:
+            fetch.join(max(0.0, until - time.monotonic()))
+        while not want.endings.empty():
+            number, ending = want.endings.get()
+            if ending.verdict != "fault":
+                endings[number] = self._note(number, ending)
+
+    def _claims(self) -> list[int]:
+        """The newest round of every other member that answers soon and has the same agreement."""
+        clients = list(self._clients.values())
+        if not clients:
+            return []
+        with ThreadPoolExecutor(len(clients)) as pool:
+            hellos = pool.map(self._hello, clients)
+        return [hello.latest_round for hello in hellos if hello is not None and hello.latest_round is not None]
+
+    def _hello(self, client: MemberClient) -> Hello | None:
+        try:
+            hello = client.hello(timeout_s=HELLO_S)
+        except (httpx.TransportError, SnapshotError):
+            return None
+        return hello if hello.federation == self._agreement.hash else None
+
+    def _count_sent(self, name: str, published: Published) -> None:
+        receiver = self._agreement.number(name)
+        self.ledger.count(sender=self._own, receiver=receiver, payload_bytes=published.payload_bytes)
+
+    def _forget(self, *, before: int) -> None:
+        """Remove what came in rounds that nobody learns from any more."""
+        for folder in self._inbox.glob("round-*"):
+            number = folder.name.removeprefix("round-")
+            if number.isdecimal() and int(number) < before:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _name(self, number: int) -> str:
+        return self._agreement.members[number].name

@@ -1,0 +1,165 @@
+"""What a member has published: the last two rounds, in files that a crash leaves whole or not at all."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from crad.errors import RunError
+from crad.federation.exchange import KEPT_ROUNDS
+from crad.federation.files import flush_folder, write_atomically
+from crad.federation.message import Manifest, Message
+
+Absent = Literal["later", "gone"]
+
+
+@dataclass(frozen=True)
+class Published:
+    """One message as it lies on disk: its signed envelope, and the body's file, which never changes."""
+
+    envelope: bytes
+    body: Path
+    manifest: Manifest
+    payload_bytes: int  # as Message counts it
+
+
+class Outbox:
+    """The rounds that others may still ask for. One thread publishes, others look."""
+
+    def __init__(self, folder: Path, *, federation: str) -> None:
+        self.folder = folder
+        self._federation = federation
+        self._lock = threading.Lock()
+        self._published: dict[tuple[int, str], Published] = {}
+        self._first: int | None = None
+        with _disk_faults(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._take_up()
+
+    @property
+    def first_round(self) -> int | None:
+        """Nothing older will be given out; None before anything is known."""
+        with self._lock:
+            return self._first
+
+    @property
+    def latest_round(self) -> int | None:
+        """The newest round published."""
+        with self._lock:
+            return max((round_index for round_index, _ in self._published), default=None)
+
+    def begin(self, round_index: int) -> None:
+        """From this round on there will be messages: whoever asks for an older one that is not here need not wait."""
+        with self._lock:
+            kept = [index for index, _ in self._published]
+            self._first = min([round_index, *kept])
+
+    def publish(self, round_index: int, kind: str, *, envelope: bytes, message: Message) -> Published:
+        """Put a message where others can fetch it: first the body, then the envelope that announces it."""
+        manifest = Manifest.model_validate_json(message.manifest)
+        folder = self._folder_of(round_index)
+        body = _body_path(folder, kind, manifest)
+        entry = Published(envelope, body, manifest, message.payload_bytes)
+        with _disk_faults(folder):
+            folder.mkdir(exist_ok=True)
+            _place_body(message, body)
+            write_atomically(folder / f"{kind}.envelope", envelope)
+        with self._lock:
+            before = self._published.get((round_index, kind))
+            self._published[round_index, kind] = entry
+            old = [key for key in self._published if key[0] <= round_index - KEPT_ROUNDS]
+            for key in old:
+                del self._published[key]
+            self._first = min(index for index, _ in self._published)
+        if before is not None and before.body != body:
+            before.body.unlink(missing_ok=True)
+        for index in {index for index, _ in old}:
+            shutil.rmtree(self._folder_of(index), ignore_errors=True)
+        return entry
+
+    def look(self, round_index: int, kind: str) -> Published | Absent:
+        """The message, or whether it may still come."""
+        with self._lock:
+            found = self._published.get((round_index, kind))
+            if found is not None:
+                return found
+            latest = max((index for index, _ in self._published), default=-1)
+            is_over = round_index < latest or (self._first is not None and round_index < self._first)
+            return "gone" if is_over else "later"
+
+    def _take_up(self) -> None:
+        """What an earlier process published of this same agreement is still there to be asked for."""
+        for folder in sorted(self.folder.glob("round-*")):
+            for file in sorted(folder.glob("*.envelope")):
+                with suppress(ValueError, KeyError):
+                    index, envelope = int(folder.name.removeprefix("round-")), file.read_bytes()
+                    entry = _read_published(folder, file.name.removesuffix(".envelope"), envelope)
+                    if json.loads(envelope)["federation"] == self._federation and entry.body.exists():
+                        self._published[index, file.name.removesuffix(".envelope")] = entry
+            if not any(index == int(folder.name.removeprefix("round-")) for index, _ in self._published):
+                shutil.rmtree(folder, ignore_errors=True)
+        if self._published:
+            self._first = min(index for index, _ in self._published)
+
+    def _folder_of(self, round_index: int) -> Path:
+        return self.folder / f"round-{round_index:05d}"
+
+
+def disk_fault(folder: Path, error: OSError) -> RunError:
+    """The error for a disk that does not take what is written."""
+    return RunError(
+        f"cannot write into {folder}: {error.strerror or error}: free space there and join again; nothing is lost"
+    )
+
+
+@contextmanager
+def _disk_faults(folder: Path) -> Iterator[None]:
+    """A full disk is the user's to mend, and says so in one line."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_fault(folder, error) from error
+
+
+def _read_published(folder: Path, kind: str, envelope: bytes) -> Published:
+    raw = base64.b64decode(json.loads(envelope)["manifest"])
+    manifest = Manifest.model_validate_json(raw)
+    return Published(envelope, _body_path(folder, kind, manifest), manifest, len(raw) + manifest.size)
+
+
+def _body_path(folder: Path, kind: str, manifest: Manifest) -> Path:
+    # Named by its content: whoever is still reading the old body of a round published again reads it to its end.
+    return folder / f"{kind}-{manifest.sha256[:16]}.safetensors"
+
+
+def _place_body(message: Message, path: Path) -> None:
+    """A second name for the message's file, which nobody changes; a copy where that cannot be."""
+    beside = path.with_name(f".{path.name}.writing")
+    beside.unlink(missing_ok=True)
+    try:
+        if message.file is None or not _link(message.file, beside):
+            with beside.open("wb") as file:
+                file.write(message.body)
+        with beside.open("rb") as file:
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    flush_folder(path.parent)
+
+
+def _link(source: Path, target: Path) -> bool:
+    try:
+        os.link(source, target)
+    except OSError:
+        return False  # another disk, or one without links
+    return True

@@ -1,0 +1,154 @@
+"""A member's server: uvicorn in a thread of its own, TLS 1.3, nobody but members."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from crad.errors import ConfigError, RunError
+from crad.network.agreement import Agreement
+from crad.network.endpoints import Delivered, Endpoints
+from crad.network.fields import split_address
+from crad.network.gate import Gate, Limits, MemberProtocol, Notice
+from crad.network.identity import Identity
+from crad.network.ledger import OutgoingLedger
+from crad.network.outbox import Outbox, Published
+from crad.network.tls import server_context
+
+KEEP_ALIVE_S = 75  # longer than others wait between two questions
+GRACE_S = 2  # for answers on their way when the server ends
+START_S = 20.0
+BACKLOG = 128
+
+
+class SnapshotServer:
+    """Gives out what lies in the outbox. Begins with `start` or `with`, ends with `stop`."""
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        identity: Identity,
+        folder: Path,
+        *,
+        listen: str,
+        ledger: OutgoingLedger,
+        limits: Limits | None = None,
+        notice: Notice = lambda text: None,
+    ) -> None:
+        self.outbox = Outbox(folder / "out", federation=agreement.hash)
+        self.on_delivered: Delivered = lambda name, published: None
+        self._endpoints = Endpoints(agreement, identity.name, self.outbox, on_delivered=self._deliver)
+        self._listen, self._limits = listen, limits or Limits()
+        gate = Gate(self.application(), agreement=agreement, ledger=ledger, limits=self._limits, notice=notice)
+        config = uvicorn.Config(
+            gate,
+            http=type("GatedProtocol", (MemberProtocol,), {"gate": gate}),
+            interface="asgi3",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level=logging.CRITICAL,  # what matters is said through `notice`, with the member's name
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=GRACE_S,
+            h11_max_incomplete_event_size=self._limits.header_bytes,
+        )
+        config.load()
+        config.ssl = server_context(identity, agreement)
+        self._server = uvicorn.Server(config)
+        self._socket: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def application(self) -> ASGIApp:
+        """What stands behind the gate."""
+        return self._endpoints.application()
+
+    @property
+    def port(self) -> int:
+        """Where it listens; the one that was given out where 0 was asked for."""
+        assert self._socket is not None, "started"
+        return int(self._socket.getsockname()[1])
+
+    def start(self) -> None:
+        """Listen from now on; refused in one line if the address cannot be had."""
+        self._socket = _bind(self._listen)
+        self._thread = threading.Thread(target=self._run, name="crad-server", daemon=True)
+        self._thread.start()
+        until = time.monotonic() + START_S
+        while not self._server.started:
+            if not self._thread.is_alive() or time.monotonic() > until:
+                raise RunError(f"the server at {self._listen} did not start: try again, or listen at another address")
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """End, after those who are being answered have had a moment to finish."""
+        if self._thread is None:
+            return
+        self._on_loop(partial(self._endpoints.wake, is_closing=True))
+        self._server.should_exit = True
+        self._thread.join(START_S)
+        self._thread = None
+
+    def announce(self) -> None:
+        """Something was published: those who wait for it are answered now."""
+        self._on_loop(self._endpoints.wake)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *fault: object) -> None:
+        self.stop()
+
+    def _deliver(self, name: str, published: Published) -> None:
+        self.on_delivered(name, published)
+
+    def _on_loop(self, call: Callable[[], None]) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=self._make_loop) as runner:
+            self._loop = runner.get_loop()
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        assert self._socket is not None, "bound"
+        await self._server.serve(sockets=[self._socket])
+        for connection in list(self._server.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+        await asyncio.sleep(0)
+
+    def _make_loop(self) -> asyncio.AbstractEventLoop:
+        """A loop whose servers give up on handshakes that do not end; uvicorn has no setting for it."""
+        loop = asyncio.SelectorEventLoop()
+        timeouts = {"ssl_handshake_timeout": self._limits.handshake_s, "ssl_shutdown_timeout": self._limits.handshake_s}
+        loop.create_server = partial(loop.create_server, **timeouts)  # type: ignore[method-assign]
+        return loop
+
+
+def _bind(listen: str) -> socket.socket:
+    try:
+        host, port = split_address(listen)
+    except ValueError as error:
+        raise ConfigError(f"listen = {listen!r}: {error}") from None
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"cannot listen at {listen} ({error.strerror}): choose another address or port") from error

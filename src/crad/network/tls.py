@@ -1,0 +1,68 @@
+"""TLS 1.3 with certificates on both sides: nobody else gets as far as a request."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import weakref
+from typing import Any
+
+from cryptography import x509
+
+from crad.errors import SnapshotError
+from crad.network.agreement import Agreement, Member
+from crad.network.identity import Identity
+from crad.network.trust import check_certificate
+
+
+def server_context(identity: Identity, agreement: Agreement) -> ssl.SSLContext:
+    """For those who connect to us: any member, and nobody else."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.num_tickets = 0  # no resumed sessions: every connection shows its certificate
+    _prepare(context, identity, anchors=[*(one.certificate for one in agreement.members), agreement.authority])
+    return context
+
+
+class MemberContext(ssl.SSLContext):
+    """For connecting to one member: whoever answers at its address, or behind a proxy, must prove to be it."""
+
+    member: Member
+    agreement: Agreement
+    sockets: weakref.WeakSet[ssl.SSLSocket]
+
+    @classmethod
+    def to(cls, member: Member, *, identity: Identity, agreement: Agreement) -> MemberContext:
+        """The context for connections to this member, with our own certificate to show."""
+        context = cls(ssl.PROTOCOL_TLS_CLIENT)
+        context.member, context.agreement, context.sockets = member, agreement, weakref.WeakSet()
+        _prepare(context, identity, anchors=[member.certificate or agreement.authority])
+        return context
+
+    def wrap_socket(self, sock: socket.socket, *args: Any, **options: Any) -> ssl.SSLSocket:  # noqa: ANN401
+        """A connection whose other end is the member, whatever host was dialled."""
+        wrapped = super().wrap_socket(sock, *args, **{**options, "server_hostname": self.member.name})
+        try:
+            certificate = x509.load_der_x509_certificate(wrapped.getpeercert(binary_form=True) or b"")
+            check_certificate(certificate, member=self.member, agreement=self.agreement)
+        except (SnapshotError, ValueError) as error:
+            wrapped.close()
+            raise ssl.SSLCertVerificationError(str(error)) from error
+        self.sockets.add(wrapped)
+        return wrapped
+
+    def drop_connections(self) -> None:
+        """End whatever is being read, from another thread: a blocked read returns at once."""
+        for one in list(self.sockets):
+            try:
+                socket.socket.shutdown(one, socket.SHUT_RDWR)
+            except OSError:
+                continue  # it has ended by itself
+
+
+def _prepare(context: ssl.SSLContext, identity: Identity, *, anchors: list[str | None]) -> None:
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    # A pinned certificate is trusted as it is, also where some authority issued it that nobody here knows.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.load_cert_chain(identity.certificate_path, identity.key_path)
+    context.load_verify_locations(cadata="\n".join(anchor for anchor in anchors if anchor))
