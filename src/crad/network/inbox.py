@@ -79,8 +79,8 @@ def hash_part(part: Path, *, most: int) -> tuple[hashlib._Hash, int]:
         part.unlink()
         return digest, 0
     with part.open("rb") as file:
-        while chunk := file.read(HASHED_BYTES):
-            digest.update(chunk)
+        for place in range(0, length, HASHED_BYTES):  # no further, should it be a device without an end
+            digest.update(file.read(min(HASHED_BYTES, length - place)))
     return digest, length
 
 
