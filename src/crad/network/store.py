@@ -61,11 +61,11 @@ class Store:
     def chunks(self, path: str, *, start: int = 0, stop: int) -> Iterator[bytes]:
         """The bytes of an object from `start` to `stop` or its end, a megabyte at a time."""
         with self._asked() as files:
-            self._info(files, path)
+            stop = min(stop, int(self._info(files, path)["size"]))
             with files.open(self._at(path), "rb", cache_type="none") as file:
                 file.seek(start)
                 if hasattr(file, "prefetch"):
-                    file.prefetch(stop, max_concurrent_prefetch_requests=PREFETCHED)
+                    file.prefetch(stop, max_concurrent_requests=PREFETCHED)
                 while start < stop and (piece := file.read(min(CHUNK_BYTES, stop - start))):
                     start += len(piece)
                     yield bytes(piece)
@@ -80,6 +80,8 @@ class Store:
             if is_folder:
                 files.makedirs(folder, exist_ok=True)
             with files.open(beside, "wb") as file:
+                if hasattr(file, "set_pipelined"):
+                    file.set_pipelined(True)  # no waiting for an answer to every 32 KB
                 for chunk in chunks:
                     file.write(chunk)
                 if self._protocol in ("file", "local"):
