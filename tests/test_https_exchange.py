@@ -42,7 +42,7 @@ def identities(tmp_path_factory):
 
 @pytest.fixture
 def town(identities, tmp_path):
-    with Town(identities, agreed(identities, max_snapshot_bytes=8 * MEGABYTE), tmp_path) as town:
+    with Town(identities, agreed(identities, max_snapshot_bytes=8 * MEGABYTE, give_up_s=10.0), tmp_path) as town:
         yield town
 
 
@@ -193,8 +193,9 @@ def test_who_does_not_publish_is_left_out_after_the_deadline(town):
     assert any("without clinic-c: it has not published in time" in text for text in town[0].notices)
 
 
-def test_a_silent_host_does_not_hold_the_round(identities, tmp_path):
+def test_a_silent_host_does_not_hold_the_round(identities, tmp_path, monkeypatch):
     """A listener that never answers, not even to the handshake, as behind a firewall."""
+    monkeypatch.setattr(https_exchange, "LEAVE_S", 0.2)
     agreement = agreed(identities)
     with socket.create_server(("127.0.0.1", 0)) as silent, Town(identities, agreement, tmp_path) as town:
         town[1].publish()
@@ -235,7 +236,7 @@ def test_a_refused_member_is_asked_again_while_the_quorum_is_not_there(town):
 def test_a_member_that_starts_again_at_a_later_round_is_not_waited_for(town):
     town[1].exchange.begin(7)
     began = time.monotonic()
-    assert town[0].collect(1, round_index=6, deadline_s=30, quorum=1) == ({}, [1])
+    assert town[0].collect(1, round_index=6, deadline_s=10, quorum=1) == ({}, [1])
     assert time.monotonic() - began < 5
     assert any("without clinic-b: its rounds begin with 7" in text for text in town[0].notices)
 
@@ -243,12 +244,12 @@ def test_a_member_that_starts_again_at_a_later_round_is_not_waited_for(town):
 def test_asking_for_a_round_that_a_member_has_passed_does_not_hang(town):
     for round_index in (3, 4, 5):
         town[1].publish(round_index=round_index)
-    assert town[0].collect(1, round_index=3, deadline_s=30, quorum=1) == ({}, [1])
+    assert town[0].collect(1, round_index=3, deadline_s=10, quorum=1) == ({}, [1])
     assert list(town[0].collect(1, round_index=4)[0]) == [1]
 
 
 def test_those_who_already_wait_are_told_when_a_member_jumps_ahead(town):
-    waiting = Background(lambda: town[0].collect(1, round_index=2, deadline_s=30, quorum=1))
+    waiting = Background(lambda: town[0].collect(1, round_index=2, deadline_s=10, quorum=1))
     time.sleep(0.3)
     town[1].publish(round_index=5)
     assert waiting.wait(5) == ({}, [1])
@@ -259,7 +260,7 @@ def test_a_restarted_member_still_gives_out_what_it_had_published(identities, to
     town[1].close()
     again = Organisation(identities[1], town.agreement, town[1].folder.parent, listen=town[1].address)
     assert is_whole(town[0].collect(1, round_index=2)[0][1], sent)
-    assert town[0].collect(1, round_index=1, deadline_s=30, quorum=1) == ({}, [1])
+    assert town[0].collect(1, round_index=1, deadline_s=10, quorum=1) == ({}, [1])
     again.close()
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import re
 import socket
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -15,7 +18,7 @@ from crad.errors import ConfigError, RunError
 from crad.federation.message import message_in_file
 from crad.network.agreement import differences
 from crad.network.client import Hello
-from crad.network.gate import Limits
+from crad.network.gate import Limits, Outgoing
 from crad.network.ledger import OutgoingLedger, read_ledger, totals
 from crad.network.outbox import Outbox
 from crad.network.site import Site, read_site, template
@@ -268,6 +271,30 @@ def test_a_reader_that_leaves_is_not_read_to(strict):
     time.sleep(1)
     assert 0 < sum(piece.bytes for piece in strict[1].left()) < 32 * MEGABYTE
     assert strict[1].notices == []
+
+
+def test_others_are_served_between_two_pieces(tmp_path):
+    """A piece that fits into the buffers is sent without a pause; a whole snapshot must not hold up the loop."""
+    ledger = OutgoingLedger(tmp_path / "ledger.jsonl")
+    reader: Any = SimpleNamespace(member="clinic-a", transport=SimpleNamespace(is_closing=lambda: False))
+    turns: list[str] = []
+
+    async def take(message):
+        turns.append("piece")
+
+    async def another():
+        turns.append("another")
+
+    async def serve():
+        outgoing = Outgoing(reader, {"path": "/v1/snapshot/1/snapshot"}, take, ledger=ledger, send_s=1)
+        task = asyncio.create_task(another())
+        for _ in range(2):
+            await outgoing.send({"type": "http.response.body", "body": b"x", "more_body": True})
+        await task
+
+    asyncio.run(serve())
+    ledger.close()
+    assert turns == ["piece", "another", "piece"]
 
 
 def test_handshakes_that_do_not_end_are_dropped(strict):

@@ -8,6 +8,7 @@ import enum
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -179,8 +180,8 @@ class Town:
         return self
 
     def __exit__(self, *fault):
-        for member in self.members:
-            member.close()
+        with ThreadPoolExecutor(len(self.members)) as pool:
+            list(pool.map(Organisation.close, self.members))
 
 
 def snapshot(peer: int, round_index: int = 1, *, numbers: int = 1000, seed: int = 0, kind: str = "snapshot") -> Message:

@@ -82,7 +82,7 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request of the connection in the scope."""
         connection: MemberProtocol = scope["connection"]
-        outgoing = _Outgoing(connection, scope, send, ledger=self._ledger, send_s=self.limits.send_s)
+        outgoing = Outgoing(connection, scope, send, ledger=self._ledger, send_s=self.limits.send_s)
         status = self._refusal(connection.member, scope)
         try:
             if status is not None:
@@ -117,7 +117,7 @@ class Gate:
         return is_allowed
 
 
-class _Outgoing:
+class Outgoing:
     """An answer on its way out: every piece goes into the ledger before it goes to the reader."""
 
     def __init__(
@@ -168,7 +168,7 @@ class MemberProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """The handshake is done: somebody with a trusted certificate."""
         super().connection_made(transport)
-        der = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        der = transport.get_extra_info("ssl_object").getpeercert(binary_form=True) or b""
         self.member, self._is_in = self.gate.enter(id(self), der), True
         self.app = self._answer
         self._expect_request()
