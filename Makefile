@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # Tests read the real subsets from here when the folder is there; they skip where it is not.
 export CRAD_DATA ?= $(wildcard $(CURDIR)/../shared/data)
 
-.PHONY: demo test bench lint types setup clean
+.PHONY: demo test bench fuzz lint types setup clean
 
 demo: $(VENV)/.demo
 	$(BIN)/crad demo
@@ -19,6 +19,10 @@ test: lint types
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick)
+
+# Hostile bytes for every decoder of what peers send, a few minutes.
+fuzz: $(VENV)/.fuzz
+	$(BIN)/python -m tests.fuzz
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -37,6 +41,10 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.demo
 	$(PIP) --editable '.[dev]'
+	touch $@
+
+$(VENV)/.fuzz: $(VENV)/.dev
+	$(PIP) --editable '.[fuzz]'
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.demo

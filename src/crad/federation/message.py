@@ -154,7 +154,7 @@ def read_body(message: Message, *, sender: int, expected: Mapping[str, Tensor]) 
     Of a mapped body nothing is copied, the tensors look into it: read them, never write to them.
     """
     try:
-        layout = read_layout(message.body)
+        layout = read_layout(message.body, max_header_bytes=_header_bytes_for(expected))
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SnapshotError(f"peer {sender} sent a body with a malformed header: {printable(error)}") from error
     for name in sorted({*expected, *layout}):
@@ -203,12 +203,14 @@ class Extent:
         return f"{self.dtype} {list(self.shape)}"
 
 
-def read_layout(body: bytes | memoryview) -> dict[str, Extent]:
+def read_layout(body: bytes | memoryview, *, max_header_bytes: int | None = None) -> dict[str, Extent]:
     """The header of a safetensors body; refused unless its tensors cover the body exactly, each once.
 
     Shapes can be compared before any tensor is made, so a lying header cannot ask for memory.
     """
     (length,) = struct.unpack_from("<Q", body)
+    if max_header_bytes is not None and length > max_header_bytes:
+        raise ValueError(f"the header has {length} bytes, these tensors need no more than {max_header_bytes}")
     if length > len(body) - 8:
         raise ValueError("the header is longer than the body")
     header = json.loads(bytes(body[8 : 8 + length]))
@@ -244,6 +246,11 @@ def view_tensors(body: bytes | memoryview, layout: Mapping[str, Extent]) -> dict
             flat = flat.clone()  # a header of odd length: numbers must lie at multiples of their size
         tensors[name] = flat.view(dtype).view(place.shape) if len(flat) else torch.empty(place.shape, dtype=dtype)
     return tensors
+
+
+def _header_bytes_for(expected: Mapping[str, Tensor]) -> int:
+    """More than a header for these tensors takes: as Python's objects a long one would be twenty times as large."""
+    return 4096 + sum(512 + 6 * len(name.encode()) for name in expected)
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
-from crad.errors import SnapshotError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from crad.errors import SnapshotError, printable
 from crad.federation.message import Manifest, parse_manifest
 from crad.network.agreement import Agreement
 from crad.network.envelope import open_envelope
 
 KIND = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 ADDRESSED = re.compile(r"(.+)-to-([0-9]+)")
+RoundNumber = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,8 @@ def check_announced(envelope: bytes, *, sender: int, round_index: int, kind: str
         raise SnapshotError(
             f"{member.name} announces {manifest.size} bytes, the agreement allows {agreement.max_snapshot_bytes}"
         )
+    if manifest.size == 0:
+        raise SnapshotError(f"{member.name} announces a body of 0 bytes, which is none")
     return Announced(raw, manifest)
 
 
@@ -46,3 +53,31 @@ def split_kind(kind: str) -> tuple[str, int | None]:
     """What a message is, and the number of the one member it is for: `returned-to-3` is `returned` for 3."""
     match = ADDRESSED.fullmatch(kind)
     return (kind, None) if match is None else (match[1], int(match[2]))
+
+
+class Rounds(BaseModel):
+    """Which rounds a member gives out, as it says itself."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    first_round: RoundNumber | None
+    latest_round: RoundNumber | None
+
+
+def common_round(claims: Iterable[int], *, agreement: Agreement) -> int | None:
+    """The round that the others have reached, from the newest one each claims; None if nobody claims any.
+
+    The lower median: a liar among honest members cannot push anybody forward, or back by more than others are behind.
+    """
+    rounds = sorted(claim for claim in claims if claim <= agreement.rounds)
+    return rounds[(len(rounds) - 1) // 2] if rounds else None
+
+
+def check_rounds(envelope: bytes, *, sender: int, kind: str, agreement: Agreement) -> Rounds:
+    """Which rounds this member has signed for."""
+    member = agreement.members[sender]
+    raw = open_envelope(envelope, sender=member, kind=kind, agreement=agreement)
+    try:
+        return Rounds.model_validate_json(raw)
+    except ValidationError as error:
+        raise SnapshotError(f"{member.name} says of its rounds: {printable(error.errors()[0]['msg'])}") from error

@@ -13,24 +13,23 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import httpx
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from crad.errors import SnapshotError, printable
 from crad.network.agreement import Agreement
-from crad.network.arrivals import Announced, check_received
+from crad.network.arrivals import Announced, Rounds, check_received
 from crad.network.envelope import max_envelope_bytes
 from crad.network.fields import split_address
 from crad.network.identity import Identity
+from crad.network.inbox import hash_part
 from crad.network.tls import MemberContext
 
 CONNECT_S = 10.0
 READ_S = 30.0  # of silence in the middle of an answer
 MAX_ANSWER_BYTES = 4096
 MAX_AGREEMENT_BYTES = 4 << 20
-HASHED_BYTES = 1 << 20
 
 Told = TypeVar("Told", bound=BaseModel)
-RoundNumber = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class ChangedError(Exception):
@@ -48,15 +47,6 @@ class Answer:
     status: int
     body: bytes
     retry_s: float = 0.0
-
-
-class Rounds(BaseModel):
-    """Which rounds a member gives out."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
-
-    first_round: RoundNumber | None
-    latest_round: RoundNumber | None
 
 
 class Hello(Rounds):
@@ -133,7 +123,7 @@ class MemberClient:
         Raises LateError as soon as `is_late`; what has arrived stays for the next try.
         """
         size, etag = announced.manifest.size, f'"{announced.manifest.sha256}"'
-        digest, start = _hash_part(part, most=size)
+        digest, start = hash_part(part, most=size)
         if start < size:
             headers = {"Range": f"bytes={start}-", "If-Range": etag} if start else {}
             path = f"/v1/snapshot/{round_index}/{kind}"
@@ -215,21 +205,6 @@ def _tls_cause(error: BaseException | None) -> BaseException | None:
     while error is not None and not isinstance(error, ssl.SSLError):
         error = error.__cause__ or error.__context__
     return error
-
-
-def _hash_part(part: Path, *, most: int) -> tuple[hashlib._Hash, int]:
-    """The digest and length of what has arrived so far; a part that is too long is none of ours."""
-    digest = hashlib.sha256()
-    if not part.exists():
-        return digest, 0
-    length = part.stat().st_size
-    if length > most:
-        part.unlink()
-        return digest, 0
-    with part.open("rb") as file:
-        for place in range(0, length, HASHED_BYTES):
-            digest.update(file.read(min(HASHED_BYTES, length - place)))
-    return digest, length
 
 
 def _first_byte(response: httpx.Response) -> int:

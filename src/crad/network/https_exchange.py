@@ -19,7 +19,7 @@ from crad.errors import ConfigError, ExchangeError, SnapshotError
 from crad.federation.exchange import KEPT_ROUNDS, Ledger
 from crad.federation.message import Message
 from crad.network.agreement import Agreement
-from crad.network.arrivals import KIND
+from crad.network.arrivals import KIND, common_round
 from crad.network.client import Hello, MemberClient
 from crad.network.envelope import seal
 from crad.network.fetch import Ending, Fetch, Want
@@ -118,14 +118,8 @@ class HttpsExchange:
         return got, [number for number in wanted if number not in got]
 
     def latest(self) -> int | None:
-        """The newest round that as many others as the quorum have published, or we ourselves; None before the first.
-
-        Not simply the newest that anybody claims: one liar could make everybody skip to the end.
-        """
-        claims = sorted(self._claims(), reverse=True)
-        needed = max(1, self._agreement.quorum)
-        rounds = [self._server.outbox.latest_round, claims[needed - 1] if len(claims) >= needed else None]
-        return max((round_index for round_index in rounds if round_index is not None), default=None)
+        """The round that the others have reached (`common_round`), None before the first or if nobody answers."""
+        return common_round(self._claims(), agreement=self._agreement)
 
     def readers_to_come(self) -> list[str]:
         """The others that have not fetched anything of our newest round since this process began."""

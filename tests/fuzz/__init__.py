@@ -1,0 +1,1 @@
+"""Hostile bytes in quantity: `python -m tests.fuzz` or `make fuzz`."""
