@@ -15,7 +15,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,8 @@ from crad.federation.world import World, build_own_world
 from crad.learning.device import choose_device, repeatable
 from crad.methods import resolve_method
 from crad.methods.alone import LOCAL
-from crad.network.agreement import Agreement
+from crad.network.agreement import HTTPS, Agreement
+from crad.network.bucket_exchange import BucketExchange
 from crad.network.https_exchange import HttpsExchange
 from crad.network.identity import Identity, fingerprint, load_identity
 from crad.network.ledger import OutgoingLedger, totals
@@ -53,6 +54,7 @@ from crad.results.summary import versions
 LEDGER, STATUS = "ledger.jsonl", "status.json"
 WAIT_S = 0.2
 SECRET_BITS = 63
+MemberExchange = HttpsExchange | BucketExchange
 HASH_LETTERS = 12  # of the federation's hash in a folder's name
 
 
@@ -205,20 +207,23 @@ def prepare_part(agreement: Agreement, site: Site) -> Part:
 
 
 @contextmanager
-def open_exchange(part: Part, site: Site, *, notice: Callable[[str], None]) -> Iterator[HttpsExchange]:
-    """Listen for the others and be ready to fetch from them, until the block ends."""
+def open_exchange(part: Part, site: Site, *, notice: Callable[[str], None]) -> Iterator[MemberExchange]:
+    """Be ready to publish and to fetch, over HTTPS or through the agreed store, until the block ends."""
     identity = load_identity(site.keys)
     check_identity(part.agreement, identity, site.name)
 
     def on_refused(name: str, reason: str) -> None:
         notice(f"refused from {name}: {reason}")
 
-    folder = part.folder / "exchange"
-    with closing(OutgoingLedger(part.folder / LEDGER)) as ledger:
-        server = SnapshotServer(part.agreement, identity, folder, listen=site.listen, ledger=ledger, notice=notice)
-        with server:
+    folder, agreement = part.folder / "exchange", part.agreement
+    first_round = (latest_round(RunDirectory(part.folder).checkpoint_folder) or 0) + 1
+    with closing(OutgoingLedger(part.folder / LEDGER)) as ledger, ExitStack() as opened:
+        exchange: MemberExchange
+        if agreement.exchange == HTTPS:
+            server = SnapshotServer(agreement, identity, folder, listen=site.listen, ledger=ledger, notice=notice)
+            opened.enter_context(server)
             exchange = HttpsExchange(
-                part.agreement,
+                agreement,
                 identity,
                 folder,
                 server,
@@ -227,9 +232,21 @@ def open_exchange(part: Part, site: Site, *, notice: Callable[[str], None]) -> I
                 on_refused=on_refused,
                 notice=notice,
             )
-            with closing(exchange):
-                exchange.begin((latest_round(RunDirectory(part.folder).checkpoint_folder) or 0) + 1)
-                yield exchange
+        else:
+            exchange = BucketExchange(
+                agreement,
+                identity,
+                folder,
+                own=part.number,
+                outgoing=ledger,
+                url=site.store,
+                options=site.store_options,
+                on_refused=on_refused,
+                notice=notice,
+            )
+        opened.enter_context(closing(exchange))
+        exchange.begin(first_round)
+        yield exchange
 
 
 def check_identity(agreement: Agreement, identity: Identity, name: str) -> None:
@@ -245,7 +262,7 @@ def check_identity(agreement: Agreement, identity: Identity, name: str) -> None:
         )
 
 
-def wait_for_readers(part: Part, exchange: HttpsExchange, *, notice: Callable[[str], None]) -> list[str]:
+def wait_for_readers(part: Part, exchange: MemberExchange, *, notice: Callable[[str], None]) -> list[str]:
     """After the last round, until everybody has fetched it or the agreed deadline has passed; who has not."""
     until = time.monotonic() + part.agreement.deadline_s
     said: list[str] = []

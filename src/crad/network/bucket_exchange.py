@@ -60,6 +60,10 @@ class BucketExchange:
         self.refused: Counter[str] = Counter()  # by member
         self.ledger = Ledger()
 
+    def readers_to_come(self) -> list[str]:
+        """Nobody: what lies in the store can be read when we are gone."""
+        return []
+
     def begin(self, round_index: int) -> None:
         """This member starts, or starts again, at this round: nobody need wait for an older one of it."""
         self._rounds = Rounds(first_round=round_index, latest_round=None)

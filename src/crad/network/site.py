@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -38,6 +38,11 @@ state = "state"
 # Where to compute: auto, cpu, cuda or mps.
 device = "auto"
 
+# How we reach the store, where the federation exchanges through one and we reach it by another address or with keys.
+# store = "s3://bucket/folder"
+# [store_options]          # must stand last in this file
+# key = "..."
+
 # The way out to the other members, where there is no direct one.
 # proxy = "http://proxy.example.org:3128"
 """
@@ -55,6 +60,8 @@ class Site(BaseModel):
     listen: Address = "0.0.0.0:8443"  # others must reach it; TLS decides who gets in
     state: Path
     device: Device = "auto"
+    store: str | None = None  # our own address of the store, if the agreement's is not how we reach it
+    store_options: dict[str, Any] = Field(default_factory=dict, repr=False)  # keys, say: they stay here
     proxy: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
 
 

@@ -1,0 +1,99 @@
+"""A small federation of real processes on this machine: keys, agreement, data and a folder each."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from crad.config import Experiment
+from crad.data.own import write_shard
+from crad.data.tensors import channel_statistics
+from crad.federation.world import build_world
+from crad.network.agreement import Agreement, make_agreement, to_toml
+from crad.network.identity import create_identity
+from crad.network.setup import member_entry
+from crad.network.site import template
+
+SETTINGS = {"rounds": 3, "lr": 0.05, "batch_size": 16, "distill_weight": 0.4}
+SMALL = {"preset": "demo", "train_limit": 300, "test_limit": 50, "proxy_size": 0, "width": 0.125, "models": ("cnn6",)}
+
+
+def experiment(clients: int = 3, **settings: Any) -> Experiment:
+    """The simulation that the clinics must equal."""
+    return Experiment(**{**SMALL, **SETTINGS, "clients": clients, "seed": 5, "workers": 1, "eval_every": 1, **settings})
+
+
+@dataclass
+class Clinics:
+    """Folders of several members under one; `join` starts one of them."""
+
+    folder: Path
+    agreement: Agreement
+    running: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def site(self, number: int) -> Path:
+        return self.folder / f"clinic-{number}" / "peer.toml"
+
+    def state(self, number: int) -> Path:
+        return self.folder / f"clinic-{number}" / "state" / self.agreement.hash[:12]
+
+    def join(self, number: int, *words: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "crad", "peer", "join", "--site", str(self.site(number)), *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        self.running.append(process)
+        return process
+
+    def end(self) -> None:
+        for process in self.running:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+def found_clinics(folder: Path, *, clients: int = 3, exchange: str = "https", **agreed: Any) -> Clinics:
+    """Everything that the members need, as `crad peer init`, `invite` and `trust` would leave it."""
+    world = build_world(experiment(clients))
+    means, deviations = channel_statistics(world.dataset.train_images)
+    members = []
+    for number in range(clients):
+        home = folder / f"clinic-{number}"
+        identity = create_identity(home / "keys", f"clinic-{number}")
+        address = f"127.0.0.1:{_free_port()}"
+        members.append(member_entry(identity, address=address, architecture="cnn6@0.125"))
+        write_shard(world.dataset, world.shards[number], home / "own.npz")
+        text = template(f"clinic-{number}").replace('data = "data"', 'data = "own.npz"')
+        text = text.replace("0.0.0.0:8443", address).replace('"federation.toml"', '"../federation.toml"')
+        (home / "peer.toml").write_text(text)
+    table = {
+        "name": "trial",
+        "classes": list(world.dataset.class_names),
+        "image_shape": [*world.dataset.image_size, world.dataset.in_channels],
+        "mean": means,
+        "std": deviations,
+        "augmentation": world.dataset.augmentation,
+        "seed": 5,
+        "exchange": exchange,
+        "deadline_s": 120.0,
+        "settings": SETTINGS,
+        **agreed,
+        "members": [member.model_dump(mode="json", exclude_none=True) for member in members],
+    }
+    agreement = make_agreement(table)
+    (folder / "federation.toml").write_text(to_toml(agreement))
+    return Clinics(folder, agreement)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
