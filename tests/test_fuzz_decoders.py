@@ -74,6 +74,14 @@ def test_no_header_breaks_the_reader_of_tensors(header, data):
     survive("tensors", struct.pack("<Q", len(text)) + text + data)
 
 
+def test_a_certificate_of_a_version_that_does_not_exist_is_refused():
+    """The parser's own error for it is no ValueError: found by the fuzzer."""
+    der = seeds()["certificate"]
+    version = bytes.fromhex("a003020102")  # version 3
+    assert der.count(version) == 1
+    assert not survive("certificate", der.replace(version, bytes.fromhex("a003020142")))
+
+
 def peak_of(body: bytes) -> int:
     """The most memory that refusing this body took beside the body."""
     message = Message(b"", body)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import json
 import random
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from crad.errors import SnapshotError
 from crad.federation.message import Message, Statistics, pack, parse_manifest, read_body
@@ -17,7 +20,8 @@ from crad.network.agreement import Agreement, differences
 from crad.network.arrivals import check_announced, check_rounds
 from crad.network.envelope import open_envelope, seal
 from crad.network.identity import Identity
-from tests.organisations import agreed, make_identities
+from crad.network.trust import find_member
+from tests.organisations import Authority, agreed, make_identities
 
 SENDER, ROUND, KIND, STATE = 1, 4, "snapshot", ".state"
 SENT = {"layer.weight": torch.arange(6.0).view(2, 3), "layer.bias": torch.zeros(2), "seen": torch.tensor(3)}
@@ -29,6 +33,15 @@ def federation() -> tuple[Agreement, Identity]:
     with tempfile.TemporaryDirectory() as folder:
         identities = make_identities(Path(folder))
         return agreed(identities), identities[SENDER]
+
+
+@functools.cache
+def with_authority() -> tuple[Agreement, Identity]:
+    """The same with certificates of an authority."""
+    authority = Authority()
+    with tempfile.TemporaryDirectory() as folder:
+        identities = [authority.issue(identity) for identity in make_identities(Path(folder))]
+        return agreed(identities, authority=authority.pem), identities[SENDER]
 
 
 @functools.cache
@@ -46,13 +59,26 @@ def sealed(content: bytes, *, kind: str = KIND) -> bytes:
 
 def read_envelope(data: bytes) -> None:
     agreement, _ = federation()
-    open_envelope(data, sender=agreement.members[SENDER], kind=KIND, agreement=agreement)
+    opened = open_envelope(data, sender=agreement.members[SENDER], kind=KIND, agreement=agreement)
+    assert opened == genuine().manifest, "only what the sender signed"
 
 
 def read_announcement(data: bytes) -> None:
     """Behind a good signature: the sender itself is the one who lies."""
     agreement, _ = federation()
     check_announced(sealed(data), sender=SENDER, round_index=ROUND, kind=KIND, agreement=agreement)
+
+
+def read_certificate(data: bytes) -> None:
+    """Shown in an envelope and on a connection, where an authority vouches: no pin is in the way of the parser."""
+    authority, identity = with_authority()
+    envelope = json.loads(seal(b"", kind=KIND, identity=identity, agreement=authority))
+    envelope["certificate"] = base64.b64encode(data).decode()
+    raw = json.dumps(envelope).encode()
+    with suppress(SnapshotError):
+        open_envelope(raw, sender=authority.members[SENDER], kind=KIND, agreement=authority)
+    find_member(data, agreement=authority)
+    assert data == identity.certificate.public_bytes(Encoding.DER), "only what the authority issued"
 
 
 def read_rounds(data: bytes) -> None:
@@ -82,6 +108,7 @@ def read_agreement(data: bytes) -> None:
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "envelope": read_envelope,
+    "certificate": read_certificate,
     "announcement": read_announcement,
     "rounds": read_rounds,
     "manifest": read_manifest,
@@ -96,6 +123,7 @@ def seeds() -> dict[str, bytes]:
     rounds = json.dumps({"first_round": 1, "latest_round": 4}).encode()
     return {
         "envelope": sealed(message.manifest),
+        "certificate": with_authority()[1].certificate.public_bytes(Encoding.DER),
         "announcement": message.manifest,
         "rounds": rounds,
         "manifest": message.manifest,

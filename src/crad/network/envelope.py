@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from crad.errors import SnapshotError, printable
 from crad.network.agreement import Agreement, Member
-from crad.network.identity import Identity
+from crad.network.identity import Identity, parse_certificate
 from crad.network.trust import check_certificate
 
 VERSION = 1
@@ -81,7 +81,7 @@ def open_envelope(raw: bytes, *, sender: Member, kind: str, agreement: Agreement
             base64.b64decode(part, validate=True)
             for part in (envelope.manifest, envelope.certificate, envelope.signature)
         )
-        certificate = x509.load_der_x509_certificate(der)
+        certificate = parse_certificate(der)
     except ValueError as error:
         raise SnapshotError(f"{sender.name} sent a malformed envelope: {printable(error)}") from error
     check_certificate(certificate, member=sender, agreement=agreement, now=now)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -106,15 +107,12 @@ def fingerprint(certificate: x509.Certificate) -> str:
 
 def read_certificate(pem: bytes) -> x509.Certificate:
     """The first certificate of a PEM text, if it is a member's: one name, an Ed25519 key. ValueError if not."""
-    try:
-        certificate = x509.load_pem_x509_certificate(pem)
-        is_ed25519 = isinstance(certificate.public_key(), Ed25519PublicKey)
-    except Exception as error:  # the parser has many ways to say no
-        raise ValueError("this is no certificate in PEM") from error
-    if not is_ed25519:
-        raise ValueError("a member's certificate needs an Ed25519 key: ask for one with request.pem")
-    name_in(certificate)
-    return certificate
+    return _check_members(lambda: x509.load_pem_x509_certificate(pem), form="PEM")
+
+
+def parse_certificate(der: bytes) -> x509.Certificate:
+    """The same for the bytes that somebody shows; whatever is wrong with them is a ValueError."""
+    return _check_members(lambda: x509.load_der_x509_certificate(der), form="DER")
 
 
 def name_in(certificate: x509.Certificate) -> str:
@@ -122,11 +120,23 @@ def name_in(certificate: x509.Certificate) -> str:
     try:
         extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
         names = extension.value.get_values_for_type(x509.DNSName)
-    except (x509.ExtensionNotFound, ValueError):
+    except Exception:  # extensions are parsed here, in as many ways to say no
         names = []
     if len(names) != 1 or NAME.fullmatch(names[0]) is None:
         raise ValueError("a member's certificate carries exactly one name, the member's, as a DNS name")
     return names[0]
+
+
+def _check_members(load: Callable[[], x509.Certificate], *, form: str) -> x509.Certificate:
+    try:
+        certificate = load()
+        is_ed25519 = isinstance(certificate.public_key(), Ed25519PublicKey)
+    except Exception as error:  # the parser has many ways to say no, and not all are a ValueError
+        raise ValueError(f"this is no certificate in {form}") from error
+    if not is_ed25519:
+        raise ValueError("a member's certificate needs an Ed25519 key: ask for one with request.pem")
+    name_in(certificate)
+    return certificate
 
 
 def _write_secret(path: Path, content: bytes) -> None:

@@ -7,11 +7,9 @@ import ssl
 import weakref
 from typing import Any
 
-from cryptography import x509
-
 from crad.errors import SnapshotError
 from crad.network.agreement import Agreement, Member
-from crad.network.identity import Identity
+from crad.network.identity import Identity, parse_certificate
 from crad.network.trust import check_certificate
 
 
@@ -43,7 +41,7 @@ class MemberContext(ssl.SSLContext):
         """A connection whose other end is the member, whatever host was dialled."""
         wrapped = super().wrap_socket(sock, *args, **{**options, "server_hostname": self.member.name})
         try:
-            certificate = x509.load_der_x509_certificate(wrapped.getpeercert(binary_form=True) or b"")
+            certificate = parse_certificate(wrapped.getpeercert(binary_form=True) or b"")
             check_certificate(certificate, member=self.member, agreement=self.agreement)
         except (SnapshotError, ValueError) as error:
             wrapped.close()

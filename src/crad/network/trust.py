@@ -9,7 +9,7 @@ from cryptography.exceptions import InvalidSignature
 
 from crad.errors import SnapshotError
 from crad.network.agreement import Agreement, Member
-from crad.network.identity import fingerprint, name_in
+from crad.network.identity import fingerprint, name_in, parse_certificate
 
 
 def check_certificate(
@@ -44,7 +44,7 @@ def check_dates(certificate: x509.Certificate, *, who: str, now: datetime | None
 def find_member(der: bytes, *, agreement: Agreement) -> Member:
     """The member whose certificate this is; refused if there is none."""
     try:
-        certificate = x509.load_der_x509_certificate(der)
+        certificate = parse_certificate(der)
         name = name_in(certificate)
     except ValueError as error:
         raise SnapshotError(f"a certificate that is no member's: {error}") from error
