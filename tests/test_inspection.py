@@ -16,6 +16,7 @@ import crad
 from crad import inspection
 from crad.aggregation import RULES
 from crad.cli import main
+from crad.errors import RunError
 from crad.federation.message import Statistics
 from crad.inspection import RunInspector
 from crad.results.traces import ImageTrace, TeacherView, describe, percent, samples
@@ -224,6 +225,19 @@ def test_the_student_with_the_largest_margin_is_named():
     gains = {s: float(self._margins(s, q_NBC, torch.tensor([0]))[0][0]) for s in range(4)}
     assert success.kind == "success"
     assert gains[success.student] == max(gains.values()) == pytest.approx(success.margin)
+
+
+def test_a_rule_that_says_what_the_uniform_average_says_has_no_clear_cases():
+    q = [[[0.9, 0.1]], [[0.6, 0.4]], [[0.3, 0.7]]]
+    self, q_NBC = made(q, counts=[[9, 9], [9, 9], [9, 9]], labels=[0])
+    self._rule = RULES["uniform"]
+    assert self._cases(q_NBC, students=[0, 1, 2]) == []
+
+
+def test_without_a_clear_case_clearest_says_what_to_do(inspector, monkeypatch):
+    monkeypatch.setattr(inspector, "_rule", RULES["uniform"])
+    with pytest.raises(RunError, match=r"no clear success .* choose one with --image"):
+        inspector.clearest()
 
 
 # --- in words

@@ -43,6 +43,7 @@ SEARCHED_OUTPUTS = 10_000  # of one image by one teacher: many clients look thro
 SURVEY_IMAGES, SURVEY_STUDENTS = 30, 10
 SURVEY_NUMBERS = 300_000  # weights in a survey: about 2 MB of the page
 CASES_EACH = 4  # successes and failures in a survey
+MIN_MARGIN = 1e-4  # below, nothing is clear: a uniform rule against the uniform average, say
 DIGITS = 5  # of a probability or a weight in a survey
 STATES = {"kept": "k", "unsupported": "u", "outlier": "o"}
 
@@ -109,7 +110,13 @@ class RunInspector:
             _check_index("student", student, len(self.roster))
         searched = self._searched()
         cases = self._cases(self._outputs(searched), students=self._students() if student is None else [student])
-        first = {kind: next(case for case in cases if case.kind == kind) for kind in ("success", "failure")}
+        first = {case.kind: case for case in reversed(cases)}
+        for kind in ("success", "failure"):
+            if kind not in first:
+                raise RunError(
+                    f"no clear {kind} among the first {len(searched)} test images: the targets of method "
+                    f"{self.experiment.method!r} say what a uniform average says; choose one with --image"
+                )
         return (
             self.trace(student=first["success"].student, image=first["success"].image, class_index=None),
             self.trace(student=first["failure"].student, image=first["failure"].image, class_index=None),
@@ -226,7 +233,7 @@ class RunInspector:
         for kind, margin_SB in (("success", torch.stack(gains)), ("failure", lost_SB)):
             margin_B, student_B = margin_SB.max(dim=0)
             for image in margin_B.argsort(descending=True, stable=True).tolist()[:CASES_EACH]:
-                if torch.isfinite(margin_B[image]):
+                if MIN_MARGIN < margin_B[image] < torch.inf:
                     best[kind].append(Case(kind, students[int(student_B[image])], image, float(margin_B[image])))
         most = max(map(len, best.values()))
         return [best[kind][rank] for rank in range(most) for kind in best if rank < len(best[kind])]
