@@ -22,7 +22,7 @@ from typing import Any
 
 from crad.api import Hooks, check_model
 from crad.config import Experiment, to_toml
-from crad.data.own import load_own_data
+from crad.data.own import OwnData, load_own_data
 from crad.data.tensors import preparation_of
 from crad.engines.serial import SerialEngine
 from crad.errors import ConfigError, RunError
@@ -132,9 +132,14 @@ def join(agreement: Agreement, site: Site, *, hooks: Hooks) -> Joined:
     return Joined(record, part.folder)
 
 
+def state_folder(agreement: Agreement, site: Site) -> Path:
+    """Where all of this member's part in this agreement lies."""
+    return site.state / agreement.hash[:HASH_LETTERS]
+
+
 def read_status(agreement: Agreement, site: Site) -> Record:
     """What the own part said last."""
-    path = site.state / agreement.hash[:HASH_LETTERS] / STATUS
+    path = state_folder(agreement, site) / STATUS
     try:
         status: Record = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -183,19 +188,28 @@ def _write_outcome(part: Part, federated: Trained, record: Record, *, hooks: Hoo
 
 def prepare_part(agreement: Agreement, site: Site) -> Part:
     """Read the own data and check everything that can be checked without the others."""
-    number = agreement.number(site.name)
-    experiment = agreement.experiment(dataset=str(site.data), device=site.device, workers=1)
-    method = resolve_method(experiment.method, experiment.method_settings)
-    folder = site.state / agreement.hash[:HASH_LETTERS]
-    device = choose_device(experiment.device)
-    own = load_own_data(
+    return make_part(agreement, site, read_data(agreement, site))
+
+
+def read_data(agreement: Agreement, site: Site) -> OwnData:
+    """The own images, in the agreed classes and shape."""
+    return load_own_data(
         str(site.data),
         classes=agreement.classes,
         image_shape=agreement.image_shape,
         augmentation=agreement.augmentation,
-        held_out=experiment.held_out,
-        rng=stream(agreement.seed, "peer", number, "held-out"),
+        held_out=_experiment(agreement, site).held_out,
+        rng=stream(agreement.seed, "peer", agreement.number(site.name), "held-out"),
     )
+
+
+def make_part(agreement: Agreement, site: Site, own: OwnData) -> Part:
+    """The member with these images; refused if method or model cannot work."""
+    number = agreement.number(site.name)
+    experiment = _experiment(agreement, site)
+    method = resolve_method(experiment.method, experiment.method_settings)
+    folder = state_folder(agreement, site)
+    device = choose_device(experiment.device)
     preparation = preparation_of(agreement.mean, agreement.std, augmentation=agreement.augmentation, device=device)
     world = build_own_world(
         experiment, own, client=number, preparation=preparation, device=device, secret=_secret(folder)
@@ -220,7 +234,9 @@ def open_exchange(part: Part, site: Site, *, notice: Callable[[str], None]) -> I
     with closing(OutgoingLedger(part.folder / LEDGER)) as ledger, ExitStack() as opened:
         exchange: MemberExchange
         if agreement.exchange == HTTPS:
-            server = SnapshotServer(agreement, identity, folder, listen=site.listen, ledger=ledger, notice=notice)
+            server = SnapshotServer(
+                agreement, identity, folder, listen=site.listen, ledger=ledger, proxy=site.proxy, notice=notice
+            )
             opened.enter_context(server)
             exchange = HttpsExchange(
                 agreement,
@@ -364,6 +380,10 @@ def _restore(directory: RunDirectory, roster: Roster) -> list[Record]:
     if reached is not None:
         load_checkpoint(roster, round_index=reached)
     return records
+
+
+def _experiment(agreement: Agreement, site: Site) -> Experiment:
+    return agreement.experiment(dataset=str(site.data), device=site.device, workers=1)
 
 
 def _check_method(method: Method, world: World) -> None:

@@ -106,10 +106,11 @@ def _compare_followed(
 ) -> None:
     from rich.console import Console
 
-    from crad.cli.progress import Display, duration
+    from crad.cli.progress import Display
     from crad.cli.tables import plain_table
     from crad.comparing import run_folder, write_comparison
     from crad.engines.processes import kept_workers
+    from crad.results.durations import duration
     from crad.results.joining import headline
     from crad.results.tables import COMPARISON_HEADER, comparison_caption, comparison_cells
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from crad.cli.options import AsJson, Quiet
-from crad.errors import ConfigError
+from crad.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from crad.network.agreement import Agreement
@@ -110,6 +110,30 @@ def trust_command(
         typer.echo(f"{member.name}  {member.address or 'no address'}  {member.architecture}  {member.pin}")
     write_atomically(agreement, to_toml(whole).encode())
     typer.echo(f"{agreement}: {len(whole.members)} members, hash {whole.hash[:12]}; every member needs this very file.")
+
+
+@app.command("doctor")
+def doctor_command(site: SiteFile = PEER_TOML, as_json: AsJson = False) -> None:
+    """Check everything before round 1: files, keys, data, model, disk, memory, port, every member; and say the cost.
+
+    Example: crad peer doctor --site clinic-a/peer.toml
+    """
+    _need_network()
+    from rich.console import Console
+
+    from crad.cli.diagnosis import diagnose
+
+    findings = diagnose(site, Console(), Console(stderr=True), is_silent=as_json)
+    if as_json:
+        typer.echo(json.dumps(findings.to_json(), indent=1))
+    problems = findings.of("problem")
+    if problems:
+        names = ", ".join(dict.fromkeys(finding.check for finding in problems))
+        count = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
+        raise RunError(f"{count} to mend before joining: {names}")
+    if not as_json:
+        warnings = len(findings.of("warning"))
+        typer.echo(f"Ready to join{f', with {warnings} to think about' if warnings else ''}: crad peer join")
 
 
 @app.command("join")

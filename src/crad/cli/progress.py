@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from crad.cli.tables import partition_table
+from crad.results.durations import duration
 
 if TYPE_CHECKING:
     from crad.api import Hooks
@@ -122,16 +123,6 @@ class Display:
             f"validation {record['validation_accuracy']:5.2f} %{tested}  "
             f"left {duration(self._left(record['round']))}{self._all_left(record['round'])}"
         )
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them: 45 s, 3 min 20 s, 2 h 5 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def _ignore(record: Record) -> None:

@@ -161,9 +161,9 @@ def _run_all(
 def _run_one(
     plan: Plan, run: StoredRun, others: Sequence[StoredRun], durations: Durations, display: Display
 ) -> RunRecords:
-    from crad.cli.progress import duration
     from crad.cli.run import run_shown
     from crad.reproducing import seconds_left
+    from crad.results.durations import duration
     from crad.results.runs import load_run
 
     result = run_shown(
@@ -192,8 +192,8 @@ def _say_plan(
     plan: Plan, missing: Sequence[StoredRun], absent: dict[str, str], durations: Durations, display: Display
 ) -> None:
     """`17 runs: 9 done, 1 to resume, 7 to run, about 1 h 10 min (from the runs finished here)`, and what cannot run."""
-    from crad.cli.progress import duration
     from crad.reproducing import seconds_left
+    from crad.results.durations import duration
 
     begun = sum(run.state == "begun" for run in missing)
     words = [f"{len(plan.runs) - len(missing)} done", f"{begun} to resume", f"{len(missing) - begun} to run"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -101,13 +102,19 @@ class Bucket:
             if name.startswith("round-") and number.isdecimal() and int(number) <= round_index - KEPT_ROUNDS:
                 self.store.remove(f"{folder}/{name}")
 
-    def probe(self) -> None:
-        """Write, read and remove something small; StoreError says what does not work."""
-        path, content = f"{self._folder_of(self._own)}/probe", self._identity.name.encode()
-        self._put(path, content, what="probe")
-        if self.store.read(path, most=len(content) + 1) != content:
+    def probe(self, *, size: int = 1) -> tuple[float, float]:
+        """Write, list, read and remove so many bytes: seconds of writing and reading; StoreError if one fails."""
+        folder, name, content = self._folder_of(self._own), "probe", bytes(size)
+        began = time.perf_counter()
+        self._put(f"{folder}/{name}", content, what="probe")
+        written = time.perf_counter()
+        if self.store.read(f"{folder}/{name}", most=size + 1) != content:
             raise StoreError(f"{self.store.shown} does not give back what was put there")
-        self.store.remove(path)
+        read = time.perf_counter()
+        if name not in self.store.names(folder):
+            raise StoreError(f"{self.store.shown} does not list what was put there: allow listing")
+        self.store.remove(f"{folder}/{name}")
+        return written - began, read - written
 
     @property
     def _own(self) -> int:

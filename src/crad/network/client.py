@@ -28,6 +28,7 @@ CONNECT_S = 10.0
 READ_S = 30.0  # of silence in the middle of an answer
 MAX_ANSWER_BYTES = 4096
 MAX_AGREEMENT_BYTES = 4 << 20
+MAX_REASON = 500  # characters
 
 Told = TypeVar("Told", bound=BaseModel)
 
@@ -56,6 +57,14 @@ class Hello(Rounds):
     federation: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     clock: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # seconds since 1970
     version: Annotated[str, Field(max_length=50)]
+
+
+class Reached(BaseModel):
+    """Whether a member reaches us, as it says; the address is where it looked."""
+
+    is_reached: bool
+    address: Annotated[str, Field(max_length=300)]
+    reason: Annotated[str, Field(max_length=MAX_REASON)] = ""
 
 
 class MemberClient:
@@ -106,6 +115,11 @@ class MemberClient:
         path = f"/v1/manifest/{round_index}/{kind}?wait={wait_s:.2f}"
         limit = max_envelope_bytes(self._agreement) + 1  # one more is enough to be refused
         return self.ask(path, limit=limit, read_s=self._read_s + wait_s)
+
+    def reach(self) -> Reached | None:
+        """Whether the member reaches us at our agreed address, None if it is busy trying or does not know how."""
+        answer = self.ask("/v1/reach")
+        return None if answer.status in (404, 429) else self._model(Reached, answer)
 
     def probe(self, size: int) -> float:
         """How many seconds it takes to receive so many bytes."""

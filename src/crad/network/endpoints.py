@@ -1,4 +1,4 @@
-"""What a member answers to the others: five addresses, all of them GET, and nothing else."""
+"""What a member answers to the others: six addresses, all of them GET, and nothing else."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from crad.errors import printable
 from crad.network.agreement import Agreement
 from crad.network.arrivals import KIND, split_kind
 from crad.network.outbox import Absent, Outbox, Published
+from crad.network.reaching import TryBack
 
 CHUNK_BYTES = 1 << 20  # smaller ones cost half again the CPU
 MAX_WAIT_S = 30.0
@@ -34,19 +35,23 @@ Delivered = Callable[[str, Published], None]  # to whom
 class Endpoints:
     """The answers. They run on the server's loop; `wake` is how another thread says that there is news."""
 
-    def __init__(self, agreement: Agreement, own: str, outbox: Outbox, *, on_delivered: Delivered) -> None:
+    def __init__(
+        self, agreement: Agreement, own: str, outbox: Outbox, *, try_back: TryBack, on_delivered: Delivered
+    ) -> None:
         self._agreement, self._own, self._outbox, self._on_delivered = agreement, own, outbox, on_delivered
+        self._try_back = try_back
         self._news = asyncio.Event()
         self._is_closing = False
 
     def application(self) -> Starlette:
-        """The five addresses."""
+        """The six addresses."""
         paths = {
             "/v1/hello": self._hello,
             "/v1/agreement": self._tell_agreement,
             "/v1/manifest/{round}/{kind}": self._manifest,
             "/v1/snapshot/{round}/{kind}": self._snapshot,
             "/v1/probe": self._probe,
+            "/v1/reach": self._reach,
         }
         return Starlette(routes=[Route(path, answer, methods=["GET"]) for path, answer in paths.items()])
 
@@ -93,6 +98,14 @@ class Endpoints:
     async def _probe(self, request: Request) -> Response:
         size = _number(request.query_params.get("bytes", "0"), most=MAX_PROBE_BYTES)
         return Response(status_code=404) if size is None else Response(bytes(int(size)))
+
+    async def _reach(self, request: Request) -> Response:
+        """Whether we reach the member that asks, at its agreed address: the request has no say in where that is."""
+        name: str = request.scope["member"]
+        if not self._try_back.begin(name):
+            return Response(status_code=429, headers={"Retry-After": "5"})
+        reached = await asyncio.to_thread(self._try_back.reach, name)
+        return JSONResponse(reached.model_dump())
 
     def _place(self, request: Request) -> tuple[int, str] | None:
         """Round and kind, unless they make no sense or the message is for somebody else."""
@@ -180,7 +193,7 @@ def _number(text: str, *, most: float) -> float | None:
 
 def describe_path(path: str) -> dict[str, Any]:
     """What a path asks for, in the words of the ledger."""
-    match = re.fullmatch(r"/v1/(hello|agreement|probe|manifest|snapshot)(?:/([0-9]{1,9})/([^/]+))?", path)
+    match = re.fullmatch(r"/v1/(hello|agreement|probe|reach|manifest|snapshot)(?:/([0-9]{1,9})/([^/]+))?", path)
     if match is None:
         return {"what": "refusal"}
     what: dict[str, Any] = {"what": match[1]}

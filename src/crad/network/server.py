@@ -23,6 +23,7 @@ from crad.network.gate import Gate, Limits, MemberProtocol, Notice
 from crad.network.identity import Identity
 from crad.network.ledger import OutgoingLedger
 from crad.network.outbox import Outbox, Published
+from crad.network.reaching import TryBack
 from crad.network.tls import server_context
 
 KEEP_ALIVE_S = 75  # longer than others wait between two questions
@@ -43,11 +44,15 @@ class SnapshotServer:
         listen: str,
         ledger: OutgoingLedger,
         limits: Limits | None = None,
+        proxy: str | None = None,
         notice: Notice = lambda text: None,
     ) -> None:
         self.outbox = Outbox(folder / "out", federation=agreement.hash)
         self.on_delivered: Delivered = lambda name, published: None
-        self._endpoints = Endpoints(agreement, identity.name, self.outbox, on_delivered=self._deliver)
+        try_back = TryBack(agreement, identity, proxy=proxy)
+        self._endpoints = Endpoints(
+            agreement, identity.name, self.outbox, try_back=try_back, on_delivered=self._deliver
+        )
         self._listen, self._limits = listen, limits or Limits()
         gate = Gate(self.application(), agreement=agreement, ledger=ledger, limits=self._limits, notice=notice)
         config = uvicorn.Config(

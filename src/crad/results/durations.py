@@ -72,6 +72,16 @@ class Durations:
         return known.get(preset, "known after the first run")
 
 
+def duration(seconds: float) -> str:
+    """Seconds as people say them: 45 s, 3 min 20 s, 2 h 5 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
 def _relative(method: str) -> float:
     return MINI_ROUND_SECONDS.get(method, MINI_ROUND_SECONDS["crad"])
 

@@ -1,0 +1,120 @@
+"""What a round will cost: bytes, the time they take on the lines measured, and the time to compute."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from crad.doctoring.findings import Findings, size_text
+from crad.doctoring.others import Speeds
+from crad.doctoring.own import Burden
+from crad.federation.peer import SNAPSHOT, Peer, new_model
+from crad.learning.epoch import Block, LossMeter, train_on_block
+from crad.learning.teachers import TEACHER_BATCH, TeacherEngine
+from crad.methods.alone import own_labels
+from crad.results.durations import duration
+
+
+def estimate(burden: Burden, speeds: Speeds | None, findings: Findings) -> None:
+    """Say what a round and all of them come to; a warning where a round takes longer than its deadline."""
+    part = burden.part
+    experiment, agreement = part.experiment, part.agreement
+    kinds = [phase.kind for phase in part.method.phases]
+    if kinds != [SNAPSHOT] or not burden.received_bytes:
+        findings.ok("estimate", f"none: what {part.method.name} sends is known only when it runs")
+        return
+    findings.on_step("timing a batch of the student and one of the largest teacher")
+    active = experiment.active or experiment.clients
+    rounds = agreement.rounds * active / experiment.clients  # those that we are drawn for
+    share = (active - 1) / len(burden.received_bytes)  # of the others, in one of these rounds
+    sent = round(burden.snapshot_bytes * (1 if speeds and speeds.copies == 1 else active - 1))
+    received = round(sum(burden.received_bytes.values()) * share)
+    student_s, learning_s = computing_s(burden, teachers=active - 1)
+    moving_s = None if speeds is None else transfer_s(burden, speeds, share=share, sent=sent)
+    round_s = learning_s + (moving_s or 0.0)
+    moving = "transfer not measured" if moving_s is None else f"{duration(moving_s)} of transfer"
+    text = (
+        f"a round sends {size_text(sent)} and receives {size_text(received)}; {moving}, about "
+        f"{duration(learning_s)} of computing; all {agreement.rounds} rounds: {size_text(rounds * sent)} out, "
+        f"{size_text(rounds * received)} in, {duration(rounds * round_s)}, then "
+        f"{duration(agreement.rounds * student_s)} of training alone for comparison"
+    )
+    values = {
+        "round": {
+            "sent_bytes": sent,
+            "received_bytes": received,
+            "transfer_s": moving_s,
+            "computing_s": learning_s,
+        },
+        "all_rounds": {
+            "sent_bytes": round(rounds * sent),
+            "received_bytes": round(rounds * received),
+            "seconds": rounds * round_s,
+            "alone_s": agreement.rounds * student_s,
+        },
+    }
+    if round_s > agreement.deadline_s:
+        advice = "agree on a longer deadline_s or smaller models: faster members go on without us"
+        findings.warn("estimate", f"{text}; the deadline of a round is {agreement.deadline_s:g} s", advice, **values)
+    else:
+        findings.ok("estimate", text, **values)
+
+
+def transfer_s(burden: Burden, speeds: Speeds, *, share: float, sent: int) -> float | None:
+    """Seconds until everything of a round has moved, both ways at once; None if nothing was measured.
+
+    Our line is at least as fast as the fastest member's probe; whoever was not measured is taken for the slowest.
+    """
+    if not speeds.incoming:
+        return None
+    fastest, slowest = max(speeds.incoming.values()), min(speeds.incoming.values())
+    each = [size / speeds.incoming.get(name, slowest) for name, size in burden.received_bytes.items()]
+    incoming_s = max(*each, share * sum(burden.received_bytes.values()) / fastest, 0.0)
+    return max(incoming_s, sent / (speeds.outgoing or fastest))
+
+
+def computing_s(burden: Burden, *, teachers: int) -> tuple[float, float]:
+    """Seconds of a round for the student by itself, and with so many teachers as slow as the largest one."""
+    part = burden.part
+    peer = Peer(part.world, part.method.roster(part.world)[part.number])
+    size = min(part.experiment.batch_size, len(peer.train))
+    block = _block(peer, size)
+    student_s = _timed(lambda: _train(peer, block, size)) / size
+    engine = TeacherEngine(device=part.world.device, precision=part.experiment.teacher_precision)
+    teacher = engine.prepare(new_model(part.world, burden.largest, seed=0), key=burden.largest.id)
+    inputs = _block(peer, TEACHER_BATCH).inputs
+    teacher_s = _timed(lambda: teacher(inputs)) / len(inputs)
+    samples = part.experiment.local_epochs * len(peer.train)
+    shard = part.world.shards[part.number]
+    alone_s = samples * student_s + (len(shard.validation) + len(shard.test)) * teacher_s
+    return alone_s, alone_s + samples * teachers * teacher_s
+
+
+def _block(peer: Peer, size: int) -> Block:
+    return Block(peer.world.preparation.inputs(peer.train.images[:size]), peer.train.labels[:size])
+
+
+def _train(peer: Peer, block: Block, size: int) -> None:
+    train_on_block(
+        peer.model,
+        peer.optimizer,
+        block,
+        batch_size=size,
+        clip_norm=peer.world.experiment.clip_norm,
+        loss_of=own_labels(block),
+        meter=LossMeter(),
+    )
+
+
+def _timed(call: Callable[[], object]) -> float:
+    """Seconds of a call: the first one prepares, of the next two the faster one was disturbed less."""
+    seconds = []
+    for _ in range(3):
+        began = time.perf_counter()
+        call()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return min(seconds[1:])

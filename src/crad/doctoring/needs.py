@@ -1,0 +1,54 @@
+"""Disk and memory: what taking part needs, against what is there."""
+
+from __future__ import annotations
+
+import shutil
+
+from crad.doctoring.findings import Findings, size_text
+from crad.doctoring.own import Burden
+from crad.federation.exchange import KEPT_ROUNDS
+from crad.federation.memory import available_memory_bytes
+from crad.federation.teachers import PREPARED_BYTES
+from crad.learning.epoch import BLOCK_BYTES
+from crad.network.site import Site
+
+STATES = 2 * 3  # with the others and alone: the newest, the best, and one being written
+COPIES = 2  # of the model at the end: safetensors and ONNX
+TIGHT = 2  # times the need: less is worth a word
+FLOAT_BYTES = 4
+
+
+def check_disk(burden: Burden, site: Site, findings: Findings) -> None:
+    """Room for two rounds of snapshots, our own and the others', and for checkpoints with momentum."""
+    own, received = burden.snapshot_bytes, sum(burden.received_bytes.values())
+    need = KEPT_ROUNDS * (own + received) + 2 * STATES * own + COPIES * own
+    free = shutil.disk_usage(burden.part.folder).free
+    text = f"{size_text(free)} free for {site.state}, about {size_text(need)} needed"
+    advice = "free some, or choose another state in peer.toml"
+    _compare("disk", text, advice, need=need, there=free, findings=findings)
+
+
+def check_memory(burden: Burden, findings: Findings) -> None:
+    """Room for the student with gradients and momentum, the largest teacher, prepared teachers, and the images."""
+    world = burden.part.world
+    images = world.dataset.train_images
+    block = min(BLOCK_BYTES, FLOAT_BYTES * images.size)
+    # A teacher is there twice: as it came, and as it runs.
+    need = 3 * burden.snapshot_bytes + 2 * burden.largest_bytes + PREPARED_BYTES + 2 * images.nbytes + block
+    there = available_memory_bytes(world.device)
+    if there is None:
+        findings.ok("memory", f"about {size_text(need)} needed; how much is free cannot be told here", need_bytes=need)
+        return
+    text = f"{size_text(there)} available on {world.device}, about {size_text(need)} needed beside activations"
+    advice = "end other programs, use a larger machine, or agree on smaller models"
+    _compare("memory", text, advice, need=need, there=there, findings=findings)
+
+
+def _compare(check: str, text: str, advice: str, *, need: int, there: int, findings: Findings) -> None:
+    values = {"need_bytes": need, "free_bytes": there}
+    if there < need:
+        findings.problem(check, text, advice, **values)
+    elif there < TIGHT * need:
+        findings.warn(check, text, advice, **values)
+    else:
+        findings.ok(check, text, **values)

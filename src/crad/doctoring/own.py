@@ -1,0 +1,145 @@
+"""What we bring: images in the agreed classes and shape, a model that works on them, a folder to write into."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from crad.data.own import OwnData
+from crad.doctoring.findings import Findings, size_text
+from crad.errors import ConfigError, CradError
+from crad.federation.message import pack
+from crad.federation.peer import SNAPSHOT, Peer, new_model
+from crad.models import Architecture
+from crad.network.agreement import Agreement
+from crad.network.site import Site
+from crad.node import Part, make_part, read_data, state_folder
+
+SHOWN_CLASSES = 12
+
+
+@dataclass(frozen=True)
+class Burden:
+    """A member ready to take part, and how large everything is that it handles."""
+
+    part: Part
+    snapshot_bytes: int  # our own
+    received_bytes: dict[str, int]  # of every other member's snapshot, by name
+    largest: Architecture  # among the others'; our own where there is nobody else
+
+    @property
+    def largest_bytes(self) -> int:
+        """Of the largest snapshot of somebody else."""
+        return max(self.received_bytes.values(), default=0)
+
+
+def check_state(agreement: Agreement, site: Site, findings: Findings) -> bool:
+    """Whether the state folder takes files."""
+    folder = state_folder(agreement, site)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        findings.problem("state", f"cannot write into {folder}: {error.strerror}", "choose another state in peer.toml")
+        return False
+    findings.ok("state", f"{folder} can be written to")
+    return True
+
+
+def check_data(agreement: Agreement, site: Site, findings: Findings) -> OwnData | None:
+    """The own images, if they are what was agreed on."""
+    findings.on_step(f"reading {site.data}")
+    try:
+        own = read_data(agreement, site)
+    except (CradError, OSError) as error:
+        findings.problem("data", str(error))
+        return None
+    shard, labels = own.shard, own.dataset.train_labels
+    parts = {"train": shard.train, "validation": shard.validation, "test": shard.test}
+    counts = {name: np.bincount(labels[part], minlength=len(agreement.classes)) for name, part in parts.items()}
+    images = ", ".join(f"{len(part)} {name}" for name, part in parts.items())
+    per_class = [
+        f"{name} {'/'.join(str(count[label]) for count in counts.values())}"
+        for label, name in enumerate(agreement.classes)
+    ]
+    rest = len(per_class) - SHOWN_CLASSES
+    shown = ", ".join(per_class[:SHOWN_CLASSES]) + (f" and {rest} more" if rest > 0 else "")
+    absent = [name for label, name in enumerate(agreement.classes) if not any(c[label] for c in counts.values())]
+    note = f"; no images of {', '.join(absent)}, which the others can teach us" if absent else ""
+    shape = "x".join(map(str, agreement.image_shape))
+    findings.ok(
+        "data",
+        f"{images} images of {shape}; per class {shown}{note}",
+        counts={name: count.tolist() for name, count in counts.items()},
+        classes=list(agreement.classes),
+        without_images=absent,
+    )
+    if not len(shard.test):
+        findings.warn("data", "no test images", "add some: without them nobody can say whether joining helped")
+    return own
+
+
+def check_part(agreement: Agreement, site: Site, own: OwnData, findings: Findings) -> Burden | None:
+    """The member with its model, tried on its own images; and the others' models, which must be known here too."""
+    findings.on_step("building the model")
+    try:
+        part = make_part(agreement, site, own)
+        peer = Peer(part.world, part.method.roster(part.world)[part.number])
+        _try_model(peer)
+        snapshot = peer.snapshot(1)
+    except (CradError, OSError, RuntimeError) as error:
+        findings.problem("model", " ".join(str(error).split()))
+        return None
+    size = snapshot.payload_bytes
+    parameters = sum(parameter.numel() for parameter in peer.model.parameters())
+    text = (
+        f"{peer.architecture.id} on {part.world.device}: {parameters:,} parameters, {len(agreement.classes)} outputs, "
+        f"a snapshot has {size_text(size)}"
+    )
+    values = {"architecture": peer.architecture.id, "parameters": parameters, "snapshot_bytes": size}
+    if len(snapshot.body) > agreement.max_snapshot_bytes:
+        limit = f"the agreement allows {size_text(agreement.max_snapshot_bytes)}: nobody would take it"
+        findings.problem(
+            "model", f"{text}; {limit}", "agree on a smaller model or a larger max_snapshot_bytes", **values
+        )
+        return None
+    findings.ok("model", text, **values)
+    return _weigh_others(part, site, size, findings)
+
+
+def _weigh_others(part: Part, site: Site, own_size: int, findings: Findings) -> Burden | None:
+    sizes: dict[str, int] = {}
+    received: dict[str, int] = {}
+    for number, member in enumerate(part.agreement.members):
+        architecture = part.world.architecture_of(number)
+        try:
+            if architecture.id not in sizes:
+                weights = new_model(part.world, architecture, seed=0).state_dict()
+                sizes[architecture.id] = len(pack(weights, kind=SNAPSHOT, peer=number, round_index=1).body)
+        except (CradError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            advice = "install the package that has it: its snapshots cannot be used without"
+            findings.problem(member.name, f"its model {architecture.id} cannot be built here: {reason}", advice)
+            return None
+        if member.name != site.name:
+            received[member.name] = sizes[architecture.id]
+    name = max(received, key=lambda one: received[one], default=site.name)
+    largest = part.world.architecture_of(part.agreement.number(name))
+    return Burden(part, own_size, received, largest)
+
+
+def _try_model(peer: Peer) -> None:
+    """One logit per agreed class for own images, finite numbers all."""
+    images = peer.train.images[:2]
+    with torch.no_grad():
+        logits_BC = peer.model.eval()(peer.world.preparation.inputs(images))
+    expected = (len(images), peer.num_classes)
+    if tuple(logits_BC.shape) != expected or not bool(logits_BC.isfinite().all()):
+        raise ConfigError(
+            f"model {peer.architecture.id!r} gives {list(logits_BC.shape)} for {len(images)} images, expected finite "
+            f"numbers of shape {list(expected)}"
+        )

@@ -1,0 +1,67 @@
+"""The store of a federation that exchanges through one: can we write, list and read there, and who has begun."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+from crad.doctoring.findings import Findings, size_text
+from crad.doctoring.listening import running_join
+from crad.doctoring.others import PROBE_BYTES, Speeds
+from crad.errors import CradError, SnapshotError
+from crad.network.agreement import Agreement
+from crad.network.bucket import Bucket
+from crad.network.identity import Identity
+from crad.network.ledger import OutgoingLedger
+from crad.network.site import Site
+from crad.network.store import Store, StoreError
+from crad.node import LEDGER, state_folder
+
+
+def check_store(agreement: Agreement, site: Site, identity: Identity, findings: Findings) -> Speeds | None:
+    """Use the store as a round does."""
+    process = running_join(agreement, site)
+    if process is not None:  # the ledger has one writer
+        findings.ok("store", f"in use by our own running join (process {process})", process=process)
+        return None
+    findings.on_step("trying the store")
+    url = agreement.exchange if site.store is None else site.store
+    try:
+        with (
+            closing(Store(url, options=site.store_options)) as store,
+            closing(OutgoingLedger(state_folder(agreement, site) / LEDGER)) as ledger,
+        ):
+            bucket = Bucket(store, agreement, identity, ledger)
+            write_s, read_s = bucket.probe(size=PROBE_BYTES)
+            writing, reading = PROBE_BYTES / max(1e-6, write_s), PROBE_BYTES / max(1e-6, read_s)
+            findings.ok(
+                "store",
+                f"{store.shown} can be written ({size_text(writing)}/s), listed and read ({size_text(reading)}/s)",
+                write_bytes_per_s=writing,
+                read_bytes_per_s=reading,
+            )
+            others = [number for number, member in enumerate(agreement.members) if member.name != site.name]
+            for number in others:
+                _check_member(bucket, agreement, number, findings)
+    except (CradError, OSError) as error:
+        advice = "check its address, our keys for it (store_options in peer.toml) and what they allow"
+        findings.problem("store", " ".join(str(error).split()), advice)
+        return None
+    names = [agreement.members[number].name for number in others]
+    return Speeds(dict.fromkeys(names, reading), copies=1, outgoing=writing)
+
+
+def _check_member(bucket: Bucket, agreement: Agreement, number: int, findings: Findings) -> None:
+    name = agreement.members[number].name
+    try:
+        bucket.compare_agreements(number)
+        rounds = bucket.rounds_of(number)
+    except SnapshotError as error:
+        findings.problem(name, str(error), "all members need the very same federation.toml")
+    except StoreError as error:
+        findings.warn(name, f"cannot be looked for: {error}", "ask again")
+    else:
+        if rounds is None:
+            findings.warn(name, "has put nothing into the store yet", f"ask {name} to start crad peer join")
+        else:
+            reached = "not published yet" if rounds.latest_round is None else f"reached round {rounds.latest_round}"
+            findings.ok(name, f"has begun, and {reached}", latest_round=rounds.latest_round)
