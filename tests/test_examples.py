@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 
 import crad
 from crad.config import to_toml
+from crad.errors import ConfigError, CradError
+from examples.three_hospitals.run import HOSPITALS, found_or_take_up
 from tests.conftest import ROOT, change
 
 EXAMPLES = ROOT / "examples"
@@ -95,3 +100,78 @@ def test_a_wrong_setting_is_refused_in_one_line(setting, reason):
     done = run_crad_in_examples("--preset", "demo", "--method", "own_method:BestPeers", "--method-settings", setting)
     assert done.returncode == 2
     assert done.stderr == f"crad: {reason}\n"
+
+
+@contextmanager
+def three_hospitals(folder, *words):
+    command = [
+        sys.executable,
+        "examples/three_hospitals/run.py",
+        "--dataset",
+        "digits",
+        "--folder",
+        str(folder),
+        *words,
+    ]
+    # As on a machine without the extra `onnx`: that export takes longer than all the rest.
+    without = folder.parent / "without"
+    without.mkdir(exist_ok=True)
+    (without / "sitecustomize.py").write_text("import sys\nsys.modules['onnx'] = None\n")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(without), os.environ.get("PYTHONPATH", "")])}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.terminate()  # it ends its hospitals first
+
+
+def participants(folder):
+    return {path.parts[-4]: json.loads(path.read_text()) for path in folder.glob("*/state/*/participant.json")}
+
+
+def test_three_hospitals_end_with_one_ctrl_c_and_go_on_with_the_same_command(tmp_path):
+    folder = tmp_path / "hospitals"
+    with three_hospitals(folder, "--rounds", "2") as first:
+        assert any("| round 1/2" in line for line in iter(first.stdout.readline, ""))
+        running = [json.loads(path.read_text())["process"] for path in folder.glob("*/state/*/status.json")]
+        first.send_signal(signal.SIGINT)
+        _, err = first.communicate(timeout=60)
+    assert (first.returncode, err) == (130, "Stopped. The same command continues.\n")
+    assert len(running) == 3
+    for process in running:
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+
+    with three_hospitals(folder, "--rounds", "2") as again:
+        out, err = again.communicate(timeout=200)  # less than the agreed deadline: nobody waits for it in vain
+    assert (again.returncode, err) == (0, "")
+    assert "crad data split" not in out, "what was founded is taken up"
+    assert out.count("Report of ") == 3
+    for name, outcome in participants(folder).items():
+        assert outcome["last_round"] == 2  # one that was behind may have gone on where the others were
+        row = next(line for line in out.splitlines() if line.split()[:1] == [name] and "|" not in line)
+        assert f"{name:<5} | no model.onnx: " in out
+        shown = [f"{outcome[which]['local_accuracy']:.2f}" for which in ("alone", "federated")]
+        assert row.split()[-3:] == [*shown, f"{outcome['difference']:+.2f}"]
+
+
+def test_three_hospitals_with_a_bucket_agree_on_it_and_other_wishes_are_refused(tmp_path):
+    folder = tmp_path / "hospitals"
+    agreement = found_or_take_up(folder, rounds=1, is_bucket=True, dataset="digits")
+    assert agreement.exchange == f"file://{folder}/bucket"
+    assert [member.architecture for member in agreement.members] == list(HOSPITALS.values())
+    assert found_or_take_up(folder, rounds=1, is_bucket=True, dataset="digits") == agreement
+    for rounds, is_bucket in ((1, False), (2, True)):
+        with pytest.raises(ConfigError, match="has a federation of 1 rounds over a bucket: choose another --folder"):
+            found_or_take_up(folder, rounds=rounds, is_bucket=is_bucket, dataset="digits")
+
+
+def test_three_hospitals_leave_nothing_half_made_and_touch_nothing_of_others(tmp_path):
+    with pytest.raises(CradError):
+        found_or_take_up(tmp_path / "new", rounds=0, is_bucket=False, dataset="digits")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "letter.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="is not empty and holds no federation"):
+        found_or_take_up(tmp_path, rounds=1, is_bucket=False, dataset="digits")
+    assert (tmp_path / "letter.txt").read_text() == "mine"

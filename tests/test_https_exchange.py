@@ -264,6 +264,19 @@ def test_a_restarted_member_still_gives_out_what_it_had_published(identities, to
     again.close()
 
 
+def test_who_has_fetched_the_last_round_is_known_after_a_restart_too(identities, town):
+    town[1].publish(seed=1)
+    town[0].collect(1)
+    town[1].close()
+    again = Organisation(identities[1], town.agreement, town[1].folder.parent, listen=town[1].address)
+    again.meet(town.agreement)
+    others = [town.agreement.members[number].name for number in (0, 2)]
+    assert again.exchange.readers_to_come() == others[1:]
+    again.publish(seed=2)
+    assert again.exchange.readers_to_come() == others, "nobody has what is published now"
+    again.close()
+
+
 def test_a_server_that_starts_late_is_found(identities, town):
     town[1].publish()
     town[1].close()

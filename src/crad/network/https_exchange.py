@@ -64,7 +64,6 @@ class HttpsExchange:
         self._clients = {
             other: MemberClient(other, identity=identity, agreement=agreement, proxy=proxy) for other in others
         }
-        self._readers: dict[int, set[str]] = {}  # who has fetched something of a round, by round
         server.on_delivered = self._count_sent
 
     def begin(self, round_index: int) -> None:
@@ -122,8 +121,8 @@ class HttpsExchange:
         return common_round(self._claims(), agreement=self._agreement)
 
     def readers_to_come(self) -> list[str]:
-        """The others that have not fetched anything of our newest round since this process began."""
-        have = self._readers.get(self._server.outbox.latest_round or 0, set())
+        """The others that have not fetched anything of our newest round, also not before this process began."""
+        have = self._server.outbox.readers(self._server.outbox.latest_round or 0)
         return [client.member.name for client in self._clients.values() if client.member.name not in have]
 
     def close(self) -> None:
@@ -212,7 +211,7 @@ class HttpsExchange:
 
     def _count_sent(self, name: str, published: Published) -> None:
         receiver = self._agreement.number(name)
-        self._readers.setdefault(published.manifest.round_index, set()).add(name)
+        self._server.outbox.note_reader(published, name)
         self.ledger.count(sender=self._own, receiver=receiver, payload_bytes=published.payload_bytes)
 
     def _forget(self, *, before: int) -> None:

@@ -19,6 +19,7 @@ from crad.federation.files import flush_folder, write_atomically
 from crad.federation.message import Manifest, Message
 
 Absent = Literal["later", "gone"]
+READ_BY = ".read-by-"
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,18 @@ class Outbox:
             is_over = round_index < latest or (self._first is not None and round_index < self._first)
             return "gone" if is_over else "later"
 
+    def note_reader(self, published: Published, name: str) -> None:
+        """A member has this message in full. On disk: after a restart it will not ask for it again."""
+        with suppress(OSError):  # the round may be gone by now
+            _reader_mark(published.body, name).touch()
+
+    def readers(self, round_index: int) -> set[str]:
+        """Who has fetched something of this round, as it is published now."""
+        with self._lock:
+            bodies = [entry.body for (index, _), entry in self._published.items() if index == round_index]
+        marks = [mark for body in bodies for mark in body.parent.glob(_reader_mark(body, "*").name)]
+        return {mark.name.rpartition(READ_BY)[2] for mark in marks}
+
     def _take_up(self) -> None:
         """What an earlier process published of this same agreement is still there to be asked for."""
         for folder in sorted(self.folder.glob("round-*")):
@@ -138,6 +151,10 @@ def _read_published(folder: Path, kind: str, envelope: bytes) -> Published:
 def _body_path(folder: Path, kind: str, manifest: Manifest) -> Path:
     # Named by its content: whoever is still reading the old body of a round published again reads it to its end.
     return folder / f"{kind}-{manifest.sha256[:16]}.safetensors"
+
+
+def _reader_mark(body: Path, name: str) -> Path:
+    return body.with_name(f"{body.name}{READ_BY}{name}")
 
 
 def _place_body(message: Message, path: Path) -> None:
