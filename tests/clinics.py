@@ -8,7 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from crad.config import Experiment
 from crad.data.own import write_shard
@@ -20,6 +20,7 @@ from crad.network.setup import member_entry
 from crad.network.site import template
 
 SETTINGS = {"rounds": 3, "lr": 0.05, "batch_size": 16, "distill_weight": 0.4}
+WITHOUT_ONNX = "import sys; sys.modules['onnx'] = None; from crad.cli import main; main()"  # its export takes seconds
 SMALL = {"preset": "demo", "train_limit": 300, "test_limit": 50, "proxy_size": 0, "width": 0.125, "models": ("cnn6",)}
 
 
@@ -42,11 +43,15 @@ class Clinics:
     def state(self, number: int) -> Path:
         return self.folder / f"clinic-{number}" / "state" / self.agreement.hash[:12]
 
-    def join(self, number: int, *words: str) -> subprocess.Popen[str]:
+    def join(
+        self, number: int, *words: str, log: IO[str] | None = None, has_onnx: bool = True
+    ) -> subprocess.Popen[str]:
+        """Start a member; what it says goes into pipes, or into a log that never fills up."""
+        program = ["-m", "crad"] if has_onnx else ["-c", WITHOUT_ONNX]
         process = subprocess.Popen(
-            [sys.executable, "-m", "crad", "peer", "join", "--site", str(self.site(number)), *words],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            [sys.executable, *program, "peer", "join", "--site", str(self.site(number)), *words],
+            stdout=subprocess.PIPE if log is None else log,
+            stderr=subprocess.PIPE if log is None else log,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
