@@ -20,7 +20,9 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from crad.federation.checkpoint import latest_round
 from crad.randomness import stream
+from crad.results.run_directory import RunDirectory
 from tests.clinics import SETTINGS, Clinics, found_clinics
 
 LOOK_S = 0.1
@@ -30,10 +32,10 @@ DEADLINE_S = 120.0  # of a round: longer than a member takes to come back on a b
 
 @dataclass(frozen=True)
 class Kill:
-    """Who was killed, when, and the last round that it had finished by then."""
+    """Who was killed, when, and the last round that it had saved: a line in rounds.jsonl alone is no finished round."""
 
     member: int
-    finished: int
+    saved: int
     second: float
 
 
@@ -87,7 +89,8 @@ def _run(clinics: Clinics, outcome: Soak, *, kills: int, seed: int, until: float
         reached, victim = latest, int(rng.choice(ready))
         running[victim].kill()
         running[victim].wait()
-        outcome.kills.append(Kill(victim, _finished(clinics, victim), time.monotonic() - began))
+        saved = latest_round(RunDirectory(clinics.state(victim)).checkpoint_folder) or 0
+        outcome.kills.append(Kill(victim, saved, time.monotonic() - began))
         print(f"{outcome.kills[-1].second:6.1f} s: round {latest} done; killed {victim}", flush=True)
         time.sleep(AWAY_S)
         running[victim] = _start(clinics, victim)
@@ -110,7 +113,7 @@ def _is_at_work(clinics: Clinics, number: int, process: subprocess.Popen[str]) -
 
 
 def _finished(clinics: Clinics, number: int) -> int:
-    """The last round whose line is written in full."""
+    """The last round whose line is written in full; its state may still be on its way to the disk."""
     try:
         lines = (clinics.state(number) / "rounds.jsonl").read_text().split("\n")[:-1]
     except FileNotFoundError:
@@ -159,7 +162,7 @@ def _count_rounds(number: int, records: list[dict[str, Any]], outcome: Soak) -> 
     skipped = sorted({*range(1, outcome.rounds + 1)} - {*done})
     if skipped:
         outcome.skipped[number] = skipped
-    killed_in = {kill.finished + 1 for kill in outcome.kills if kill.member == number}
+    killed_in = {kill.saved + 1 for kill in outcome.kills if kill.member == number}
     unexplained = [index for index in skipped if index not in killed_in]
     if unexplained:
         outcome.faults.append(f"member {number} was killed in rounds {sorted(killed_in)} and also missed {unexplained}")
