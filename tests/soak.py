@@ -53,14 +53,16 @@ class Soak:
     faults: list[str] = field(default_factory=list)
 
 
-def soak(folder: Path, *, peers: int, rounds: int, kills: int, seed: int, patience_s: float) -> Soak:
+def soak(
+    folder: Path, *, peers: int, rounds: int, kills: int, seed: int, patience_s: float, is_lean: bool = False
+) -> Soak:
     """Found a federation, let it run under kills, and look at what is left."""
     clinics = found_clinics(
         folder, clients=peers, deadline_s=DEADLINE_S, quorum=1, settings={**SETTINGS, "rounds": rounds}
     )
     outcome, began = Soak(rounds), time.monotonic()
     try:
-        _run(clinics, outcome, kills=kills, seed=seed, until=began + patience_s)
+        _run(clinics, outcome, kills=kills, seed=seed, until=began + patience_s, is_lean=is_lean)
     finally:
         clinics.end()
     outcome.seconds = time.monotonic() - began
@@ -69,10 +71,10 @@ def soak(folder: Path, *, peers: int, rounds: int, kills: int, seed: int, patien
     return outcome
 
 
-def _run(clinics: Clinics, outcome: Soak, *, kills: int, seed: int, until: float) -> None:
+def _run(clinics: Clinics, outcome: Soak, *, kills: int, seed: int, until: float, is_lean: bool) -> None:
     rng, began = stream(seed, "soak"), time.monotonic()
     numbers = range(len(clinics.agreement.members))
-    running = {number: _start(clinics, number) for number in numbers}
+    running = {number: _start(clinics, number, is_lean=is_lean) for number in numbers}
     reached = 0  # the round after whose end the last kill was
     while any(process.poll() is None for process in running.values()):
         if time.monotonic() > until:
@@ -93,13 +95,13 @@ def _run(clinics: Clinics, outcome: Soak, *, kills: int, seed: int, until: float
         outcome.kills.append(Kill(victim, saved, time.monotonic() - began))
         print(f"{outcome.kills[-1].second:6.1f} s: round {latest} done; killed {victim}", flush=True)
         time.sleep(AWAY_S)
-        running[victim] = _start(clinics, victim)
+        running[victim] = _start(clinics, victim, is_lean=is_lean)
     outcome.faults += [f"member {n} ended with {p.returncode}" for n, p in running.items() if p.returncode]
 
 
-def _start(clinics: Clinics, number: int) -> subprocess.Popen[str]:
+def _start(clinics: Clinics, number: int, *, is_lean: bool) -> subprocess.Popen[str]:
     with (clinics.folder / f"clinic-{number}" / "log.txt").open("a") as log:
-        return clinics.join(number, log=log, has_onnx=False)
+        return clinics.join(number, log=log, is_lean=is_lean)
 
 
 def _is_at_work(clinics: Clinics, number: int, process: subprocess.Popen[str]) -> bool:
