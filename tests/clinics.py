@@ -20,8 +20,6 @@ from crad.network.setup import member_entry
 from crad.network.site import template
 
 SETTINGS = {"rounds": 3, "lr": 0.05, "batch_size": 16, "distill_weight": 0.4}
-# `crad` without the export to ONNX, which takes seconds.
-LEAN = "import sys; sys.modules['onnx'] = None; from crad.cli import main; main()"
 SMALL = {"preset": "demo", "train_limit": 300, "test_limit": 50, "proxy_size": 0, "width": 0.125, "models": ("cnn6",)}
 
 
@@ -44,13 +42,10 @@ class Clinics:
     def state(self, number: int) -> Path:
         return self.folder / f"clinic-{number}" / "state" / self.agreement.hash[:12]
 
-    def join(
-        self, number: int, *words: str, log: IO[str] | None = None, is_lean: bool = False
-    ) -> subprocess.Popen[str]:
+    def join(self, number: int, *words: str, log: IO[str] | None = None) -> subprocess.Popen[str]:
         """Start a member; what it says goes into pipes, or into a log that never fills up."""
-        program = ["-c", LEAN] if is_lean else ["-m", "crad"]
         process = subprocess.Popen(
-            [sys.executable, *program, "peer", "join", "--site", str(self.site(number)), *words],
+            [sys.executable, "-m", "crad", "peer", "join", "--site", str(self.site(number)), *words],
             stdout=subprocess.PIPE if log is None else log,
             stderr=subprocess.PIPE if log is None else log,
             text=True,

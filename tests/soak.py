@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
+import multiprocessing
+import os
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from safetensors import SafetensorError, safe_open
 
+import crad.cli
 from crad.federation.checkpoint import latest_round
 from crad.randomness import stream
 from crad.results.run_directory import RunDirectory
@@ -28,6 +31,16 @@ from tests.clinics import SETTINGS, Clinics, found_clinics
 LOOK_S = 0.1
 AWAY_S = 0.5  # between a kill and the new start
 DEADLINE_S = 120.0  # of a round: longer than a member takes to come back on a busy machine
+
+
+class Process(Protocol):
+    """What of a process is needed here, however it was started."""
+
+    @property
+    def pid(self) -> int: ...
+    def poll(self) -> int | None: ...
+    def kill(self) -> None: ...
+    def wait(self) -> int | None: ...
 
 
 @dataclass(frozen=True)
@@ -80,6 +93,9 @@ def _run(clinics: Clinics, outcome: Soak, *, kills: int, seed: int, until: float
         if time.monotonic() > until:
             hung = [number for number, process in running.items() if process.poll() is None]
             outcome.faults.append(f"members {hung} hang")
+            for number in hung:
+                running[number].kill()
+                running[number].wait()
             return
         time.sleep(LOOK_S)
         latest = max(_finished(clinics, number) for number in numbers)
@@ -96,15 +112,50 @@ def _run(clinics: Clinics, outcome: Soak, *, kills: int, seed: int, until: float
         print(f"{outcome.kills[-1].second:6.1f} s: round {latest} done; killed {victim}", flush=True)
         time.sleep(AWAY_S)
         running[victim] = _start(clinics, victim, is_lean=is_lean)
-    outcome.faults += [f"member {n} ended with {p.returncode}" for n, p in running.items() if p.returncode]
+    outcome.faults += [f"member {n} ended with {p.poll()}" for n, p in running.items() if p.poll()]
 
 
-def _start(clinics: Clinics, number: int, *, is_lean: bool) -> subprocess.Popen[str]:
-    with (clinics.folder / f"clinic-{number}" / "log.txt").open("a") as log:
-        return clinics.join(number, log=log, is_lean=is_lean)
+def _start(clinics: Clinics, number: int, *, is_lean: bool) -> Process:
+    path = clinics.folder / f"clinic-{number}" / "log.txt"
+    if is_lean:
+        return Forked(clinics.site(number), path)
+    with path.open("a") as log:
+        return clinics.join(number, log=log)
 
 
-def _is_at_work(clinics: Clinics, number: int, process: subprocess.Popen[str]) -> bool:
+class Forked:
+    """A member forked from a process that has everything imported, which is most of what a start costs."""
+
+    def __init__(self, site: Path, log: Path) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["crad.cli", "crad.node", "torch._dynamo"])
+        self._process = context.Process(target=_join_here, args=(site, log))
+        self._process.start()
+        self.pid = self._process.pid or 0
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def wait(self) -> int | None:
+        self._process.join()
+        return self._process.exitcode
+
+
+def _join_here(site: Path, log: Path) -> None:
+    """`crad peer join` in this very process, without the export to ONNX, which takes seconds."""
+    place = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    for stream_number in (1, 2):
+        os.dup2(place, stream_number)
+    torch.set_num_threads(1)
+    sys.modules["onnx"] = None  # type: ignore[assignment]  # as if it were not installed
+    sys.argv = ["crad", "peer", "join", "--site", str(site)]
+    crad.cli.main()
+
+
+def _is_at_work(clinics: Clinics, number: int, process: Process) -> bool:
     """Past its start and before its end: whoever has just been killed is let come back first."""
     try:
         status = json.loads((clinics.state(number) / "status.json").read_text())
