@@ -8,7 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from crad.config import Experiment
 from crad.data.own import write_shard
@@ -42,11 +42,12 @@ class Clinics:
     def state(self, number: int) -> Path:
         return self.folder / f"clinic-{number}" / "state" / self.agreement.hash[:12]
 
-    def join(self, number: int, *words: str) -> subprocess.Popen[str]:
+    def join(self, number: int, *words: str, log: IO[str] | None = None) -> subprocess.Popen[str]:
+        """Start a member; what it says goes into pipes, or into a log that never fills up."""
         process = subprocess.Popen(
             [sys.executable, "-m", "crad", "peer", "join", "--site", str(self.site(number)), *words],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE if log is None else log,
+            stderr=subprocess.PIPE if log is None else log,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )

@@ -174,6 +174,8 @@ class HttpsExchange:
         if not patience.is_past_deadline:
             return
         came = sum(ending.verdict == "came" for ending in endings.values())
+        if came >= patience.quorum:
+            return  # the deadline has passed this moment, and the round goes on
         text = f"round {want.round_index} has {came} of the {patience.quorum} others that it needs"
         if patience.is_past_hope:
             raise ExchangeError(f"{text} after {patience.give_up_s:g} s: join again when they are back")
