@@ -29,6 +29,7 @@ from crad.doctoring.own import Burden, check_data, check_part, check_state
 from crad.doctoring.shared_store import check_store
 from crad.network import endpoints
 from crad.network.agreement import make_agreement, to_toml
+from crad.network.client import MemberClient
 from crad.network.identity import create_identity, load_identity
 from crad.network.ledger import OutgoingLedger, read_ledger
 from crad.network.reaching import TRIES, TryBack
@@ -123,6 +124,7 @@ def test_two_members_that_are_there_and_one_that_is_not(clinics):
         there = found(findings, name)
         assert there.state == "ok"
         assert there.details["bytes_per_s"] > 0
+        assert there.details["is_reached"]
         assert abs(there.details["clock_s"]) < 30
     assert {piece.what for piece in read_ledger(ledger)} == {"hello", "probe", "reach"}
     left = list(read_ledger(clinics.state(OWN) / "ledger.jsonl"))
@@ -420,6 +422,16 @@ def test_a_member_tries_one_at_a_time_and_says_that_it_is_busy(clinics, monkeypa
     with served(clinics, THERE):
         assert ask(clinics, "/v1/reach").status_code == 429
         findings = meet(clinics)
+    assert "cannot say now" in found(findings, "clinic-1", "warning").text
+
+
+def test_a_member_that_answers_but_not_whether_it_reaches_us_is_there(clinics, monkeypatch):
+    def silent(self):
+        raise httpx.ReadTimeout("no answer")
+
+    monkeypatch.setattr(MemberClient, "reach", silent)
+    findings = meet_one(clinics)
+    assert not found(findings, "clinic-1", "ok").details["is_reached"]
     assert "cannot say now" in found(findings, "clinic-1", "warning").text
 
 

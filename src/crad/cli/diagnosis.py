@@ -24,7 +24,9 @@ def diagnose(site: Path, console: Console, progress: Console, *, is_silent: bool
         examine(site, findings)
         return findings
     findings.on_finding = lambda finding: console.print(_shown(finding), soft_wrap=True)
-    live = progress.status("", spinner="dots") if progress.is_terminal else None
+    # On one terminal both go through one console, which keeps the moving line below the findings.
+    shown_on = console if console.is_terminal else progress
+    live = shown_on.status("", spinner="dots") if shown_on.is_terminal else None
     with live if live is not None else nullcontext():
         if live is not None:
             findings.on_step = lambda text: live.update(Text(f"{text} ..."))

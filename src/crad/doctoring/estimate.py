@@ -34,12 +34,12 @@ def estimate(burden: Burden, speeds: Speeds | None, findings: Findings) -> None:
     student_s, learning_s = computing_s(burden, teachers=active - 1)
     moving_s = None if speeds is None else transfer_s(burden, speeds, share=share, sent=sent)
     round_s = learning_s + (moving_s or 0.0)
-    moving = "transfer not measured" if moving_s is None else f"{duration(moving_s)} of transfer"
+    moving = "transfer not measured" if moving_s is None else f"{_about(moving_s)} of transfer"
     text = (
-        f"a round sends {size_text(sent)} and receives {size_text(received)}; {moving}, about "
-        f"{duration(learning_s)} of computing; all {agreement.rounds} rounds: {size_text(rounds * sent)} out, "
-        f"{size_text(rounds * received)} in, {duration(rounds * round_s)}, then "
-        f"{duration(agreement.rounds * student_s)} of training alone for comparison"
+        f"a round sends {size_text(sent)} and receives {size_text(received)}; {moving}, "
+        f"{_about(learning_s)} of computing; all {agreement.rounds} rounds: {size_text(rounds * sent)} out, "
+        f"{size_text(rounds * received)} in, {_about(rounds * round_s)}, then "
+        f"{_about(agreement.rounds * student_s)} of training alone for comparison"
     )
     values = {
         "round": {
@@ -90,6 +90,10 @@ def computing_s(burden: Burden, *, teachers: int) -> tuple[float, float]:
     shard = part.world.shards[part.number]
     alone_s = samples * student_s + (len(shard.validation) + len(shard.test)) * teacher_s
     return alone_s, alone_s + samples * teachers * teacher_s
+
+
+def _about(seconds: float) -> str:
+    return duration(seconds) if seconds >= 1 else "under a second"
 
 
 def _block(peer: Peer, size: int) -> Block:

@@ -42,7 +42,7 @@ class Met:
     hello: Hello
     latency_s: float
     clock_s: float  # its clock is so far ahead of ours
-    reached: Reached | None = None
+    reached: Reached | None  # None if it does not say, or was not asked
     faults: list[Finding] = field(default_factory=list)
 
 
@@ -90,10 +90,10 @@ def _meet(client: MemberClient, agreement: Agreement, *, is_up: bool) -> Met | F
         began, clock = time.perf_counter(), time.time()
         hello = client.hello(timeout_s=HELLO_S)
         latency_s = time.perf_counter() - began
-        met = Met(hello, latency_s, hello.clock - clock - latency_s / 2)
+        met = Met(hello, latency_s, hello.clock - clock - latency_s / 2, _ask_back(client) if is_up else None)
         met.faults.extend(_faults(client, met, agreement))
         if is_up:
-            met.faults.extend(_reached_back(client, agreement))
+            met.faults.extend(_faults_back(name, met.reached))
     except httpx.TransportError as error:
         return _unmet(client, error)
     except SnapshotError as error:
@@ -137,10 +137,16 @@ def _faults(client: MemberClient, met: Met, agreement: Agreement) -> list[Findin
     return faults
 
 
-def _reached_back(client: MemberClient, agreement: Agreement) -> list[Finding]:
+def _ask_back(client: MemberClient) -> Reached | None:
+    """Whether the member reaches us, None if it does not say: it is there all the same."""
+    try:
+        return client.reach()
+    except httpx.TransportError:
+        return None
+
+
+def _faults_back(name: str, reached: Reached | None) -> list[Finding]:
     """What is wrong with the way from the member to us, as it says."""
-    name = client.member.name
-    reached = client.reach()
     if reached is None:
         text = "it cannot say now whether it reaches us"
         return [Finding(name, "warning", text, "ask again in a moment, or compare the versions of crad")]
@@ -155,6 +161,7 @@ def _reached_back(client: MemberClient, agreement: Agreement) -> list[Finding]:
 def _measure(client: MemberClient, met: Met, findings: Findings) -> float | None:
     """Note that the member is there, with the speed of the line; one at a time, or they would share it."""
     name, speed = client.member.name, None
+    is_reached = met.reached is not None and met.reached.is_reached
     try:
         speed = PROBE_BYTES / max(1e-6, client.probe(PROBE_BYTES))
     except (httpx.TransportError, SnapshotError) as error:
@@ -164,7 +171,8 @@ def _measure(client: MemberClient, met: Met, findings: Findings) -> float | None
         findings.ok(
             name,
             f"answers at {client.member.address} in {1000 * met.latency_s:.0f} ms and proves to be it, "
-            f"{size_text(speed)}/s, clock {met.clock_s:+.1f} s",
+            f"{size_text(speed)}/s, clock {met.clock_s:+.1f} s{', reaches us too' if is_reached else ''}",
+            is_reached=is_reached,
             latency_s=met.latency_s,
             bytes_per_s=speed,
             clock_s=met.clock_s,
