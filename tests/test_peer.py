@@ -24,7 +24,7 @@ def finish(clinics: Clinics, numbers) -> None:
 
 
 @pytest.fixture(scope="module")
-def simulated(tmp_path_factory) -> Path:
+def simulated(tmp_path_factory):
     folder = tmp_path_factory.mktemp("simulated") / "run"
     run(experiment(), output=folder)
     return folder

@@ -216,6 +216,6 @@ def test_a_member_with_a_fault_is_named_and_the_others_finish(fault, messages, t
     first = 2 if fault is Fault.REPLAYED else 1  # its first one was new
     assert missing == [[2] if index >= first else [] for index in range(1, ROUNDS + 1)]
     assert outcome["missing"] == {"clinic-2": ROUNDS + 1 - first}
-    assert f"clinic-2 {ROUNDS + 1 - first}" in page
+    assert f"did not come in time or was refused: clinic-2 {ROUNDS + 1 - first}." in page
     assert any("clinic-2" in notice and fault.value in notice for notice in notices), notices
     assert not any("that it needs" in notice for notice in notices), "the quorum was there"

@@ -40,8 +40,8 @@ device = "auto"
 
 # How we reach the store, where the federation exchanges through one and we reach it by another address or with keys.
 # store = "s3://bucket/folder"
-# [store_options]          # must stand last in this file
-# key = "..."
+# What the store wants to know of us, such as keys; it stays here.
+# store_options = { key = "...", secret = "..." }
 
 # The way out to the other members, where there is no direct one.
 # proxy = "http://proxy.example.org:3128"

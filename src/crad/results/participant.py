@@ -162,7 +162,7 @@ def _trust_section(record: Mapping[str, Any]) -> str:
     parts = [table(("member", *names), rows, caption=caption) if rows else paragraph("Nobody taught us.", "note")]
     if record["missing"]:
         absent = ", ".join(f"{name} {count}" for name, count in record["missing"].items())
-        parts.append(paragraph(f"Rounds in which a member's snapshot did not come in time: {absent}."))
+        parts.append(paragraph(f"Rounds in which a member's snapshot did not come in time or was refused: {absent}."))
     for name, reasons in record["refused"].items():
         parts.append(paragraph(f"Not used from {name}: {'; '.join(reasons)}"))
     return "".join(parts)
