@@ -58,7 +58,7 @@ class Others:
     def collect(self, round_index, *, receiver, peers, kind, deadline_s=None, quorum=None):
         from crad.federation.message import Message
 
-        self.asked.append(round_index)
+        self.asked.append((round_index, quorum))
         found = {peer: self.recorded.get((round_index, peer, kind)) for peer in peers}
         got = {peer: Message(*entry) for peer, entry in found.items() if entry is not None}
         return got, [peer for peer, entry in found.items() if entry is None]
@@ -128,6 +128,13 @@ def test_who_was_away_goes_on_where_the_others_are(tmp_path):
     done = list(rounds.run(after=1))
     assert [one.index for one in done] == [3]
     assert done[0].missing == {0: [1, 2]}, "nobody's message came, and that is said"
+
+
+def test_the_last_round_does_not_insist_on_a_quorum(tmp_path):
+    world, others = build_world(experiment()), Others({})
+    _, rounds = node(own_world(world, 0, tmp_path), 0, tmp_path / "alone", others)
+    assert [one.index for one in rounds.run()] == [1, 2, 3]
+    assert others.asked == [(1, None), (2, None), (3, 0)], "who is late for the end goes on without the others"
 
 
 def test_a_member_checkpoints_itself_alone(tmp_path):

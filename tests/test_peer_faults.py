@@ -218,4 +218,7 @@ def test_a_member_with_a_fault_is_named_and_the_others_finish(fault, messages, t
     assert outcome["missing"] == {"clinic-2": ROUNDS + 1 - first}
     assert f"did not come in time or was refused: clinic-2 {ROUNDS + 1 - first}." in page
     assert any("clinic-2" in notice and fault.value in notice for notice in notices), notices
+    if fault not in (Fault.SLOW, Fault.SILENT, Fault.ABSENT):  # these sent nothing that could be refused
+        assert any(fault.value in reason for reason in outcome["refused"]["clinic-2"])
+        assert "Not used from clinic-2" in page
     assert not any("that it needs" in notice for notice in notices), "the quorum was there"

@@ -6,6 +6,7 @@
   status.json       for `crad peer status`
   exchange/         what was sent and received lately
   ledger.jsonl      everything that left this machine
+  refused.jsonl     what was refused on its way in, and why
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from crad.network.bucket_exchange import BucketExchange
 from crad.network.https_exchange import HttpsExchange
 from crad.network.identity import Identity, fingerprint, load_identity
 from crad.network.ledger import OutgoingLedger, totals
+from crad.network.refusals import RefusalLog, read_refusals
 from crad.network.server import SnapshotServer
 from crad.network.site import Site
 from crad.randomness import stream, torch_seed
@@ -51,7 +53,7 @@ from crad.results.run_directory import RunDirectory
 from crad.results.selection import best_round
 from crad.results.summary import versions
 
-LEDGER, STATUS = "ledger.jsonl", "status.json"
+LEDGER, REFUSALS, STATUS = "ledger.jsonl", "refused.jsonl", "status.json"
 WAIT_S = 0.2
 SECRET_BITS = 63
 MemberExchange = HttpsExchange | BucketExchange
@@ -122,6 +124,7 @@ def join(agreement: Agreement, site: Site, *, hooks: Hooks) -> Joined:
         joined=federated.rounds,
         joined_best=federated.best,
         alone_best=alone.best,
+        refused=read_refusals(part.folder / REFUSALS),
         left=totals(part.folder / LEDGER),
         private_counts=part.experiment.private_counts,
     )
@@ -226,7 +229,10 @@ def open_exchange(part: Part, site: Site, *, notice: Callable[[str], None]) -> I
     identity = load_identity(site.keys)
     check_identity(part.agreement, identity, site.name)
 
+    log = RefusalLog(part.folder / REFUSALS)
+
     def on_refused(name: str, reason: str) -> None:
+        log.add(name, reason)
         notice(f"refused from {name}: {reason}")
 
     folder, agreement = part.folder / "exchange", part.agreement

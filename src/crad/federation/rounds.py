@@ -184,7 +184,9 @@ class Rounds:
                 continue
             kind = _kind(phase, index if phase.is_addressed else None)
             others = senders if phase.publish else ()
-            got, absent = self._exchange.collect(round_index, receiver=index, peers=others, kind=kind)
+            # The last round needs no quorum: nothing is built on it, and the others may have ended already.
+            quorum = 0 if round_index == self._experiment.rounds else None
+            got, absent = self._exchange.collect(round_index, receiver=index, peers=others, kind=kind, quorum=quorum)
             save_to = self._roster.new_state(index, round_index=round_index, phase=number)
             task = self._task("learn", self._roster[index], round_index, number, save_to=save_to)
             tasks.append(replace(task, messages=got, is_measured=self._is_measured(index, plan, number)))

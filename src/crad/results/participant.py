@@ -21,12 +21,14 @@ def participant_record(
     joined: Sequence[Record],
     joined_best: Record,
     alone_best: Record,
+    refused: Mapping[str, Mapping[str, int]],
     left: Mapping[str, Any],
     private_counts: float | None,
 ) -> Record:
     """`participant.json`: everything the participant's report says, from the records of both models.
 
-    `left` is what left the machine, as the ledger sums it up. Accuracies are percent of the own test half.
+    `refused` counts what the exchange refused, by member and reason; `left` is what left the machine, as the ledger
+    sums it up. Accuracies are percent of the own test half.
     """
     federated, alone = joined_best["clients"][0], alone_best["clients"][0]
     return {
@@ -41,7 +43,7 @@ def participant_record(
         "per_class": _per_class(class_names, federated["local"], alone["local"]),
         "trusted": _trusted(joined, members, class_names),
         "missing": _names(Counter(_missing(joined)), members),
-        "refused": _refused(joined, members),
+        "refused": _refused(joined, members, refused),
         "left": dict(left),
         "private_counts": _budget(private_counts),
     }
@@ -82,16 +84,16 @@ def _missing(joined: Sequence[Record]) -> list[int]:
     return [index for record in joined for absent in record["missing"].values() for index in absent]
 
 
-def _refused(joined: Sequence[Record], members: Sequence[str]) -> dict[str, list[str]]:
-    """Why something of a member was not used, each reason once."""
-    reasons: dict[str, list[str]] = {}
+def _refused(
+    joined: Sequence[Record], members: Sequence[str], by_exchange: Mapping[str, Mapping[str, int]]
+) -> dict[str, dict[str, int]]:
+    """Why something of a member was not used and how often: refused on its way in, or when it was to teach."""
+    counts = {name: Counter(reasons) for name, reasons in by_exchange.items()}
     for record in joined:
         for client in record["clients"]:
             for index, reason in client["notes"].get("refused", {}).items():
-                found = reasons.setdefault(members[int(index)], [])
-                if reason not in found:
-                    found.append(reason)
-    return reasons
+                counts.setdefault(members[int(index)], Counter())[reason] += 1
+    return {name: dict(reasons) for name, reasons in sorted(counts.items())}
 
 
 def _names(counts: Counter[int], members: Sequence[str]) -> dict[str, int]:
@@ -164,7 +166,8 @@ def _trust_section(record: Mapping[str, Any]) -> str:
         absent = ", ".join(f"{name} {count}" for name, count in record["missing"].items())
         parts.append(paragraph(f"Rounds in which a member's snapshot did not come in time or was refused: {absent}."))
     for name, reasons in record["refused"].items():
-        parts.append(paragraph(f"Not used from {name}: {'; '.join(reasons)}"))
+        said = "; ".join(f"{reason} ({count} times)" if count > 1 else reason for reason, count in reasons.items())
+        parts.append(paragraph(f"Not used from {name}: {said}"))
     return "".join(parts)
 
 
