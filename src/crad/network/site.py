@@ -41,7 +41,7 @@ device = "auto"
 # How we reach the store, where the federation exchanges through one and we reach it by another address or with keys.
 # store = "s3://bucket/folder"
 # What the store wants to know of us, such as keys; it stays here.
-# store_options = { key = "...", secret = "..." }
+# store_options = {{ key = "...", secret = "..." }}
 
 # The way out to the other members, where there is no direct one.
 # proxy = "http://proxy.example.org:3128"
