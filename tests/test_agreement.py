@@ -67,7 +67,7 @@ def test_a_members_number_is_its_place(agreement):
 def test_an_agreement_becomes_an_experiment_with_a_client_per_member(agreement):
     experiment = agreement.experiment(dataset="own.npz", device="cpu")
     assert (experiment.clients, experiment.rounds, experiment.lr, experiment.seed) == (3, 5, 0.05, 1024)
-    assert experiment.models == ("cnn6",) * 3
+    assert experiment.models == ("cnn6@0.125",) * 3, "every member says its own width"
     assert (experiment.dataset, experiment.augment, experiment.proxy_size) == ("own.npz", False, 0)
 
 

@@ -121,7 +121,18 @@ def test_the_mean_difference_is_the_difference_of_the_means(pairs):
 
 
 def record(number, validation, *, is_tested=True):
-    return {"round": number, "validation_accuracy": validation, "global_accuracy": 1.0 if is_tested else None}
+    result = 1.0 if is_tested else None
+    return {
+        "round": number,
+        "validation_accuracy": validation,
+        "global_accuracy": result,
+        "local_accuracy": result,
+    }
+
+
+def test_a_member_without_common_test_images_selects_by_its_own():
+    own = [{**record(1, 10.0), "global_accuracy": None}, {**record(2, 30.0), "global_accuracy": None}]
+    assert best_round(own) == own[1]
 
 
 def test_the_highest_validation_accuracy_is_selected():
@@ -139,7 +150,7 @@ def test_rounds_that_were_not_tested_are_never_selected():
 
 
 def test_an_accuracy_of_zero_is_a_test_result():
-    records = [{"round": 1, "validation_accuracy": 0.0, "global_accuracy": 0.0}]
+    records = [{"round": 1, "validation_accuracy": 0.0, "global_accuracy": 0.0, "local_accuracy": 0.0}]
     assert best_round(records) == records[0]
 
 
