@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +63,13 @@ def real_data() -> Path:
 def change(experiment: Experiment, **settings: object) -> Experiment:
     """The same experiment with some settings changed."""
     return Experiment(**{**experiment.model_dump(), **settings})
+
+
+@contextmanager
+def hearing_ctrl_c():
+    """Children started in this block hear Ctrl-C: tests that run in the background may have been told to ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -15,7 +15,7 @@ import crad
 from crad.config import to_toml
 from crad.errors import ConfigError, CradError
 from examples.three_hospitals.run import HOSPITALS, found_or_take_up
-from tests.conftest import ROOT, change
+from tests.conftest import ROOT, change, hearing_ctrl_c
 
 EXAMPLES = ROOT / "examples"
 OWN_METHOD = "examples.own_method:BestPeers"
@@ -118,7 +118,9 @@ def three_hospitals(folder, *words):
     without.mkdir(exist_ok=True)
     (without / "sitecustomize.py").write_text("import sys\nsys.modules['onnx'] = None\n")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(without), os.environ.get("PYTHONPATH", "")])}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
+    with hearing_ctrl_c():
+        started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    with started as process:
         try:
             yield process
         finally:

@@ -25,7 +25,7 @@ from crad.config import to_toml
 from crad.errors import RunError
 from crad.federation import files
 from crad.results.run_directory import RunDirectory
-from tests.conftest import change
+from tests.conftest import change, hearing_ctrl_c
 from tests.test_golden import without_timing
 
 
@@ -135,12 +135,8 @@ def test_a_full_disk_loses_nothing(experiment, whole, tmp_path, monkeypatch, fau
 
 def start(experiment_file: Path, run: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "crad", "run", "--config", str(experiment_file), "--output", str(run)]
-    # Whoever runs the tests in the background may have told them to ignore Ctrl-C, and children inherit that.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
+    with hearing_ctrl_c():
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def wait_for_line(run: Path, lines: int, process: subprocess.Popen[str]) -> None:
