@@ -128,7 +128,7 @@ class Forked:
 
     def __init__(self, site: Path, log: Path) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["crad.cli", "crad.node", "torch._dynamo"])
+        context.set_forkserver_preload(["crad.cli", "crad.node.joining", "torch._dynamo"])
         self._process = context.Process(target=_join_here, args=(site, log))
         self._process.start()
         self.pid = self._process.pid or 0

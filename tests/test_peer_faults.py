@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from crad import node
 from crad.api import Hooks
 from crad.engines.serial import SerialEngine
 from crad.errors import ConfigError
@@ -26,6 +25,7 @@ from crad.network.agreement import Agreement, make_agreement
 from crad.network.envelope import seal
 from crad.network.identity import load_identity
 from crad.network.site import read_site
+from crad.node import joining
 from tests import town
 from tests.clinics import SETTINGS, Clinics, experiment, found_clinics
 from tests.town import Organisation
@@ -161,7 +161,7 @@ def _impatient(monkeypatch):
     def no_onnx(*args: object) -> None:
         raise ConfigError("not in this test")
 
-    monkeypatch.setattr(node, "export_onnx", no_onnx)  # seconds each time, and another test's matter
+    monkeypatch.setattr(joining, "export_onnx", no_onnx)  # seconds each time, and another test's matter
     monkeypatch.setattr(fetch, "PAUSE_S", 0.05)
     monkeypatch.setattr(https_exchange, "HELLO_S", 1.0)
     monkeypatch.setattr(https_exchange, "LEAVE_S", 0.5)
@@ -183,7 +183,7 @@ def take_part(folder: Path, messages: Messages, fault: Fault) -> tuple[Clinics, 
 
         for neighbour in there:
             neighbour.publish(1)
-        node.join(
+        joining.join(
             clinics.agreement,
             read_site(clinics.site(0)),
             hooks=Hooks(on_round=on_round, on_notice=notices.append),

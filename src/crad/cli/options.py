@@ -45,7 +45,7 @@ def with_experiment_flags(*, without: tuple[str, ...] = ()) -> Callable[[Callabl
 
         parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + others
         parameters += [_flag(name) for name in names]
-        wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # how Typer learns of flags made here
         wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
         return wrapper
 

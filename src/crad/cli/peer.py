@@ -147,7 +147,7 @@ def join_command(site: SiteFile = PEER_TOML, quiet: Quiet = False, as_json: AsJs
 
     from crad.cli.progress import Display
     from crad.cli.tables import plain_table
-    from crad.node import join
+    from crad.node.joining import join
     from crad.results.participant import participant_cells
 
     settings, agreement = _read(site)
@@ -170,7 +170,7 @@ def status_command(site: SiteFile = PEER_TOML, as_json: AsJson = False) -> None:
     Example: crad peer status
     """
     _need_network()
-    from crad.node import read_status, status_line
+    from crad.node.status import read_status, status_line
 
     settings, agreement = _read(site)
     status = read_status(agreement, settings)

@@ -12,7 +12,7 @@ from crad.network.agreement import Agreement
 from crad.network.identity import Identity, load_identity, read_certificate
 from crad.network.site import Site
 from crad.network.trust import check_certificate
-from crad.node import check_identity
+from crad.node.line import check_identity
 
 SOON_DAYS = 30
 

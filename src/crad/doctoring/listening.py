@@ -17,7 +17,8 @@ from crad.network.identity import Identity
 from crad.network.ledger import OutgoingLedger
 from crad.network.server import SnapshotServer
 from crad.network.site import Site
-from crad.node import LEDGER, read_status, state_folder
+from crad.node.place import LEDGER, state_folder
+from crad.node.status import read_status
 
 CONNECT_S = 2.0
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # where to try what listens everywhere

@@ -16,7 +16,8 @@ from crad.federation.peer import SNAPSHOT, Peer, new_model
 from crad.models import Architecture
 from crad.network.agreement import Agreement
 from crad.network.site import Site
-from crad.node import Part, make_part, read_data, state_folder
+from crad.node.part import Part, make_part, read_data
+from crad.node.place import state_folder
 
 SHOWN_CLASSES = 12
 

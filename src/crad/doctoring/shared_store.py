@@ -14,7 +14,7 @@ from crad.network.identity import Identity
 from crad.network.ledger import OutgoingLedger
 from crad.network.site import Site
 from crad.network.store import Store, StoreError
-from crad.node import LEDGER, state_folder
+from crad.node.place import LEDGER, state_folder
 
 
 def check_store(agreement: Agreement, site: Site, identity: Identity, findings: Findings) -> Speeds | None:

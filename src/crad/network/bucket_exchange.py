@@ -105,11 +105,7 @@ class BucketExchange:
         assert receiver == self._own, "a member collects for itself"
         numbers = list(peers)
         self._inbox.forget(before=round_index - KEPT_ROUNDS + 1)
-        patience = Patience(
-            deadline_s=self._agreement.deadline_s if deadline_s is None else deadline_s,
-            quorum=min(self._agreement.quorum if quorum is None else quorum, len(numbers)),
-            give_up_s=self._agreement.give_up_s,
-        )
+        patience = Patience.agreed(self._agreement, num_wanted=len(numbers), deadline_s=deadline_s, quorum=quorum)
         search = Search(
             self._bucket,
             self._inbox,

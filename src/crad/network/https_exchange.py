@@ -105,11 +105,7 @@ class HttpsExchange:
             want.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise disk_fault(want.folder, error) from error
-        patience = Patience(
-            deadline_s=self._agreement.deadline_s if deadline_s is None else deadline_s,
-            quorum=min(self._agreement.quorum if quorum is None else quorum, len(wanted)),
-            give_up_s=self._agreement.give_up_s,
-        )
+        patience = Patience.agreed(self._agreement, num_wanted=len(wanted), deadline_s=deadline_s, quorum=quorum)
         endings = self._gather(wanted, want, patience)
         got = {number: message for number in wanted if (message := endings[number].message) is not None}
         for number, message in got.items():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Self
+
+from crad.network.agreement import Agreement
 
 LOOK_S = 300.0  # between two words about who is missing
 
@@ -14,6 +16,15 @@ Verdict = Literal["came", "gone", "refused", "unreachable", "late", "fault"]
 
 class Patience:
     """When a round goes on: everybody came, or the deadline has passed and enough did."""
+
+    @classmethod
+    def agreed(cls, agreement: Agreement, *, num_wanted: int, deadline_s: float | None, quorum: int | None) -> Self:
+        """As the agreement has it, unless the caller says otherwise; nobody can need more than are asked."""
+        return cls(
+            deadline_s=agreement.deadline_s if deadline_s is None else deadline_s,
+            quorum=min(agreement.quorum if quorum is None else quorum, num_wanted),
+            give_up_s=agreement.give_up_s,
+        )
 
     def __init__(self, *, deadline_s: float, quorum: int, give_up_s: float) -> None:
         self.quorum, self.give_up_s = quorum, max(deadline_s, give_up_s)

@@ -1,0 +1,74 @@
+"""`crad peer join`: a member's part from its files to its report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from crad.api import Hooks
+from crad.errors import ConfigError
+from crad.exporting import export_onnx, export_safetensors, trained_model
+from crad.federation.records import Record
+from crad.network.agreement import Agreement
+from crad.network.ledger import totals
+from crad.network.refusals import read_refusals
+from crad.network.site import Site
+from crad.node.line import open_exchange, wait_for_readers
+from crad.node.part import Part, prepare_part
+from crad.node.place import LEDGER, REFUSALS, STATUS
+from crad.node.status import Status
+from crad.node.training import Trained, take_part, train_alone
+from crad.results.participant import participant_page, participant_record
+from crad.results.run_directory import RunDirectory
+from crad.results.summary import versions
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What taking part came to: `record` is participant.json."""
+
+    record: Record
+    folder: Path
+
+
+def join(agreement: Agreement, site: Site, *, hooks: Hooks) -> Joined:
+    """Take part until the last round, train alone for comparison, and write what came of both."""
+    part = prepare_part(agreement, site)
+    with open_exchange(part, site, notice=hooks.on_notice) as exchange:
+        federated = take_part(part, exchange, hooks=hooks)
+        hooks.on_notice("all rounds done; now the same model without the others, for comparison")
+        alone = train_alone(part, hooks=Hooks(on_step=hooks.on_step))
+        late = wait_for_readers(part, exchange, notice=hooks.on_notice)
+        if late:
+            hooks.on_notice(f"not fetched by {', '.join(late)} within the agreed deadline; ending without them")
+    record = participant_record(
+        federation=agreement.name,
+        member=site.name,
+        members=[member.name for member in agreement.members],
+        class_names=agreement.classes,
+        joined=federated.rounds,
+        joined_best=federated.best,
+        alone_best=alone.best,
+        refused=read_refusals(part.folder / REFUSALS),
+        left=totals(part.folder / LEDGER),
+        private_counts=part.experiment.private_counts,
+    )
+    _write_outcome(part, federated, record, hooks=hooks)
+    Status(part.folder / STATUS).say(
+        state="finished", federation=agreement.name, member=site.name, difference=record["difference"]
+    )
+    return Joined(record, part.folder)
+
+
+def _write_outcome(part: Part, federated: Trained, record: Record, *, hooks: Hooks) -> None:
+    """The selected model for use, and the report."""
+    directory = RunDirectory(part.folder)
+    architecture = part.world.architecture_of(part.number)
+    model = trained_model(part.world, part.method.roster(part.world)[part.number], federated.state)
+    export_safetensors(model, part.world, part.folder / "model.safetensors", architecture=architecture.id)
+    try:
+        export_onnx(model, part.world, part.folder / "model.onnx")
+    except ConfigError as error:
+        hooks.on_notice(f"no model.onnx: {error}")
+    directory.write_json("participant.json", record)
+    directory.write_text("report.html", participant_page(record, versions=versions()))

@@ -1,0 +1,99 @@
+"""A member's line to the others: over HTTPS or through the agreed store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+
+from crad.errors import ConfigError
+from crad.federation.checkpoint import latest_round
+from crad.network.agreement import HTTPS, Agreement
+from crad.network.bucket_exchange import BucketExchange
+from crad.network.https_exchange import HttpsExchange
+from crad.network.identity import Identity, fingerprint, load_identity
+from crad.network.ledger import OutgoingLedger
+from crad.network.refusals import RefusalLog
+from crad.network.server import SnapshotServer
+from crad.network.site import Site
+from crad.node.part import Part
+from crad.node.place import LEDGER, REFUSALS
+from crad.results.run_directory import RunDirectory
+
+WAIT_S = 0.2
+MemberExchange = HttpsExchange | BucketExchange
+
+
+@contextmanager
+def open_exchange(part: Part, site: Site, *, notice: Callable[[str], None]) -> Iterator[MemberExchange]:
+    """Be ready to publish and to fetch, over HTTPS or through the agreed store, until the block ends."""
+    identity = load_identity(site.keys)
+    check_identity(part.agreement, identity, site.name)
+
+    log = RefusalLog(part.folder / REFUSALS)
+
+    def on_refused(name: str, reason: str) -> None:
+        log.add(name, reason)
+        notice(f"refused from {name}: {reason}")
+
+    folder, agreement = part.folder / "exchange", part.agreement
+    first_round = (latest_round(RunDirectory(part.folder).checkpoint_folder) or 0) + 1
+    with closing(OutgoingLedger(part.folder / LEDGER)) as ledger, ExitStack() as opened:
+        exchange: MemberExchange
+        if agreement.exchange == HTTPS:
+            server = SnapshotServer(
+                agreement, identity, folder, listen=site.listen, ledger=ledger, proxy=site.proxy, notice=notice
+            )
+            opened.enter_context(server)
+            exchange = HttpsExchange(
+                agreement,
+                identity,
+                folder,
+                server,
+                own=part.number,
+                proxy=site.proxy,
+                on_refused=on_refused,
+                notice=notice,
+            )
+        else:
+            exchange = BucketExchange(
+                agreement,
+                identity,
+                folder,
+                own=part.number,
+                outgoing=ledger,
+                url=site.store,
+                options=site.store_options,
+                on_refused=on_refused,
+                notice=notice,
+            )
+        opened.enter_context(closing(exchange))
+        exchange.begin(first_round)
+        yield exchange
+
+
+def check_identity(agreement: Agreement, identity: Identity, name: str) -> None:
+    """Refuse keys that the agreement does not know as this member's."""
+    member = agreement.member(name)
+    if identity.name != name:
+        raise ConfigError(f"{identity.folder} holds the certificate of {identity.name}, but peer.toml says {name}")
+    own = fingerprint(identity.certificate)
+    if member.pin not in (None, own):
+        raise ConfigError(
+            f"the agreement knows {name} by {member.pin}, our certificate is {own}: "
+            "send the others the new member.toml, or put the old keys back"
+        )
+
+
+def wait_for_readers(part: Part, exchange: MemberExchange, *, notice: Callable[[str], None]) -> list[str]:
+    """After the last round, until everybody has fetched it or the agreed deadline has passed; who has not."""
+    until = time.monotonic() + part.agreement.deadline_s
+    said: list[str] = []
+    while True:
+        waiting = [name for name in exchange.readers_to_come() if name != part.agreement.members[part.number].name]
+        if not waiting or time.monotonic() > until:
+            return waiting
+        if waiting != said:
+            notice(f"our last snapshot is still to be fetched by {', '.join(waiting)}")
+            said = waiting
+        time.sleep(WAIT_S)

@@ -1,0 +1,106 @@
+"""A member ready to take part: own images, agreed settings, checked without the others."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from crad.api import check_model
+from crad.config import Experiment
+from crad.data.own import OwnData, load_own_data
+from crad.data.tensors import preparation_of
+from crad.errors import ConfigError, RunError
+from crad.federation.method import Method
+from crad.federation.world import World, build_own_world
+from crad.learning.device import choose_device, repeatable
+from crad.methods import resolve_method
+from crad.network.agreement import Agreement
+from crad.network.site import Site
+from crad.node.place import state_folder
+from crad.randomness import stream, torch_seed
+
+SECRET_BITS = 63
+
+
+@dataclass(frozen=True)
+class Part:
+    """A member ready to take part: its number, its world and its method."""
+
+    agreement: Agreement
+    number: int
+    world: World
+    method: Method
+    folder: Path
+
+    @property
+    def experiment(self) -> Experiment:
+        """The agreed settings with the own data and device."""
+        return self.world.experiment
+
+
+def prepare_part(agreement: Agreement, site: Site) -> Part:
+    """Read the own data and check everything that can be checked without the others."""
+    return make_part(agreement, site, read_data(agreement, site))
+
+
+def read_data(agreement: Agreement, site: Site) -> OwnData:
+    """The own images, in the agreed classes and shape."""
+    return load_own_data(
+        str(site.data),
+        classes=agreement.classes,
+        image_shape=agreement.image_shape,
+        augmentation=agreement.augmentation,
+        held_out=_experiment(agreement, site).held_out,
+        rng=stream(agreement.seed, "peer", agreement.number(site.name), "held-out"),
+    )
+
+
+def make_part(agreement: Agreement, site: Site, own: OwnData) -> Part:
+    """The member with these images; refused if method or model cannot work."""
+    number = agreement.number(site.name)
+    experiment = _experiment(agreement, site)
+    method = resolve_method(experiment.method, experiment.method_settings)
+    folder = state_folder(agreement, site)
+    device = choose_device(experiment.device)
+    preparation = preparation_of(agreement.mean, agreement.std, augmentation=agreement.augmentation, device=device)
+    world = build_own_world(
+        experiment, own, client=number, preparation=preparation, device=device, secret=_secret(folder)
+    )
+    _check_method(method, world)
+    with repeatable(torch_seed(experiment.seed, "roster"), device):
+        check_model(world, world.architecture_of(number))
+    return Part(agreement, number, world, method, folder)
+
+
+def _experiment(agreement: Agreement, site: Site) -> Experiment:
+    return agreement.experiment(dataset=str(site.data), device=site.device, workers=1)
+
+
+def _check_method(method: Method, world: World) -> None:
+    if method.common_images != "none":
+        raise ConfigError(
+            f"method {method.name!r} needs {method.common_images} images that all members share; between organisations "
+            "choose one that needs none, such as crad"
+        )
+    if any(not member.clients or len(member.clients) > 1 for member in method.roster(world)):
+        raise ConfigError(f"method {method.name!r} has members that are no organisation; choose another, such as crad")
+
+
+def _secret(folder: Path) -> int:
+    """The seed of what the others must not be able to draw again: made once, readable by the owner alone."""
+    path = folder / "secret"
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except FileNotFoundError:
+        pass
+    except ValueError:
+        raise RunError(
+            f"{path} is damaged; remove it, and counts are noised anew (which spends privacy again)"
+        ) from None
+    folder.mkdir(parents=True, exist_ok=True)
+    secret = secrets.randbits(SECRET_BITS)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+        file.write(str(secret))
+    return secret

@@ -1,0 +1,65 @@
+"""What `crad peer status` says of a member's part, written while it goes on; needs no torch to be read."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from crad.errors import RunError
+from crad.federation.files import write_atomically
+from crad.federation.records import Record
+from crad.network.agreement import Agreement
+from crad.network.site import Site
+from crad.node.place import STATUS, state_folder
+
+
+@dataclass
+class Status:
+    """What `crad peer status` says, written after every step."""
+
+    path: Path
+    content: Record = field(default_factory=dict)
+
+    def say(self, **news: Any) -> None:  # noqa: ANN401  # plain values
+        """Change some of it; a reader in another terminal never sees half a file."""
+        self.content |= {**news, "updated": time.time(), "process": os.getpid()}
+        write_atomically(self.path, json.dumps(self.content, indent=1).encode() + b"\n")
+
+
+def read_status(agreement: Agreement, site: Site) -> Record:
+    """What the own part said last."""
+    path = state_folder(agreement, site) / STATUS
+    try:
+        status: Record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunError(f"{path} is not there: this member has not joined yet; crad peer join begins") from None
+    except ValueError as error:
+        raise RunError(f"{path} is damaged: {error}; crad peer join writes it anew") from error
+    return {**status, "age_s": max(0.0, time.time() - status.get("updated", 0.0)), "is_running": _is_running(status)}
+
+
+def status_line(status: Record) -> str:
+    """The status in one line for people."""
+    where = f"{status.get('member', '?')} in {status.get('federation', '?')}: {status.get('state', '?')}"
+    parts = [where + (f", round {status['round']} of {status['rounds']}" if "rounds" in status else "")]
+    if "validation_accuracy" in status:
+        parts.append(f"validation {status['validation_accuracy']:.1f} %")
+    if status.get("missing"):
+        parts.append(f"missing last round: {', '.join(status['missing'])}")
+    if not status["is_running"] and status.get("state") != "finished":
+        parts.append("its process has ended: crad peer join continues")
+    return "; ".join([*parts, f"said {status['age_s']:.0f} s ago"])
+
+
+def _is_running(status: Record) -> bool:
+    try:
+        os.kill(int(status["process"]), 0)
+    except (KeyError, ValueError, ProcessLookupError):
+        return False
+    except PermissionError:
+        return True
+    return True

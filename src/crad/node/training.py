@@ -1,0 +1,125 @@
+"""The two models of a member: the one that learns from the others, and the same one alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from crad.api import Hooks
+from crad.config import to_toml
+from crad.engines.serial import SerialEngine
+from crad.errors import RunError
+from crad.federation.checkpoint import latest_round, load_checkpoint, save_checkpoint
+from crad.federation.exchange import Exchange, MemoryExchange
+from crad.federation.files import write_atomically
+from crad.federation.method import Method
+from crad.federation.records import Record, partition_record, round_record
+from crad.federation.roster import Roster
+from crad.federation.rounds import Rounds, Step
+from crad.methods.alone import LOCAL
+from crad.node.part import Part
+from crad.node.place import STATUS
+from crad.node.status import Status
+from crad.results.run_directory import RunDirectory
+from crad.results.selection import best_round
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One of the two models: its records, and its state at the round with the highest own validation accuracy."""
+
+    rounds: list[Record]
+    best: Record
+    state: Path
+
+
+def take_part(part: Part, exchange: Exchange, *, hooks: Hooks) -> Trained:
+    """All rounds of the federation that are still to come, with this exchange; survives being stopped anywhere."""
+    status = Status(part.folder / STATUS)
+
+    def on_step(step: Step) -> None:
+        status.say(state=step.stage, round=step.round_index, rounds=step.rounds)
+        hooks.on_step(step)
+
+    def on_round(record: Record) -> None:
+        missing = record["missing"].get(str(part.number), [])
+        names = [part.agreement.members[index].name for index in missing]
+        status.say(
+            state="collecting",
+            round=record["round"],
+            rounds=part.experiment.rounds,
+            missing=names,
+            validation_accuracy=record["validation_accuracy"],
+            round_seconds=record["timing"]["seconds"],
+        )
+        hooks.on_round(record)
+
+    status.say(state="starting", federation=part.agreement.name, member=part.agreement.members[part.number].name)
+    trained = _train(part, part.method, part.folder, exchange, on_step=on_step, on_round=on_round)
+    status.say(state="trained", round=part.experiment.rounds, rounds=part.experiment.rounds)
+    return trained
+
+
+def train_alone(part: Part, *, hooks: Hooks) -> Trained:
+    """The same model, data and number of rounds without anybody else."""
+    return _train(part, LOCAL, part.folder / "alone", MemoryExchange(), on_step=hooks.on_step, on_round=hooks.on_round)
+
+
+def _train(
+    part: Part,
+    method: Method,
+    folder: Path,
+    exchange: Exchange,
+    *,
+    on_step: Callable[[Step], None],
+    on_round: Callable[[Record], None],
+) -> Trained:
+    directory = RunDirectory(folder)
+    _begin(directory, part)
+    roster = Roster(part.world, method.roster(part.world), directory.checkpoint_folder, here={part.number})
+    with directory.locked(), closing(SerialEngine(part.world, method)) as engine:
+        records = _restore(directory, roster)
+        loop = Rounds(method, roster, exchange=exchange, engine=engine)
+        for done in loop.run(after=records[-1]["round"] if records else 0, on_step=on_step):
+            records.append(round_record(done, roster))
+            directory.append_round(records[-1])
+            best = best_round(records)
+            save_checkpoint(
+                roster,
+                round_index=done.index,
+                changed=set(done.learned),
+                keep=set() if best is None else {best["round"]},
+            )
+            on_round(records[-1])
+        best = best_round(records)
+        if best is None:
+            raise RunError(f"{folder}: the federation was over before this member took part in a round")
+        load_checkpoint(roster, round_index=best["round"])
+        state = roster[part.number].state
+        if state is None:
+            raise RunError(f"{folder}: this member never learned; was it ever drawn to take part?")
+        return Trained(records, dict(best), state)
+
+
+def _begin(directory: RunDirectory, part: Part) -> None:
+    """Write down what this is, or check that it is still the same."""
+    partition = partition_record(part.world)
+    if directory.experiment_file.exists():
+        directory.check_same_data(partition)
+        return
+    try:
+        directory.path.mkdir(parents=True, exist_ok=True)
+        directory.write_json("partition.json", partition)
+        write_atomically(directory.experiment_file, to_toml(part.experiment).encode())
+    except OSError as error:
+        raise RunError(f"cannot write to {directory.path}: {error.strerror or error}; choose another state") from error
+
+
+def _restore(directory: RunDirectory, roster: Roster) -> list[Record]:
+    reached = latest_round(roster.folder)
+    records = directory.cut_rounds(after=reached or 0, has_gaps=True)
+    if reached is not None:
+        load_checkpoint(roster, round_index=reached)
+    return records
