@@ -16,7 +16,8 @@ from torch import nn
 
 from crad.data.picture import GAP, contact_sheet
 from crad.learning.digest import absolute_difference, digest, logits_on, restore_optimizer, store_optimizer
-from crad.methods.dfml import Dfml, alpha_at, log_shares, others_mean, reweighted_cross_entropy
+from crad.learning.losses import log_shares, private_cross_entropy
+from crad.methods.dfml import Dfml, alpha_at, others_mean
 from crad.methods.fedgd import Critic, FedGd, criticise, watched_statistics
 from crad.methods.fedmd import consensus
 from crad.methods.fedmkd import pooled, two_teacher_loss
@@ -184,15 +185,15 @@ def test_the_reweighted_loss_by_hand():
     """Logits (ln 2, ln 3), shares (3/4, 1/4): masses 6/4 and 3/4, so class 1 has 1/3. Equal shares change nothing."""
     logits, labels = torch.tensor([[math.log(2), math.log(3)]]), torch.tensor([1])
     shares = torch.tensor([0.75, 0.25]).log()
-    assert reweighted_cross_entropy(logits, labels, shares).item() == pytest.approx(math.log(3), rel=1e-6)
+    assert private_cross_entropy(logits, labels, shares).item() == pytest.approx(math.log(3), rel=1e-6)
     equal = torch.tensor([0.5, 0.5]).log()
-    assert reweighted_cross_entropy(logits, labels, equal).item() == pytest.approx(-math.log(3 / 5), rel=1e-6)
+    assert private_cross_entropy(logits, labels, equal).item() == pytest.approx(-math.log(3 / 5), rel=1e-6)
 
 
 def test_a_class_that_is_not_there_is_not_pushed_down():
     logits = torch.tensor([[1.0, 2.0, 3.0]], requires_grad=True)
     shares = log_shares(torch.tensor([0, 1]), num_classes=3)
-    reweighted_cross_entropy(logits, torch.tensor([0]), shares).backward()
+    private_cross_entropy(logits, torch.tensor([0]), shares).backward()
     assert logits.grad is not None
     assert logits.grad[0, 2] == 0
     assert logits.grad[0, 0] < 0 < logits.grad[0, 1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -26,7 +26,7 @@ from crad.federation.work import Engine
 from crad.federation.world import World, build_world
 from crad.inspection import RunInspector, is_inspectable, write_inspection
 from crad.learning.device import repeatable
-from crad.methods import resolve_method
+from crad.methods import check_recipe, resolve_method
 from crad.models import ARCHITECTURES, Architecture, resolve_architecture
 from crad.randomness import torch_seed
 from crad.results.drawing import partition_picture
@@ -107,8 +107,9 @@ def settle(experiment: Experiment) -> Experiment:
     """
     method = resolve_method(experiment.method, experiment.method_settings)
     own = {name: value for name, value in method.settings.items() if isinstance(value, bool | int | float | str)}
+    check_recipe(experiment, method)
     whole = {"dataset": absolute_name(experiment.dataset), "method_settings": {**own, **experiment.method_settings}}
-    return Experiment(**{**experiment.model_dump(), **whole})
+    return Experiment(**{**experiment.model_dump(), **asdict(experiment.recipe), **whole})
 
 
 class _Run:

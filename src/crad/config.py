@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 import tomllib
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,6 +21,10 @@ from crad.errors import ConfigError, unknown_name
 Unsupported = Literal["consensus", "zero"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 PartitionKind = Literal["dirichlet", "iid", "shards"]
+LocalLoss = Literal["plain", "balanced"]
+EvidenceSource = Literal["reported", "own", "pooled"]
+FilterKind = Literal["median", "support", "self-scaled", "weighted-consensus", "weighted-median", "weighted"]
+Matching = Literal["same", "mixup", "strong"]
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -37,6 +42,23 @@ def _whole_or_auto(value: object) -> object:
 TeacherPrecision = Literal["fp32", "bf16"]
 EngineKind = Literal["auto", "serial", "processes", "ray"]
 Workers = Annotated[int | Literal["auto"], BeforeValidator(_whole_or_auto)]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a student learns and whom it believes. What stands here is CRAD as published."""
+
+    local_loss: LocalLoss = "plain"
+    evidence: EvidenceSource = "reported"
+    filter: FilterKind | None = None  # None: the rule's own
+    matching: Matching = "same"
+
+
+PUBLISHED = Recipe()
+# Methods that are a rule under another recipe; a setting of the same name wins over it.
+RECIPES: dict[str, Recipe] = {
+    "crad-plus": Recipe(local_loss="balanced", evidence="pooled", filter="weighted-consensus", matching="same"),
+}
 
 
 class Experiment(BaseModel):
@@ -90,6 +112,25 @@ class Experiment(BaseModel):
     unsupported: Unsupported = Field("consensus", description="A class nobody supports: plain mean, or literal zero")
     epsilon: Positive = Field(1e-8, description="Guards divisions in the rule")
     private_counts: Positive | None = Field(None, description="Publish counts with Laplace noise of this epsilon")
+    local_loss: LocalLoss | None = Field(
+        None, description="Private loss: plain, or balanced by the client's own class prior [default: the method's]"
+    )
+    evidence: EvidenceSource | None = Field(
+        None,
+        description="What teachers are judged by: reported, own (counted on the student's shard) or pooled "
+        "[default: the method's]",
+    )
+    filter: FilterKind | None = Field(
+        None,
+        description="Who agrees: median, support, self-scaled, weighted-consensus, weighted-median, weighted "
+        "[default: the rule's own]",
+    )
+    matching: Matching | None = Field(
+        None, description="Inputs on which student and teachers meet: same, mixup, strong [default: the method's]"
+    )
+    liars: Annotated[int, Field(ge=0)] = Field(
+        0, description="Clients that publish noise and claim 10,000 samples and no mistake per class (simulation)"
+    )
     eval_every: AtLeastOne = Field(1, description="Rounds between evaluations on the test sets")
     device: Device = Field("auto", description="Where to compute")
     teacher_precision: TeacherPrecision = Field("fp32", description="Numbers in which teachers run; bf16 needs CUDA")
@@ -108,10 +149,20 @@ class Experiment(BaseModel):
         """Equal experiments hash alike; the method's settings are a dictionary, which has no hash of its own."""
         return hash((self.model_dump_json(exclude={"method_settings"}), frozenset(self.method_settings.items())))
 
+    @property
+    def recipe(self) -> Recipe:
+        """How students learn here: what was set, over what the method stands for."""
+        given = {name: getattr(self, name) for name in asdict(PUBLISHED)}
+        return replace(
+            RECIPES.get(self.method, PUBLISHED), **{name: value for name, value in given.items() if value is not None}
+        )
+
     @model_validator(mode="after")
     def _check_together(self) -> Experiment:
         if self.active is not None and self.active > self.clients:
             raise ValueError(f"active is {self.active}, but there are only {self.clients} clients")
+        if self.liars >= self.clients:
+            raise ValueError(f"liars is {self.liars}, but there are only {self.clients} clients: one must be honest")
         if self.engine == "serial" and self.workers not in ("auto", 1):
             raise ValueError(f"engine serial is one process, but workers is {self.workers}; choose engine processes")
         if self.ray_address is not None and self.engine != "ray":

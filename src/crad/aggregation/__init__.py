@@ -1,13 +1,15 @@
 """How teachers are combined: statistics, filters, weights, rules, explanation. Pure: tensors in, tensors out.
 
-The paper's equations: Eq. 6 in `statistics.py`, Eqs. 4-5 in `filters.py`, Eqs. 3 and 7 in `weights.py`,
-Eq. 8 in `combine.py`. The table of rules is in `rules.py`.
+The paper's equations: Eqs. 6-7 in `statistics.py`, Eqs. 4-5 in `filters.py`, Eqs. 3 and 7 in `weights.py`,
+Eq. 8 in `combine.py`. The table of rules is in `rules.py`. What goes beyond the paper: `verifying.py`, and the other
+filters in `filters.py`.
 """
 
 from crad.aggregation.combine import Combination, Trace, aggregate, combine, explain
 from crad.aggregation.filters import Selection
 from crad.aggregation.inputs import Evidence, check_evidence
 from crad.aggregation.rules import RULES, Rule, resolve_rule
+from crad.aggregation.verifying import Tally, Verified, credibility, verify
 
 __all__ = [
     "RULES",
@@ -15,10 +17,14 @@ __all__ = [
     "Evidence",
     "Rule",
     "Selection",
+    "Tally",
     "Trace",
+    "Verified",
     "aggregate",
     "check_evidence",
     "combine",
+    "credibility",
     "explain",
     "resolve_rule",
+    "verify",
 ]

@@ -56,11 +56,25 @@ def aggregate(
     epsilon: float = 1e-8,
     unsupported: Unsupported = "consensus",
     cross_entropy: Tensor | None = None,
+    support: Tensor | None = None,
+    false_alarms: Tensor | None = None,
+    others: Tensor | None = None,
 ) -> Tensor:
-    """Combine the teachers' soft predictions q [K,B,C] into one target [B,C] with rows on the simplex."""
+    """Combine the teachers' soft predictions q [K,B,C] into one target [B,C] with rows on the simplex.
+
+    `support`, `false_alarms` and `others` [K,C] are what a student counted itself; see docs/methods/crad-plus.md.
+    """
     with torch.inference_mode():  # nothing is differentiated: a seventh of the time is saved
         evidence = check_evidence(
-            q, counts, accuracies, cross_entropy=cross_entropy, min_support=min_support, epsilon=epsilon
+            q,
+            counts,
+            accuracies,
+            cross_entropy=cross_entropy,
+            min_support=min_support,
+            epsilon=epsilon,
+            support=support,
+            false_alarms=false_alarms,
+            others=others,
         )
         target_BC = combine(evidence, rule, unsupported=unsupported).target_BC.to(q.dtype)
     return target_BC.clone()  # an ordinary tensor, which a loss may look at
@@ -76,10 +90,21 @@ def explain(
     epsilon: float = 1e-8,
     unsupported: Unsupported = "consensus",
     cross_entropy: Tensor | None = None,
+    support: Tensor | None = None,
+    false_alarms: Tensor | None = None,
+    others: Tensor | None = None,
 ) -> Trace:
     """The same combination as `aggregate`, with who was kept, dropped and trusted at every step."""
     evidence = check_evidence(
-        q, counts, accuracies, cross_entropy=cross_entropy, min_support=min_support, epsilon=epsilon
+        q,
+        counts,
+        accuracies,
+        cross_entropy=cross_entropy,
+        min_support=min_support,
+        epsilon=epsilon,
+        support=support,
+        false_alarms=false_alarms,
+        others=others,
     )
     made = combine(evidence, rule, unsupported=unsupported)
     keep_KBC = made.selection.keep_KBC.cpu().numpy()

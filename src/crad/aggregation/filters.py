@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor
 
 from crad.aggregation.inputs import Evidence
 from crad.aggregation.median import supported_median
+from crad.aggregation.statistics import accuracy_variance, reliability
+from crad.config import FilterKind
 
 TIE_TOLERANCE = 1e-7  # two teachers deviate equally from their mean; rounding must not drop one
 
@@ -41,7 +44,7 @@ def everybody(evidence: Evidence) -> Selection:
 def supported_and_agreeing(evidence: Evidence) -> Selection:
     """Teachers with enough samples of the class that deviate from the consensus by at most the median."""
     q_KBC = evidence.q_KBC
-    supported_KC = (evidence.counts_KC >= evidence.min_support).to(q_KBC.device)
+    supported_KC = evidence.supported_KC
     supported_K1C = supported_KC.unsqueeze(1)
 
     # Eq. 4: the preliminary consensus over the supported teachers, and each one's deviation from it
@@ -54,3 +57,92 @@ def supported_and_agreeing(evidence: Evidence) -> Selection:
     band_BC = supported_median(deviation_KBC, supported_KC)
     keep_KBC = (deviation_KBC <= band_BC + TIE_TOLERANCE).logical_and_(supported_K1C)
     return Selection(keep_KBC, supported_KC, consensus_BC, band_BC)
+
+
+def supported(evidence: Evidence) -> Selection:
+    """Everybody with enough samples of the class, whatever they say."""
+    consensus_BC, deviation_KBC = _deviations(evidence, evidence.supported_KC.double())
+    return _kept_within(evidence, consensus_BC, deviation_KBC, torch.full_like(consensus_BC, torch.inf))
+
+
+def supported_and_self_scaled(evidence: Evidence) -> Selection:
+    """As published, with every deviation times the teacher's own standard deviation: evidence buys room."""
+    supported_KC = evidence.supported_KC
+    consensus_BC, deviation_KBC = _deviations(evidence, supported_KC.double())
+    sigma_KC = accuracy_variance(evidence.counts_KC, evidence.accuracies_KC).sqrt()
+    scaled_KBC = deviation_KBC * sigma_KC.unsqueeze(1).to(deviation_KBC)
+    return _kept_within(
+        evidence, consensus_BC, deviation_KBC, supported_median(scaled_KBC, supported_KC), judged_KBC=scaled_KBC
+    )
+
+
+def supported_near_weighted_consensus(evidence: Evidence) -> Selection:
+    """As published, around a consensus in which everybody counts with its precision."""
+    supported_KC = evidence.supported_KC
+    consensus_BC, deviation_KBC = _deviations(evidence, _votes(evidence))
+    return _kept_within(evidence, consensus_BC, deviation_KBC, supported_median(deviation_KBC, supported_KC))
+
+
+def supported_within_weighted_median(evidence: Evidence) -> Selection:
+    """As published, with a band that holds half of the precision, not half of the teachers."""
+    consensus_BC, deviation_KBC = _deviations(evidence, evidence.supported_KC.double())
+    return _kept_within(evidence, consensus_BC, deviation_KBC, weighted_median(deviation_KBC, _votes(evidence)))
+
+
+def supported_and_weighted(evidence: Evidence) -> Selection:
+    """Consensus and band both by precision."""
+    votes_KC = _votes(evidence)
+    consensus_BC, deviation_KBC = _deviations(evidence, votes_KC)
+    return _kept_within(evidence, consensus_BC, deviation_KBC, weighted_median(deviation_KBC, votes_KC))
+
+
+FILTERS: dict[FilterKind, Callable[[Evidence], Selection]] = {
+    "median": supported_and_agreeing,
+    "support": supported,
+    "self-scaled": supported_and_self_scaled,
+    "weighted-consensus": supported_near_weighted_consensus,
+    "weighted-median": supported_within_weighted_median,
+    "weighted": supported_and_weighted,
+}
+
+
+def weighted_median(value_KBC: Tensor, weight_KC: Tensor) -> Tensor:
+    """The least value at which the teachers up to it hold half of the weight, [B,C]; infinite where nobody has any."""
+    sorted_KBC, order_KBC = value_KBC.sort(dim=0, stable=True)
+    weight_KBC = weight_KC.unsqueeze(1).to(value_KBC).expand_as(value_KBC).gather(0, order_KBC)
+    reached_KBC = weight_KBC.cumsum(dim=0)
+    is_half_KBC = (reached_KBC >= reached_KBC[-1] / 2) & (weight_KBC > 0)
+    return torch.where(is_half_KBC, sorted_KBC, torch.inf).amin(dim=0)
+
+
+def _votes(evidence: Evidence) -> Tensor:
+    """The precision of the supported, [K,C]; where all have none, each counts one."""
+    supported_KC = evidence.supported_KC.cpu()
+    votes_KC = reliability(evidence) * supported_KC
+    return torch.where(votes_KC.sum(dim=0) > 0, votes_KC, supported_KC.to(votes_KC))
+
+
+def _deviations(evidence: Evidence, votes_KC: Tensor) -> tuple[Tensor, Tensor]:
+    """The consensus under these votes, and everybody's distance from it. Eq. 4 with votes."""
+    q_KBC = evidence.q_KBC
+    votes_K1C = votes_KC.unsqueeze(1).to(q_KBC)
+    total_C = votes_K1C.sum(dim=0)
+    consensus_BC = (q_KBC * votes_K1C).sum(dim=0) / torch.where(total_C > 0, total_C, 1)
+    return consensus_BC, (q_KBC - consensus_BC).abs_()
+
+
+def _kept_within(
+    evidence: Evidence,
+    consensus_BC: Tensor,
+    deviation_KBC: Tensor,
+    limit_BC: Tensor,
+    *,
+    judged_KBC: Tensor | None = None,
+) -> Selection:
+    """The supported up to a limit; the band that is shown reaches as far as the furthest of them."""
+    supported_K1C = evidence.supported_KC.unsqueeze(1)
+    judged_KBC = deviation_KBC if judged_KBC is None else judged_KBC
+    keep_KBC = (judged_KBC <= limit_BC + TIE_TOLERANCE).logical_and_(supported_K1C)
+    reach_BC = torch.where(keep_KBC, deviation_KBC, -torch.inf).amax(dim=0)
+    band_BC = torch.where(reach_BC >= 0, reach_BC, torch.inf)
+    return Selection(keep_KBC, evidence.supported_KC, consensus_BC, band_BC)

@@ -20,7 +20,10 @@ HALF = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Evidence:
-    """The teachers' soft predictions and their published statistics."""
+    """The teachers' soft predictions and what is known of them per class.
+
+    Published: counts, accuracies, sometimes cross-entropies. The false alarms are what a student counted itself.
+    """
 
     q_KBC: Tensor
     counts_KC: Tensor
@@ -28,6 +31,15 @@ class Evidence:
     cross_entropy_KC: Tensor | None
     min_support: float
     epsilon: float
+    support_KC: Tensor | None = None  # samples that speak for a teacher; None: its counts
+    false_alarms_KC: Tensor | None = None  # share of the samples of other classes that it takes for this one
+    others_KC: Tensor | None = None  # how many samples of other classes that share was counted on
+
+    @property
+    def supported_KC(self) -> Tensor:  # noqa: N802  # tensors carry their shape in the name
+        """Who may speak for which class, on the device of the predictions."""
+        speaking_KC = self.counts_KC if self.support_KC is None else self.support_KC
+        return (speaking_KC >= self.min_support).to(self.q_KBC.device)
 
 
 def check_evidence(
@@ -38,6 +50,9 @@ def check_evidence(
     cross_entropy: Tensor | None,
     min_support: float,
     epsilon: float,
+    support: Tensor | None = None,
+    false_alarms: Tensor | None = None,
+    others: Tensor | None = None,
 ) -> Evidence:
     """Refuse what no rule may combine.
 
@@ -48,15 +63,18 @@ def check_evidence(
     shape_KC = (q.shape[0], q.shape[2])
     _check_setting("min_support", min_support, lowest=0, is_open=False)
     _check_setting("epsilon", epsilon, lowest=0, is_open=True)
+    if (false_alarms is None) != (others is None):
+        raise AggregationError("false_alarms and others belong together: give both or none")
     return Evidence(
         q_KBC=q.detach().float() if q.dtype in HALF else q.detach(),
         counts_KC=_check_statistic("counts", counts, shape_KC, highest=math.inf),
         accuracies_KC=_check_statistic("accuracies", accuracies, shape_KC, highest=1.0),
-        cross_entropy_KC=None
-        if cross_entropy is None
-        else _check_statistic("cross_entropy", cross_entropy, shape_KC, highest=math.inf),
+        cross_entropy_KC=_check_optional("cross_entropy", cross_entropy, shape_KC),
         min_support=min_support,
         epsilon=epsilon,
+        support_KC=_check_optional("support", support, shape_KC),
+        false_alarms_KC=_check_optional("false_alarms", false_alarms, shape_KC, highest=1.0),
+        others_KC=_check_optional("others", others, shape_KC),
     )
 
 
@@ -79,6 +97,12 @@ def _check_predictions(q: Tensor) -> None:
     miss = max(abs(extreme.item() - 1) for extreme in torch.aminmax(q.float().sum(dim=2)))
     if miss > (HALF_TOLERANCE if q.dtype in HALF else ROW_TOLERANCE):
         raise AggregationError(f"a row of q misses a sum of 1 by {miss:g}; apply softmax over the classes first")
+
+
+def _check_optional(
+    name: str, values: Tensor | None, shape_KC: tuple[int, int], *, highest: float = math.inf
+) -> Tensor | None:
+    return None if values is None else _check_statistic(name, values, shape_KC, highest=highest)
 
 
 def _check_statistic(name: str, values: Tensor, shape_KC: tuple[int, int], *, highest: float) -> Tensor:

@@ -7,13 +7,14 @@ A rule of your own is a `Rule` object, an entry point in the group `crad.rules`,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from crad.aggregation import filters, weights
-from crad.aggregation.filters import Selection
+from crad.aggregation.filters import FILTERS, Selection
 from crad.aggregation.inputs import Evidence
+from crad.config import RECIPES, FilterKind
 from crad.errors import ConfigError
 from crad.plugins import resolve
 
@@ -25,12 +26,24 @@ class Rule:
     keep: Callable[[Evidence], Selection]
     weigh: Callable[[Evidence, Selection], Tensor]
     needs_cross_entropy: bool = False  # a third published statistic, sent only for the rules that use it
+    uses_statistics: bool = True  # whether it matters what is known of a teacher beside its predictions
 
+    def with_filter(self, kind: FilterKind | None) -> Rule:
+        """The same weights behind another filter; None: as it is."""
+        if kind is None:
+            return self
+        if self.keep not in FILTERS.values():
+            raise ConfigError(f"filter {kind!r} takes the place of CRAD's, and this rule has another or none")
+        return replace(self, keep=FILTERS[kind])
+
+
+CRAD = Rule(filters.supported_and_agreeing, weights.precision)
 
 RULES: dict[str, Rule] = {
-    "crad": Rule(filters.supported_and_agreeing, weights.precision),
-    "uniform": Rule(filters.everybody, weights.equal),
-    "uncertainty": Rule(filters.everybody, weights.negative_entropy),
+    "crad": CRAD,
+    "crad-plus": CRAD.with_filter(RECIPES["crad-plus"].filter),
+    "uniform": Rule(filters.everybody, weights.equal, uses_statistics=False),
+    "uncertainty": Rule(filters.everybody, weights.negative_entropy, uses_statistics=False),
     "stage1": Rule(filters.supported_and_agreeing, weights.equal),
     "inverse-sigma": Rule(filters.supported_and_agreeing, weights.inverse_sigma),
     "accuracy": Rule(filters.supported_and_agreeing, weights.accuracy),

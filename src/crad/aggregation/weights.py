@@ -9,13 +9,13 @@ from torch import Tensor
 
 from crad.aggregation.filters import Selection
 from crad.aggregation.inputs import Evidence
-from crad.aggregation.statistics import accuracy_variance, smoothed_accuracy
+from crad.aggregation.statistics import accuracy_variance, reliability, smoothed_accuracy
 from crad.errors import AggregationError
 
 
 def precision(evidence: Evidence, selection: Selection) -> Tensor:
     """Inverse variance of the class accuracy. Eq. 7."""
-    return _per_class(1 / (_variance(evidence) + evidence.epsilon), evidence)
+    return _per_class(reliability(evidence), evidence)
 
 
 def equal(evidence: Evidence, selection: Selection) -> Tensor:

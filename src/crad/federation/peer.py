@@ -7,7 +7,7 @@ work a peer is only its `state`, on disk.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -23,12 +23,14 @@ from crad.errors import RunError
 from crad.federation.message import Message, Statistics, pack
 from crad.federation.world import World
 from crad.learning.epoch import make_optimizer
-from crad.learning.evaluation import ClassScore, score
+from crad.learning.evaluation import ClassScore, score_faces
+from crad.learning.losses import log_shares
 from crad.learning.teachers import TeacherEngine
 from crad.models import Architecture, build_model
-from crad.randomness import stream, torch_seed
+from crad.randomness import stream, torch_seed, torch_stream
 
 SNAPSHOT = "snapshot"
+CLAIMED_SAMPLES = 10_000.0  # by a liar, of every class
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Standing:
     local: tuple[ClassScore, ...] | None = None
     overall: ClassScore | None = None  # on the data set's own test images
     variants: dict[str, Standing] = field(default_factory=dict)  # of the other weights it keeps, by name
+    plain: tuple[ClassScore, ...] | None = None  # validation on plain logits, as others see them, where that differs
 
 
 def standing_to_json(standing: Standing) -> dict[str, Any]:
@@ -46,6 +49,7 @@ def standing_to_json(standing: Standing) -> dict[str, Any]:
     local, overall = standing.local, standing.overall
     return {
         "validation": [vars(score) for score in standing.validation],
+        **({} if standing.plain is None else {"plain": [vars(score) for score in standing.plain]}),
         "local": None if local is None else [vars(score) for score in local],
         "overall": None if overall is None else vars(overall),
         "variants": {name: standing_to_json(one) for name, one in standing.variants.items()},
@@ -54,9 +58,10 @@ def standing_to_json(standing: Standing) -> dict[str, Any]:
 
 def standing_from_json(entry: Mapping[str, Any]) -> Standing:
     """What `standing_to_json` wrote."""
-    local, overall = entry["local"], entry["overall"]
+    local, overall, plain = entry["local"], entry["overall"], entry.get("plain")
     return Standing(
         validation=tuple(_score_from_json(score) for score in entry["validation"]),
+        plain=None if plain is None else tuple(_score_from_json(score) for score in plain),
         local=None if local is None else tuple(_score_from_json(score) for score in local),
         overall=None if overall is None else _score_from_json(overall),
         variants={name: standing_from_json(one) for name, one in entry.get("variants", {}).items()},
@@ -112,19 +117,33 @@ class Peer:
         nothing = np.empty(0, dtype=np.int64)  # a roster member may own no data at all
         return self.world.images(np.concatenate([nothing, *(shard.train for shard in self._shards)]))
 
+    @cached_property
+    def log_prior_C(self) -> Tensor | None:  # noqa: N802  # tensors carry their shape in the name
+        """The logarithm of its own class shares, under `local_loss = "balanced"`; None: it plays no part.
+
+        The private loss adds it to the logits, so these do without it: plain, they are the model's global face, and
+        with it the local one.
+        """
+        if self.world.experiment.recipe.local_loss == "plain":
+            return None
+        return log_shares(self.train.labels, num_classes=self.num_classes)
+
     @property
     def _shards(self) -> list[Shard]:
         return [self.world.shards[client] for client in self.clients]
 
     def snapshot(self, round_index: int, *, with_cross_entropy: bool = False) -> Message:
         """The frozen model with its class statistics, as bytes."""
+        tensors, statistics = self.model.state_dict(), self.statistics(with_cross_entropy=with_cross_entropy)
+        if self.index in self.world.liars:
+            tensors, statistics = lie(self, round_index, with_cross_entropy=with_cross_entropy)
         return pack(
-            self.model.state_dict(),
+            tensors,
             kind=SNAPSHOT,
             peer=self.index,
             round_index=round_index,
             architecture=self.architecture.id,
-            statistics=self.statistics(with_cross_entropy=with_cross_entropy),
+            statistics=statistics,
         )
 
     def statistics(self, *, with_cross_entropy: bool = False) -> Statistics:
@@ -189,19 +208,27 @@ class Peer:
 
     def _validated(self, model: nn.Module) -> Standing:
         shards = [self.world.images(shard.validation) for shard in self._shards]
-        return Standing(validation=tuple(self._score(model, images) for images in shards))
+        if self.log_prior_C is None:
+            return Standing(validation=tuple(self._score(model, images) for images in shards))
+        faces = [self._scores(model, images, [self.log_prior_C, None]) for images in shards]
+        return Standing(validation=tuple(own for own, _ in faces), plain=tuple(plain for _, plain in faces))
 
     def _tested(self, standing: Standing, model: nn.Module) -> Standing:
         return replace(
             standing,
-            local=tuple(self._score(model, self.world.images(shard.test)) for shard in self._shards),
+            local=tuple(self._score(model, self.world.images(shard.test), self.log_prior_C) for shard in self._shards),
             overall=self._score(model, self.world.global_test) if len(self.world.global_test) else None,
         )
 
-    def _score(self, model: nn.Module, images: ImageSet) -> ClassScore:
-        return score(
+    def _score(self, model: nn.Module, images: ImageSet, log_prior_C: Tensor | None = None) -> ClassScore:
+        [one] = self._scores(model, images, [log_prior_C])
+        return one
+
+    def _scores(self, model: nn.Module, images: ImageSet, faces: Sequence[Tensor | None]) -> list[ClassScore]:
+        return score_faces(
             model,
             images,
+            faces,
             preparation=self.world.preparation,
             num_classes=self.num_classes,
             prepare=None if self._engine is None else partial(self._engine.prepare, key=self.architecture.id),
@@ -211,7 +238,9 @@ class Peer:
 def class_statistics(world: World, peer: int, standing: Standing, *, with_cross_entropy: bool = False) -> Statistics:
     """What a peer publishes of itself per class, from its validation half; counts noised if private."""
     nothing = ClassScore((0,) * world.num_classes, (0,) * world.num_classes, (0.0,) * world.num_classes)
-    own = _sum_scores(standing.validation or (nothing,))
+    # Others run the model without its owner's prior, so that is what is measured for them.
+    measured = standing.validation if standing.plain is None else standing.plain
+    own = _sum_scores(measured or (nothing,))
     counts = np.maximum(0.0, np.asarray(own.counts, dtype=np.float64) + count_noise(world, peer))
     return Statistics(
         counts=tuple(counts.tolist()),
@@ -229,6 +258,25 @@ def count_noise(world: World, peer: int) -> NDArray[np.float64]:
     seed = world.experiment.seed if world.secret is None else world.secret
     rng = stream(seed, "peer", peer, "private-counts")
     return rng.laplace(scale=1 / epsilon, size=world.num_classes)
+
+
+def lie(peer: Peer, round_index: int, *, with_cross_entropy: bool) -> tuple[dict[str, Tensor], Statistics]:
+    """Noise of the model's own scale and the best figures one can claim: what an attacker sends in a simulation."""
+    generator = torch_stream(peer.world.experiment.seed, "peer", peer.index, "round", round_index, "lie")
+    noise = {}
+    for name, tensor in peer.model.state_dict().items():
+        if not tensor.is_floating_point():
+            noise[name] = tensor
+            continue
+        drawn = torch.randn(tensor.shape, generator=generator) * float(tensor.std(correction=0))
+        # A variance stays one: a lie that gives no numbers would be found at once.
+        noise[name] = drawn.abs() + 0.5 if name.endswith("running_var") else drawn
+    claims = peer.num_classes * (1.0,)
+    return noise, Statistics(
+        counts=peer.num_classes * (CLAIMED_SAMPLES,),
+        accuracies=claims,
+        cross_entropies=peer.num_classes * (0.0,) if with_cross_entropy else None,
+    )
 
 
 def new_model(world: World, architecture: Architecture, *, seed: int) -> nn.Module:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from crad.config import Experiment
 from crad.data.tensors import ImageSet, Preparation
-from crad.learning.losses import Loss
+from crad.learning.losses import Labels, Loss
 from crad.randomness import torch_stream
 
 BLOCK_BYTES = 256 * 2**20  # of inputs held at once; a shard is usually one block
@@ -22,6 +22,18 @@ class Block:
 
     inputs: Tensor
     labels: Tensor
+    mixed_with: Tensor | None = None  # labels of what was mixed in, where something was
+    share: Tensor | None = None  # of each sample's own image; one where nothing was mixed in
+
+    @property
+    def targets(self) -> Labels:
+        """The labels as a loss takes them."""
+        return Labels(self.labels, self.mixed_with, self.share)
+
+    @property
+    def is_whole(self) -> Tensor | None:
+        """Which samples are of one class; None: all."""
+        return None if self.share is None else self.share == 1
 
 
 @dataclass

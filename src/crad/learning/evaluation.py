@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -45,7 +45,6 @@ class ClassScore:
         return [total / count if count else guess for total, count in pairs]
 
 
-@torch.no_grad()
 def score(
     model: nn.Module,
     images: ImageSet,
@@ -55,10 +54,23 @@ def score(
     prepare: Callable[[nn.Module], Run] | None = None,
 ) -> ClassScore:
     """Run the model in evaluation mode over a labelled set; a large set is worth preparing the model for it."""
+    [plain] = score_faces(model, images, [None], preparation=preparation, num_classes=num_classes, prepare=prepare)
+    return plain
+
+
+@torch.no_grad()
+def score_faces(
+    model: nn.Module,
+    images: ImageSet,
+    faces: Sequence[Tensor | None],
+    *,
+    preparation: Preparation,
+    num_classes: int,
+    prepare: Callable[[nn.Module], Run] | None = None,
+) -> list[ClassScore]:
+    """The scores of one model under several class priors, each a vector [C] added to its logits; None adds nothing."""
     counts = torch.bincount(images.labels, minlength=num_classes)
-    hits = torch.zeros(num_classes, dtype=torch.int64, device=images.labels.device)
-    # Summed in double on the CPU: the order of samples is fixed, and MPS has no double.
-    cross_entropies = torch.zeros(num_classes, dtype=torch.float64)
+    tallies = [_FaceTally(num_classes, images.labels.device) for _ in faces]
     with evaluation_mode(model):
         is_large = len(images) >= PREPARED_FROM
         run = prepare(model) if prepare is not None and is_large else model
@@ -66,10 +78,23 @@ def score(
             chunk = slice(start, start + EVALUATION_BATCH)
             labels = images.labels[chunk]
             logits = run(preparation.inputs(images.images[chunk]))
-            hits += torch.bincount(labels[logits.argmax(dim=1) == labels], minlength=num_classes)
-            losses = F.cross_entropy(logits, labels, reduction="none").cpu().double()
-            cross_entropies.index_add_(0, labels.cpu(), losses)
-    return ClassScore(_tuple(counts), _tuple(hits), tuple(cross_entropies.tolist()))
+            for tally, log_prior_C in zip(tallies, faces, strict=True):
+                tally.add(logits if log_prior_C is None else logits + log_prior_C, labels)
+    return [ClassScore(_tuple(counts), _tuple(tally.hits), tuple(tally.cross_entropies.tolist())) for tally in tallies]
+
+
+class _FaceTally:
+    """Hits and cross-entropies per class so far."""
+
+    def __init__(self, num_classes: int, device: torch.device) -> None:
+        self.hits = torch.zeros(num_classes, dtype=torch.int64, device=device)
+        # Summed in double on the CPU: the order of samples is fixed, and MPS has no double.
+        self.cross_entropies = torch.zeros(num_classes, dtype=torch.float64)
+
+    def add(self, logits: Tensor, labels: Tensor) -> None:
+        self.hits += torch.bincount(labels[logits.argmax(dim=1) == labels], minlength=len(self.hits))
+        losses = F.cross_entropy(logits, labels, reduction="none").cpu().double()
+        self.cross_entropies.index_add_(0, labels.cpu(), losses)
 
 
 @contextmanager

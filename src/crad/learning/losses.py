@@ -1,12 +1,18 @@
-"""The student's loss (Eq. 9)."""
+"""The student's loss (Eq. 9), and the private part of it under the client's own class prior.
+
+Shapes: B samples, C classes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+SMALLEST_LOG = -1e9  # of the share of a class that is not there
 
 
 @dataclass(frozen=True)
@@ -19,20 +25,64 @@ class Loss:
     parts: Mapping[str, Tensor] = field(default_factory=dict)  # what a method wants to see beside them
 
 
+@dataclass(frozen=True)
+class Labels:
+    """The labels of some samples; those of mixed ones have a second label, with the rest of the share."""
+
+    first_B: Tensor
+    second_B: Tensor | None = None
+    share_B: Tensor | None = None  # of the first; one for a sample that is not mixed
+
+    def __len__(self) -> int:
+        return len(self.first_B)
+
+    def __getitem__(self, where: slice) -> Labels:
+        parts = (None if part is None else part[where] for part in (self.first_B, self.second_B, self.share_B))
+        return Labels(*parts)  # type: ignore[arg-type]  # the first is never None
+
+
 def distillation_loss(
-    logits_BC: Tensor, labels_B: Tensor, target_BC: Tensor, *, temperature: float, distill_weight: float
+    logits_BC: Tensor,
+    labels_B: Tensor | Labels,
+    target_BC: Tensor,
+    *,
+    temperature: float,
+    distill_weight: float,
+    log_prior_C: Tensor | None = None,
 ) -> Loss:
     """(1 - lambda) CE + lambda T^2 KL(target || student), batch mean. Eq. 9."""
-    cross_entropy = F.cross_entropy(logits_BC, labels_B)
+    cross_entropy = private_cross_entropy(logits_BC, labels_B, log_prior_C)
     distillation = softened_divergence(logits_BC, target_BC, temperature=temperature)
     total = (1 - distill_weight) * cross_entropy + distill_weight * distillation
     return Loss(total, cross_entropy, distillation)
 
 
-def private_loss(logits_BC: Tensor, labels_B: Tensor) -> Loss:
+def private_loss(logits_BC: Tensor, labels_B: Tensor | Labels, log_prior_C: Tensor | None = None) -> Loss:
     """Cross-entropy on the own labels alone."""
-    cross_entropy = F.cross_entropy(logits_BC, labels_B)
+    cross_entropy = private_cross_entropy(logits_BC, labels_B, log_prior_C)
     return Loss(cross_entropy, cross_entropy, cross_entropy.new_zeros(()))
+
+
+def private_cross_entropy(logits_BC: Tensor, labels_B: Tensor | Labels, log_prior_C: Tensor | None = None) -> Tensor:
+    """CE(z, y), or CE(z + log prior, y): then z need not learn how often a client sees each class, batch mean."""
+    if log_prior_C is not None:
+        logits_BC = logits_BC + log_prior_C
+    if isinstance(labels_B, Tensor):
+        return F.cross_entropy(logits_BC, labels_B)
+    if labels_B.second_B is None or labels_B.share_B is None:
+        return F.cross_entropy(logits_BC, labels_B.first_B)
+    first_B = F.cross_entropy(logits_BC, labels_B.first_B, reduction="none")
+    second_B = F.cross_entropy(logits_BC, labels_B.second_B, reduction="none")
+    return (labels_B.share_B * first_B + (1 - labels_B.share_B) * second_B).mean()
+
+
+def log_shares(labels_B: Tensor, *, num_classes: int) -> Tensor:
+    """The logarithm of every class's share of the data in use, [C].
+
+    A class that is not there gets -1e9: it drops out of a softmax, and no gradient pushes it down.
+    """
+    counts_C = torch.bincount(labels_B, minlength=num_classes).float()
+    return (counts_C / counts_C.sum()).log().clamp(min=SMALLEST_LOG)
 
 
 def softened_divergence(logits_BC: Tensor, target_BC: Tensor, *, temperature: float) -> Tensor:

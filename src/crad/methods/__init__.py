@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pydantic import ValidationError
 
 from crad.aggregation import RULES
+from crad.config import PUBLISHED, Experiment
 from crad.errors import ConfigError, unknown_name
 from crad.federation.method import Method, MethodSpec
 from crad.methods.alone import CENTRALIZED, LOCAL
@@ -47,6 +48,22 @@ def resolve_method(name: str, settings: Mapping[str, object] | None = None) -> M
     if settings:
         raise ConfigError(f"method {name!r} has no settings of its own, got {', '.join(settings)}")
     return found
+
+
+def check_recipe(experiment: Experiment, method: Method) -> None:
+    """Refuse settings that the method would not look at: nobody shall believe that they had an effect."""
+    rule, recipe = method.rule, experiment.recipe
+    changed = [name for name in ("evidence", "filter", "matching") if getattr(recipe, name) != getattr(PUBLISHED, name)]
+    changed += ["liars"] if experiment.liars else []
+    if changed and rule is None:
+        raise ConfigError(
+            f"{changed[0]} = {getattr(experiment, changed[0])!r} is for methods that combine snapshots by a rule, such "
+            f"as crad; {method.name!r} does not"
+        )
+    if recipe.evidence != "reported" and rule is not None and not rule.uses_statistics:
+        raise ConfigError(f"evidence = {recipe.evidence!r}: {method.name!r} looks at no evidence of its teachers")
+    if rule is not None:
+        rule.with_filter(recipe.filter)
 
 
 def _with_settings(name: str, kind: type[MethodSpec], settings: Mapping[str, object]) -> MethodSpec:

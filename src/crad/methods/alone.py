@@ -7,6 +7,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+
+from torch import Tensor
 
 from crad.federation.message import Message
 from crad.federation.method import Learned, Method, Phase, RoundContext
@@ -19,12 +22,13 @@ from crad.methods.training import BlockLoss, train_epochs
 
 def train_alone(peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
     """The local epochs of one client on its own labels."""
-    return Learned(train_epochs(peer, context, loss_for=own_labels))
+    loss_for = partial(own_labels, log_prior_C=peer.log_prior_C)
+    return Learned(train_epochs(peer, context, loss_for=loss_for))
 
 
-def own_labels(block: Block) -> BlockLoss:
+def own_labels(block: Block, *, log_prior_C: Tensor | None = None) -> BlockLoss:
     """Cross-entropy on the labels of a block."""
-    return lambda logits_BC, where: private_loss(logits_BC, block.labels[where])
+    return lambda logits_BC, where: private_loss(logits_BC, block.targets[where], log_prior_C)
 
 
 def one_member_for_all(world: World) -> list[Member]:

@@ -16,7 +16,6 @@ from functools import partial
 from typing import Annotated, Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -26,15 +25,15 @@ from crad.federation.method import Learned, MethodSpec, Phase, RoundContext, Rou
 from crad.federation.peer import SNAPSHOT, Peer
 from crad.learning.digest import logits_on
 from crad.learning.epoch import Block, epoch_blocks, make_optimizer
-from crad.learning.losses import Loss, softened_divergence
+from crad.learning.losses import log_shares, private_cross_entropy, softened_divergence
+from crad.methods.alone import own_labels
 from crad.methods.distillation import decode_all, publish_snapshot, trainable_models
-from crad.methods.training import BlockLoss, train_epochs
+from crad.methods.training import train_epochs
 from crad.randomness import stream
 
 RETURNED = "returned"
 PEAK = "peak"
 PROBED_IMAGES = 16
-SMALLEST_LOG = -1e9  # of a class that is not there
 
 
 class Dfml(MethodSpec):
@@ -114,17 +113,6 @@ def alpha_at(round_index: int, *, period: int) -> float:
     return (1 - math.cos(2 * math.pi * (round_index - 1) / period)) / 2
 
 
-def log_shares(labels_B: Tensor, *, num_classes: int) -> Tensor:
-    """The logarithm of every class's share of the data in use, [C]; a class that is not there gets -1e9."""
-    counts_C = torch.bincount(labels_B, minlength=num_classes).float()
-    return (counts_C / counts_C.sum()).log().clamp(min=SMALLEST_LOG)
-
-
-def reweighted_cross_entropy(logits_BC: Tensor, labels_B: Tensor, log_share_C: Tensor) -> Tensor:
-    """Negative log-likelihood of the softmax with every class's mass scaled by its share of the data."""
-    return F.cross_entropy(logits_BC + log_share_C, labels_B)
-
-
 def others_mean(q_MBC: Tensor, weights_M: Tensor) -> Tensor:
     """For every model the weighted mean of the other models' predictions, [M,B,C]."""
     weighted_MBC = weights_M[:, None, None] * q_MBC
@@ -191,7 +179,7 @@ def _mutual_step(
         targets_MBC = others_mean(torch.softmax(torch.stack(logits), dim=2), weights_M)
     total = 0.0
     for one, logits_BC, target_BC in zip(trained, logits, targets_MBC, strict=True):
-        private = reweighted_cross_entropy(logits_BC, labels_B, log_share_C)
+        private = private_cross_entropy(logits_BC, labels_B, log_share_C)
         mutual = softened_divergence(logits_BC, target_BC, temperature=1.0)
         loss = (1 - alpha) * private + alpha * mutual
         one.optimizer.zero_grad(set_to_none=True)
@@ -210,15 +198,7 @@ def _batches(block: Block, batch_size: int) -> list[slice]:
 
 def _train_reweighted(peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
     log_share_C = log_shares(peer.train.labels, num_classes=peer.num_classes)
-    return Learned(train_epochs(peer, context, loss_for=partial(_reweighted_for, log_share_C)))
-
-
-def _reweighted_for(log_share_C: Tensor, block: Block) -> BlockLoss:
-    def loss(logits_BC: Tensor, where: slice) -> Loss:
-        value = reweighted_cross_entropy(logits_BC, block.labels[where], log_share_C)
-        return Loss(value, value, value.new_zeros(()))
-
-    return loss
+    return Learned(train_epochs(peer, context, loss_for=partial(own_labels, log_prior_C=log_share_C)))
 
 
 def _give_back(peer: Peer, context: RoundContext) -> Message | None:

@@ -8,12 +8,15 @@ Adapted: nothing; the settled points are in `docs/decisions/`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from crad.aggregation import Rule, check_evidence, combine, resolve_rule
+from crad.aggregation import Evidence, Rule, Tally, check_evidence, combine, credibility, resolve_rule, verify
+from crad.config import EvidenceSource, Experiment
 from crad.errors import SnapshotError
 from crad.federation.message import Message, Statistics
 from crad.federation.method import Learned, Method, Phase, RoundContext
@@ -81,22 +84,91 @@ def distil(
     if not snapshots:
         alone = train_alone(peer, messages, context)  # nobody to learn from: no target, only own labels
         return Learned(alone.losses, notes={"refused": refused} if refused else {})
+    recipe = peer.world.experiment.recipe
+    judged = Judged(rule.with_filter(recipe.filter), recipe.evidence, Tally(len(snapshots), peer.num_classes))
     trust = TrustMeter(len(snapshots), peer.num_classes)
 
     def loss_for(block: Block) -> BlockLoss:
-        target_BC = make_target(peer, block.inputs, snapshots, context.shelf, rule=rule, trust=trust, refused=refused)
+        target_BC = make_target(peer, block, snapshots, context.shelf, judged=judged, trust=trust, refused=refused)
         if target_BC is None:
-            return own_labels(block)
+            return own_labels(block, log_prior_C=peer.log_prior_C)
         if loss_towards is None:
             return student_loss(peer, block, target_BC)
         return loss_towards(block, target_BC, trust.teachers)
 
-    losses = train_epochs(peer, context, loss_for=loss_for, sample_values=len(snapshots) * peer.num_classes)
+    losses = train_epochs(
+        peer,
+        context,
+        loss_for=loss_for,
+        matching=recipe.matching,
+        sample_values=len(snapshots) * peer.num_classes,
+    )
+    notes: dict[str, Any] = {"refused": refused} if refused else {}
     return Learned(
         losses,
         trust={snapshot.peer: row for snapshot, row in zip(snapshots, trust.means(), strict=True)},
-        notes={"refused": refused} if refused else {},
+        notes=notes | judged.notes(snapshots),
     )
+
+
+@dataclass(frozen=True)
+class Judged:
+    """By which rule and on what evidence the teachers are judged, and what the student has counted of it so far."""
+
+    rule: Rule
+    source: EvidenceSource
+    tally: Tally
+
+    def look(self, q_KBC: Tensor, block: Block, sound_K: Tensor) -> None:
+        """Count what the sound teachers make of the block's samples, where the student counts at all."""
+        if self.source == "reported":
+            return
+        whole_B = block.is_whole
+        if whole_B is None:
+            self.tally.add(q_KBC, block.labels, sound_K)
+        else:
+            self.tally.add(q_KBC[:, whole_B], block.labels[whole_B], sound_K)
+
+    def evidence(
+        self, q_KBC: Tensor, snapshots: Sequence[Snapshot], sound_K: Tensor, experiment: Experiment
+    ) -> Evidence:
+        """What the rule is given about the sound teachers."""
+        counts_KC, accuracies_KC, cross_entropies_KC = statistics_tensors([s.statistics for s in snapshots])
+        cross_entropy = None if cross_entropies_KC is None else cross_entropies_KC[sound_K]
+        if self.source == "reported":
+            return check_evidence(
+                q_KBC,
+                counts_KC[sound_K],
+                accuracies_KC[sound_K],
+                cross_entropy=cross_entropy,
+                min_support=experiment.min_support,
+                epsilon=experiment.epsilon,
+            )
+        seen = verify(counts_KC, accuracies_KC, self.tally, source=self.source)
+        return check_evidence(
+            q_KBC,
+            seen.counts_KC[sound_K],
+            seen.accuracies_KC[sound_K],
+            cross_entropy=cross_entropy,
+            support=seen.support_KC[sound_K],
+            false_alarms=seen.false_alarms_KC[sound_K],
+            others=seen.others_KC[sound_K],
+            min_support=experiment.min_support,
+            epsilon=experiment.epsilon,
+        )
+
+    def notes(self, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
+        """For the records: how far each teacher's own figures were believed, and what was counted of it."""
+        if self.source == "reported":
+            return {}
+        counts_KC, accuracies_KC, _ = statistics_tensors([s.statistics for s in snapshots])
+        believed_K = credibility(counts_KC, accuracies_KC, self.tally)
+        return {
+            "credibility": {
+                str(snapshot.peer): round(believed, 4)
+                for snapshot, believed in zip(snapshots, believed_K.tolist(), strict=True)
+            }
+        }
 
 
 def student_loss(peer: Peer, block: Block, target_BC: Tensor) -> BlockLoss:
@@ -104,27 +176,28 @@ def student_loss(peer: Peer, block: Block, target_BC: Tensor) -> BlockLoss:
     experiment = peer.world.experiment
     return lambda logits_BC, where: distillation_loss(
         logits_BC,
-        block.labels[where],
+        block.targets[where],
         target_BC[where],
         temperature=experiment.temperature,
         distill_weight=experiment.distill_weight,
+        log_prior_C=peer.log_prior_C,
     )
 
 
 def make_target(
     peer: Peer,
-    inputs: Tensor,
+    block: Block,
     snapshots: Sequence[Snapshot],
     shelf: TeacherShelf,
     *,
-    rule: Rule,
+    judged: Judged,
     trust: TrustMeter,
     refused: dict[str, str],
 ) -> Tensor | None:
-    """The combined prediction of all teachers for these inputs, [B,C]; None where no teacher gives numbers."""
+    """The combined prediction of all teachers for a block, [B,C]; None where no teacher gives numbers."""
     experiment = peer.world.experiment
     teachers = [partial(shelf.lend, snapshot) for snapshot in snapshots]
-    q_KBC = soft_predictions(teachers, inputs, temperature=experiment.temperature)
+    q_KBC = soft_predictions(teachers, block.inputs, temperature=experiment.temperature)
     # Weights can be finite and still overflow on some input: such a teacher is left out, the others go on.
     sound_K = q_KBC.isfinite().all(dim=2).all(dim=1).cpu()
     for snapshot, is_sound in zip(snapshots, sound_K.tolist(), strict=True):
@@ -132,16 +205,10 @@ def make_target(
             refused[str(snapshot.peer)] = f"peer {snapshot.peer} gives non-finite predictions"
     if not sound_K.any():
         return None
-    counts_KC, accuracies_KC, cross_entropies_KC = statistics_tensors([s.statistics for s in snapshots])
-    evidence = check_evidence(
-        q_KBC[sound_K.to(q_KBC.device)],
-        counts_KC[sound_K],
-        accuracies_KC[sound_K],
-        cross_entropy=None if cross_entropies_KC is None else cross_entropies_KC[sound_K],
-        min_support=experiment.min_support,
-        epsilon=experiment.epsilon,
-    )
-    made = combine(evidence, rule, unsupported=experiment.unsupported)
+    q_KBC = q_KBC[sound_K.to(q_KBC.device)]
+    judged.look(q_KBC, block, sound_K)
+    evidence = judged.evidence(q_KBC, snapshots, sound_K, experiment)
+    made = combine(evidence, judged.rule, unsupported=experiment.unsupported)
     trust.add(made.share_KBC, sound_K)
     return made.target_BC
 

@@ -8,6 +8,7 @@ Source: the paper and its authors' public code; see docs/methods/fedmd.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, ClassVar
 
 import torch
@@ -41,7 +42,8 @@ class FedMd(DigestSpec):
     def _pretrain(self, peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
         if PRETRAINED in peer.memory:
             return Learned()
-        losses = train_epochs(peer, context, loss_for=own_labels, epochs=self.pretrain_epochs, words=("pretrain",))
+        loss_for = partial(own_labels, log_prior_C=peer.log_prior_C)
+        losses = train_epochs(peer, context, loss_for=loss_for, epochs=self.pretrain_epochs, words=("pretrain",))
         peer.memory[PRETRAINED] = torch.ones(1)
         return Learned({"pretrain": losses["total"]})
 

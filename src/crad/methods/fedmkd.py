@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
@@ -21,7 +20,7 @@ from crad.federation.message import Message
 from crad.federation.method import Learned, MethodSpec, Phase, RoundContext
 from crad.federation.peer import SNAPSHOT, Peer
 from crad.learning.epoch import Block
-from crad.learning.losses import Loss, softened_divergence
+from crad.learning.losses import Loss, private_cross_entropy, softened_divergence
 from crad.learning.teachers import soft_predictions
 from crad.methods.distillation import distil, publish_snapshot, student_loss
 from crad.methods.training import BlockLoss
@@ -57,6 +56,7 @@ class FedMkd(MethodSpec):
                 temperature=experiment.temperature,
                 distill_weight=experiment.distill_weight,
                 mu=self.mu,
+                log_prior_C=peer.log_prior_C,
             )
 
         learned = distil(peer, messages, context, rule=RULES["uniform"], loss_towards=loss_towards)
@@ -77,9 +77,10 @@ def two_teacher_loss(
     temperature: float,
     distill_weight: float,
     mu: float,
+    log_prior_C: Tensor | None = None,
 ) -> Loss:
     """(1 - lambda) CE + lambda T^2 [(1 - mu) KL(peers || student) + mu KL(own || student)], batch mean."""
-    cross_entropy = F.cross_entropy(logits_BC, labels_B)
+    cross_entropy = private_cross_entropy(logits_BC, labels_B, log_prior_C)
     from_peers = softened_divergence(logits_BC, peers_BC, temperature=temperature)
     from_own = softened_divergence(logits_BC, own_BC, temperature=temperature)
     distillation = (1 - mu) * from_peers + mu * from_own

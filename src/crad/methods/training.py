@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from crad.config import Matching
 from crad.federation.method import RoundContext
 from crad.federation.peer import Peer
 from crad.learning.epoch import Block, LossMeter, epoch_blocks, train_on_block
 from crad.learning.losses import Loss
+from crad.learning.matching import match_on
 
 BlockLoss = Callable[[Tensor, slice], Loss]  # logits of a batch, and where in the block it stands
 
@@ -19,6 +21,7 @@ def train_epochs(
     context: RoundContext,
     *,
     loss_for: Callable[[Block], BlockLoss],
+    matching: Matching = "same",
     sample_values: int = 0,
     epochs: int | None = None,
     words: tuple[str | int, ...] = (),
@@ -27,7 +30,7 @@ def train_epochs(
 
     `loss_for` is called once per block, before the student sees it: the place to run teachers. Batches and
     augmentation depend on (seed, peer, round) alone, so every method sees the same ones; `words` name other epochs
-    than the round's usual ones.
+    than the round's usual ones, `matching` says what is made of the samples before anybody sees them.
     """
     experiment = peer.world.experiment
     meter = LossMeter()
@@ -40,7 +43,9 @@ def train_epochs(
             purpose=context.purpose(peer, *words, "epoch", epoch),
             sample_values=sample_values,
         )
-        for block in blocks:
+        for number, drawn in enumerate(blocks):
+            purpose = context.purpose(peer, *words, "epoch", epoch, "block", number)
+            block = match_on(drawn, matching, seed=experiment.seed, purpose=purpose)
             train_on_block(
                 peer.model,
                 peer.optimizer,

@@ -9,6 +9,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -16,7 +17,7 @@ import tomli_w
 from cryptography import x509
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from crad.config import AtLeastOne, Experiment, Positive
+from crad.config import PUBLISHED, RECIPES, AtLeastOne, Experiment, Positive
 from crad.errors import ConfigError, printable, unknown_name
 from crad.network.fields import Address, ArchitectureId, AuthorityPem, Fingerprint, Level, Line, MemberPem, Name
 from crad.network.identity import fingerprint, name_in, read_certificate
@@ -26,6 +27,7 @@ SETTINGS = (
     *("method", "method_settings", "rounds", "active", "local_epochs", "batch_size", "held_out"),
     *("lr", "momentum", "weight_decay", "clip_norm", "temperature", "distill_weight"),
     *("min_support", "unsupported", "epsilon", "private_counts"),
+    *("local_loss", "evidence", "filter", "matching"),
 )
 MIN_SIDE = 8  # pixels: three halvings must leave one
 MAX_CLASSES = 10_000
@@ -46,7 +48,11 @@ def _complete_settings(given: dict[str, Any]) -> dict[str, Any]:
         if key not in SETTINGS:
             raise unknown_name("setting", key, SETTINGS)
     experiment = Experiment(**given, clients=MAX_MEMBERS)  # how many there are is checked with the members
-    return experiment.model_dump(mode="json", include=set(SETTINGS), exclude_none=True)
+    settings = experiment.model_dump(mode="json", include=set(SETTINGS) - set(asdict(PUBLISHED)), exclude_none=True)
+    # A recipe stands there where it is not the published one, so that older agreements keep their hash.
+    is_own = experiment.recipe != PUBLISHED or experiment.method in RECIPES
+    recipe = {name: value for name, value in asdict(experiment.recipe).items() if value is not None}
+    return {**settings, **(recipe if is_own else {})}
 
 
 class Member(BaseModel):

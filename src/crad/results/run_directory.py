@@ -19,7 +19,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from crad.config import EXECUTION_FIELDS, Experiment, make_experiment, to_toml
@@ -176,7 +176,21 @@ class RunDirectory:
         return content
 
 
+# Settings that runs of an earlier version do not have: at these values they are what was done before.
+LATER_FIELDS: dict[str, tuple[object, ...]] = {
+    "local_loss": ("plain",),
+    "evidence": ("reported",),
+    "filter": (None, "median"),
+    "matching": ("same",),
+    "liars": (0,),
+}
+
+
 def identity(experiment: Experiment) -> str:
     """Two experiments with the same identity give the same numbers."""
     content = experiment.model_dump(mode="json", exclude=set(EXECUTION_FIELDS))
+    content |= asdict(experiment.recipe)
+    for name, plain in LATER_FIELDS.items():
+        if content[name] in plain:
+            del content[name]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,97 @@
+"""What a student counts itself: every teacher's hits and false alarms on the student's own labelled samples.
+
+Nobody can forge these counts, and they cost nothing: the teachers run on these samples anyway. They are evidence of the
+same proportion as the published accuracy, so the two add up, as far as the published figures are credible.
+
+Shapes: K teachers, B samples, C classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from crad.aggregation.statistics import accuracy_variance, smoothed_accuracy
+from crad.config import EvidenceSource
+
+# A teacher may do this much worse on the student's samples, which are augmented, than it says of itself.
+SLACK = 0.1
+
+
+class Tally:
+    """Counts over the samples seen so far."""
+
+    def __init__(self, num_teachers: int, num_classes: int) -> None:
+        self.samples_C = torch.zeros(num_classes, dtype=torch.float64)
+        self.hits_KC = torch.zeros(num_teachers, num_classes, dtype=torch.float64)
+        self.alarms_KC = torch.zeros(num_teachers, num_classes, dtype=torch.float64)
+
+    def add(self, q_KBC: Tensor, labels_B: Tensor, teachers_K: Tensor) -> None:
+        """Count what these teachers, a mask over all, make of these samples."""
+        num_classes = len(self.samples_C)
+        said_KB = q_KBC.argmax(dim=2).cpu()
+        labels_B = labels_B.cpu()
+        self.samples_C += torch.bincount(labels_B, minlength=num_classes)
+        for k, said_B in zip(teachers_K.nonzero().flatten().tolist(), said_KB, strict=True):
+            is_hit_B = said_B == labels_B
+            self.hits_KC[k] += torch.bincount(said_B[is_hit_B], minlength=num_classes)
+            self.alarms_KC[k] += torch.bincount(said_B[~is_hit_B], minlength=num_classes)
+
+    @property
+    def others_C(self) -> Tensor:  # noqa: N802  # tensors carry their shape in the name
+        """Samples of other classes, [C]."""
+        return self.samples_C.sum() - self.samples_C
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What is known of the teachers after looking: arguments for `check_evidence`."""
+
+    counts_KC: Tensor
+    accuracies_KC: Tensor
+    support_KC: Tensor
+    false_alarms_KC: Tensor
+    others_KC: Tensor
+    credibility_K: Tensor
+
+
+def verify(counts_KC: Tensor, accuracies_KC: Tensor, tally: Tally, *, source: EvidenceSource) -> Verified:
+    """The published figures and the student's own together.
+
+    `pooled` adds the two. `own` takes the student's alone for the classes it holds. For a class it does not hold there
+    is only what was published. Published counts shrink with the teacher's credibility. A sample of the student's speaks
+    for a teacher only if the teacher got it right.
+    """
+    credibility_K = credibility(counts_KC, accuracies_KC, tally)
+    published_KC = counts_KC * credibility_K.unsqueeze(1)
+    if source == "own":
+        published_KC = torch.where(tally.samples_C > 0, 0.0, published_KC)
+    total_KC = published_KC + tally.samples_C
+    hits_KC = published_KC * accuracies_KC + tally.hits_KC
+    return Verified(
+        counts_KC=total_KC,
+        accuracies_KC=(hits_KC / total_KC.clamp(min=1e-12)).clamp(max=1),
+        support_KC=published_KC + tally.hits_KC,
+        false_alarms_KC=tally.alarms_KC / tally.others_C.clamp(min=1),
+        others_KC=tally.others_C.expand_as(total_KC),
+        credibility_K=credibility_K,
+    )
+
+
+def credibility(counts_KC: Tensor, accuracies_KC: Tensor, tally: Tally) -> Tensor:
+    """How far each teacher's published figures can be believed, 0 to 1, [K].
+
+    exp(-z^2 / 2), where z says by how many standard deviations its hits on the student's samples fall short of what it
+    published, beyond the slack. Doing better than published costs nothing.
+    """
+    said_KC = (counts_KC > 0).to(counts_KC) * tally.samples_C  # the student's samples about which it says something
+    expected_K = (said_KC * smoothed_accuracy(counts_KC, accuracies_KC)).sum(dim=1)
+    hits_K = torch.where(counts_KC > 0, tally.hits_KC, 0.0).sum(dim=1)
+    smoothed_KC = smoothed_accuracy(counts_KC, accuracies_KC)
+    variance_K = (
+        said_KC * smoothed_KC * (1 - smoothed_KC) + said_KC**2 * accuracy_variance(counts_KC, accuracies_KC)
+    ).sum(dim=1)
+    shortfall_K = (expected_K - hits_K - SLACK * said_KC.sum(dim=1)).clamp(min=0)
+    return torch.exp(-(shortfall_K**2) / (2 * variance_K.clamp(min=1e-12)))
