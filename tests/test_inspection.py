@@ -263,7 +263,7 @@ def test_the_sentence_of_a_class_that_nobody_supports(weight, words):
     teachers = (view(1, 1, "unsupported", weight), view(2, 0, "unsupported", weight))
     trace = ImageTrace(1, 0, 0, 0, "owl", "owl", 0.4, 0.1, 0.42, 0.3, teachers)
     assert describe(trace).startswith(
-        f"No teacher holds enough samples of owl (the most: client 1 with 1), so {words}; "
+        f"No teacher has enough samples of owl (the most: client 1 with 1), so {words}; "
     )
 
 

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from crad.aggregation import Trace, explain
+from crad.aggregation import Tally, Trace, explain
 from crad.data.picture import contact_sheet
+from crad.data.tensors import ImageSet
 from crad.errors import ConfigError, RunError
 from crad.federation.checkpoint import latest_round, load_checkpoint, saved_rounds
-from crad.federation.message import Statistics
 from crad.federation.method import Method
 from crad.federation.peer import Peer, class_statistics
 from crad.federation.records import Record, partition_record
@@ -33,12 +33,13 @@ from crad.federation.world import World, build_world
 from crad.learning.device import repeatable
 from crad.learning.teachers import PreparedTeacher, TeacherEngine, soft_predictions
 from crad.methods import resolve_method
-from crad.methods.distillation import statistics_tensors
+from crad.methods.distillation import Known, known_of
 from crad.results.run_directory import RunDirectory
 from crad.results.selection import best_round
 from crad.results.traces import ImageTrace, TeacherView
 
 SEARCHED_IMAGES = 500  # test images looked through for the clearest cases
+TALLIED_IMAGES = 2000  # of a student's training samples on which its teachers are counted
 SEARCHED_OUTPUTS = 10_000  # of one image by one teacher: many clients look through fewer images
 SURVEY_IMAGES, SURVEY_STUDENTS = 30, 10
 SURVEY_NUMBERS = 300_000  # weights in a survey: about 2 MB of the page
@@ -80,7 +81,9 @@ class RunInspector:
                 f"{run} ran method {self.experiment.method!r} with {self.experiment.clients} clients: no teachers were "
                 "combined by a rule there, so there is nothing to explain"
             )
-        self._rule = method.rule
+        recipe = self.experiment.recipe
+        self._rule, self._source = method.rule.with_filter(recipe.filter), recipe.evidence
+        self._tallies: dict[int, Tally] = {}
         self.round_index = _selected_round(directory)
         self.world = world or build_world(self.experiment)
         directory.check_same_data(partition_record(self.world))
@@ -182,19 +185,50 @@ class RunInspector:
         return [k for k, place in enumerate(self.teachers) if place.index != student]
 
     def _combine(self, student: int, q_NBC: Tensor) -> Trace:
-        chosen = self._of_student(student)
-        statistics: list[Statistics] = [self._statistics[k] for k in chosen]
-        counts_KC, accuracies_KC, cross_entropies_KC = statistics_tensors(statistics)
         return explain(
-            q_NBC[chosen],
-            counts_KC,
-            accuracies_KC,
-            self._rule,
+            q_NBC[self._of_student(student)],
+            **self._known(student),
+            rule=self._rule,
             min_support=self.experiment.min_support,
             epsilon=self.experiment.epsilon,
             unsupported=self.experiment.unsupported,
-            cross_entropy=cross_entropies_KC,
         )
+
+    def _known(self, student: int) -> Known:
+        """What the student knows of its teachers: what they published, and what it counts on its own samples."""
+        statistics = [self._statistics[k] for k in self._of_student(student)]
+        return known_of(statistics, self._tally_of(student), source=self._source)
+
+    def _support(self, student: int) -> Tensor:
+        """Samples that speak for each of the student's teachers, [K,C]."""
+        known = self._known(student)
+        return known["counts"] if known["support"] is None else known["support"]
+
+    def _tally_of(self, student: int) -> Tally:
+        if self._source != "reported" and not self._tallies:
+            self._count()
+        return self._tallies.get(student, Tally(len(self._of_student(student)), self.world.num_classes))
+
+    def _count(self) -> None:
+        """Every teacher once over everybody's training samples, as they are: what each student would count of it."""
+        parts = [self._training_part(place) for place in self.roster]
+        self._tallies = {
+            place.index: Tally(len(self._of_student(place.index)), self.world.num_classes) for place in self.roster
+        }
+        with repeatable(0, self.world.device):
+            for n, teacher in enumerate(self.teachers):
+                run = self._run_of(teacher)
+                for place, part in zip(self.roster, parts, strict=True):
+                    chosen = self._of_student(place.index)
+                    if n not in chosen or not len(part):
+                        continue
+                    said_1BC = run(self.world.preparation.inputs(part.images)).unsqueeze(0)
+                    mask_K = torch.arange(len(chosen)) == chosen.index(n)
+                    self._tallies[place.index].add(said_1BC, part.labels, mask_K, is_new=n == chosen[0])
+
+    def _training_part(self, place: Place) -> ImageSet:
+        indices = [self.world.shards[client].train for client in place.member.clients]
+        return self.world.images(np.concatenate([np.empty(0, dtype=np.int64), *indices])[:TALLIED_IMAGES])
 
     def _students(self) -> list[int]:
         return [place.index for place in self.roster]
@@ -247,7 +281,7 @@ class RunInspector:
         rows_B = torch.arange(len(labels_B), device=labels_B.device)
         target_B = trace.target[rows_B, labels_B]
         uniform_B = q_NBC[chosen].mean(dim=0)[rows_B, labels_B]
-        counts_KC = torch.tensor([self._statistics[k].counts for k in chosen], device=labels_B.device)
+        counts_KC = self._support(student).to(labels_B.device)
         specialist_B = counts_KC.argmax(dim=0)[labels_B]
         states_B = trace.state[specialist_B.cpu().numpy(), np.arange(len(labels_B)), labels_B.cpu().numpy()]
         is_lost_B = torch.from_numpy(states_B == "outlier").to(labels_B.device)
@@ -279,6 +313,7 @@ class RunInspector:
         return {
             "client": student,
             "teachers": [self.teachers[k].index for k in chosen],
+            **self._verified_record(student),
             "consensus": _rounded(trace.consensus),
             "band": _rounded(trace.band),
             "target": _rounded(trace.target),
@@ -290,17 +325,31 @@ class RunInspector:
             ],
         }
 
+    def _verified_record(self, student: int) -> Record:
+        """What the student knows of its teachers where that is not what they published."""
+        known = self._known(student)
+        if known["false_alarms"] is None:
+            return {}
+        return {
+            "support": _rounded(self._support(student)),
+            "accuracies": _rounded(known["accuracies"]),
+            "false_alarms": _rounded(known["false_alarms"]),
+        }
+
     def _view(self, student: int, image: int, row: int, label: int, q_NBC: Tensor, trace: Trace) -> ImageTrace:
         names = self.world.dataset.class_names
+        known, support_KC = self._known(student), self._support(student)
+        alarms_KC = known["false_alarms"]
         teachers = [
             TeacherView(
                 client=self.teachers[n].index,
                 architecture=self.teachers[n].member.architecture.id,
-                count=self._statistics[n].counts[label],
-                accuracy=self._statistics[n].accuracies[label],
+                count=float(support_KC[k, label]),
+                accuracy=float(known["accuracies"][k, label]),
                 probability=float(q_NBC[n, row, label]),
                 state=str(trace.state[k, row, label]),
                 weight=float(trace.weight[k, row, label]),
+                false_alarms=None if alarms_KC is None else float(alarms_KC[k, label]),
             )
             for k, n in enumerate(self._of_student(student))
         ]

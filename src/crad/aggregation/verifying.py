@@ -28,12 +28,13 @@ class Tally:
         self.hits_KC = torch.zeros(num_teachers, num_classes, dtype=torch.float64)
         self.alarms_KC = torch.zeros(num_teachers, num_classes, dtype=torch.float64)
 
-    def add(self, q_KBC: Tensor, labels_B: Tensor, teachers_K: Tensor) -> None:
-        """Count what these teachers, a mask over all, make of these samples."""
+    def add(self, q_KBC: Tensor, labels_B: Tensor, teachers_K: Tensor, *, is_new: bool = True) -> None:
+        """Count what these teachers, a mask over all, make of these samples; they are new unless others saw them."""
         num_classes = len(self.samples_C)
         said_KB = q_KBC.argmax(dim=2).cpu()
         labels_B = labels_B.cpu()
-        self.samples_C += torch.bincount(labels_B, minlength=num_classes)
+        if is_new:
+            self.samples_C += torch.bincount(labels_B, minlength=num_classes)
         for k, said_B in zip(teachers_K.nonzero().flatten().tolist(), said_KB, strict=True):
             is_hit_B = said_B == labels_B
             self.hits_KC[k] += torch.bincount(said_B[is_hit_B], minlength=num_classes)

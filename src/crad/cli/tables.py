@@ -72,12 +72,15 @@ def trace_table(trace: ImageTrace) -> Table:
             teacher.architecture,
             samples(teacher.count),
             percent(teacher.accuracy),
+            *([] if teacher.false_alarms is None else [percent(teacher.false_alarms)]),
             percent(teacher.probability),
             STATE_WORDS[teacher.state],
             percent(teacher.weight),
         ]
         for teacher in trace.teachers
     ]
+    if any(teacher.false_alarms is not None for teacher in trace.teachers):
+        header.insert(4, "false alarms %")
     low, high = trace.accepted
     title = (
         f"Student {trace.student}, test image {trace.image} (a {trace.true_class}), class {trace.class_index} "

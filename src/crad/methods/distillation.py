@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
 
-from crad.aggregation import Evidence, Rule, Tally, check_evidence, combine, credibility, resolve_rule, verify
-from crad.config import EvidenceSource, Experiment
+from crad.aggregation import Rule, Tally, check_evidence, combine, credibility, resolve_rule, verify
+from crad.config import EvidenceSource
 from crad.errors import SnapshotError
 from crad.federation.message import Message, Statistics
 from crad.federation.method import Learned, Method, Phase, RoundContext
@@ -129,33 +129,9 @@ class Judged:
         else:
             self.tally.add(q_KBC[:, whole_B], block.labels[whole_B], sound_K)
 
-    def evidence(
-        self, q_KBC: Tensor, snapshots: Sequence[Snapshot], sound_K: Tensor, experiment: Experiment
-    ) -> Evidence:
-        """What the rule is given about the sound teachers."""
-        counts_KC, accuracies_KC, cross_entropies_KC = statistics_tensors([s.statistics for s in snapshots])
-        cross_entropy = None if cross_entropies_KC is None else cross_entropies_KC[sound_K]
-        if self.source == "reported":
-            return check_evidence(
-                q_KBC,
-                counts_KC[sound_K],
-                accuracies_KC[sound_K],
-                cross_entropy=cross_entropy,
-                min_support=experiment.min_support,
-                epsilon=experiment.epsilon,
-            )
-        seen = verify(counts_KC, accuracies_KC, self.tally, source=self.source)
-        return check_evidence(
-            q_KBC,
-            seen.counts_KC[sound_K],
-            seen.accuracies_KC[sound_K],
-            cross_entropy=cross_entropy,
-            support=seen.support_KC[sound_K],
-            false_alarms=seen.false_alarms_KC[sound_K],
-            others=seen.others_KC[sound_K],
-            min_support=experiment.min_support,
-            epsilon=experiment.epsilon,
-        )
+    def known(self, statistics: Sequence[Statistics], teachers_K: Tensor) -> Known:
+        """What the rule is told of these teachers, a mask over all."""
+        return known_of(statistics, self.tally, source=self.source, teachers_K=teachers_K)
 
     def notes(self, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
         """For the records: how far each teacher's own figures were believed, and what was counted of it."""
@@ -207,10 +183,53 @@ def make_target(
         return None
     q_KBC = q_KBC[sound_K.to(q_KBC.device)]
     judged.look(q_KBC, block, sound_K)
-    evidence = judged.evidence(q_KBC, snapshots, sound_K, experiment)
+    evidence = check_evidence(
+        q_KBC,
+        **judged.known([snapshot.statistics for snapshot in snapshots], sound_K),
+        min_support=experiment.min_support,
+        epsilon=experiment.epsilon,
+    )
     made = combine(evidence, judged.rule, unsupported=experiment.unsupported)
     trust.add(made.share_KBC, sound_K)
     return made.target_BC
+
+
+class Known(TypedDict):
+    """What a rule is told of the teachers beside their predictions, each [K,C]; the names are those of `aggregate`."""
+
+    counts: Tensor
+    accuracies: Tensor
+    cross_entropy: Tensor | None
+    support: Tensor | None
+    false_alarms: Tensor | None
+    others: Tensor | None
+
+
+def known_of(
+    statistics: Sequence[Statistics], tally: Tally, *, source: EvidenceSource, teachers_K: Tensor | None = None
+) -> Known:
+    """The published figures, those that the student counted, or both, of the teachers in a mask."""
+    counts_KC, accuracies_KC, cross_entropies_KC = statistics_tensors(statistics)
+    chosen_K = torch.ones(len(statistics), dtype=torch.bool) if teachers_K is None else teachers_K
+    cross_entropy = None if cross_entropies_KC is None else cross_entropies_KC[chosen_K]
+    if source == "reported":
+        return Known(
+            counts=counts_KC[chosen_K],
+            accuracies=accuracies_KC[chosen_K],
+            cross_entropy=cross_entropy,
+            support=None,
+            false_alarms=None,
+            others=None,
+        )
+    seen = verify(counts_KC, accuracies_KC, tally, source=source)
+    return Known(
+        counts=seen.counts_KC[chosen_K],
+        accuracies=seen.accuracies_KC[chosen_K],
+        cross_entropy=cross_entropy,
+        support=seen.support_KC[chosen_K],
+        false_alarms=seen.false_alarms_KC[chosen_K],
+        others=seen.others_KC[chosen_K],
+    )
 
 
 def statistics_tensors(statistics: Sequence[Statistics]) -> tuple[Tensor, Tensor, Tensor | None]:

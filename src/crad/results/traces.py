@@ -19,6 +19,7 @@ class TeacherView:
     probability: float
     state: str
     weight: float
+    false_alarms: float | None = None  # as the student counted them, where it did
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,11 @@ def describe(trace: ImageTrace) -> str:
     """What became of the teacher with the most samples of the class, and what the student learns."""
     most = max(trace.teachers, key=lambda teacher: teacher.count)
     low, high = trace.accepted
-    holds = (
-        f"Client {most.client} holds most samples of {trace.class_name} ({samples(most.count)}) and says "
-        f"{percent(most.probability)} %"
-    )
+    if most.false_alarms is None:
+        known = f"Client {most.client} holds most samples of {trace.class_name} ({samples(most.count)}) and says"
+    else:
+        known = f"Most samples of {trace.class_name} ({samples(most.count)}) speak for client {most.client}, which says"
+    holds = f"{known} {percent(most.probability)} %"
     accepted = f"the accepted {percent(low)} to {percent(high)} %"
     if most.state == "kept":
         became = f"{holds}, within {accepted}, so it is kept with {percent(most.weight)} % of the weight"
@@ -59,7 +61,7 @@ def describe(trace: ImageTrace) -> str:
     else:
         is_heard = any(teacher.weight > 0 for teacher in trace.teachers)
         became = (
-            f"No teacher holds enough samples of {trace.class_name} (the most: client {most.client} with "
+            f"No teacher has enough samples of {trace.class_name} (the most: client {most.client} with "
             f"{samples(most.count)}), so {'all are averaged alike' if is_heard else 'nobody is heard'}"
         )
     num = {state: sum(teacher.state == state for teacher in trace.teachers) for state in STATE_WORDS}

@@ -113,8 +113,9 @@ class Inspector {
       return {
         client,
         architecture: about.architecture,
-        count: about.counts[label],
-        accuracy: about.accuracies[label],
+        count: own.support ? own.support[k][label] : about.counts[label],
+        accuracy: own.accuracies ? own.accuracies[k][label] : about.accuracies[label],
+        alarms: own.false_alarms ? own.false_alarms[k][label] : null,
         says: this.run.probabilities[image][n][label],
         weight: own.weights[image][k][label],
         state: own.states[image][k][label],
@@ -160,6 +161,7 @@ class Inspector {
   teacherTable(trace) {
     const by = { client: (one) => one.client, count: (one) => -one.count, says: (one) => -one.says, weight: (one) => -one.weight };
     const key = by[this.order];
+    const isVerified = trace.teachers.some((one) => one.alarms !== null);
     const ordered = [...trace.teachers].sort((one, other) => key(one) - key(other) || one.client - other.client);
     const ticks = [0, 25, 50, 75, 100].map((tick) => make("span", { class: "tick", style: at(tick / 100) }, String(tick)));
     const heads = ["teacher", "samples"].map((text, i) => make("th", { scope: "col", class: i ? null : "words" }, text));
@@ -170,6 +172,7 @@ class Inspector {
       make("th", { scope: "col", class: "words" }, "state"),
       make("th", { scope: "col" }, "weight %"),
       make("th", { scope: "col" }, "accuracy %"),
+      ...(isVerified ? [make("th", { scope: "col" }, "false alarms %")] : []),
     );
     const rows = ordered.map((one) => {
       const state = STATES[one.state];
@@ -182,6 +185,7 @@ class Inspector {
         make("td", { class: `words state ${state.kind}` }, `${state.sign} ${state.word}`),
         make("td", {}, percent(one.weight)),
         make("td", {}, percent(one.accuracy)),
+        ...(isVerified ? [make("td", {}, percent(one.alarms))] : []),
       );
     });
     const foot = [
@@ -194,7 +198,7 @@ class Inspector {
         make("th", { scope: "row", class: "words", colspan: 2 }, `${sign} ${name === "uniform" ? "uniform average" : name}`),
         plotCell(trace, share, sign, name),
         make("td", {}, percent(share)),
-        make("td", { class: "words", colspan: 3 }, words),
+        make("td", { class: "words", colspan: isVerified ? 4 : 3 }, words),
       ),
     );
     return [make("thead", {}, head), make("tbody", {}, ...rows), make("tfoot", {}, ...foot)];
@@ -261,12 +265,16 @@ function sentence(trace) {
   const most = teachers.reduce((best, one) => (one.count > best.count ? one : best));
   const num = (state) => teachers.filter((one) => one.state === state).length;
   const accepted = `the accepted ${percent(trace.low)} to ${percent(trace.high)} %`;
-  const holds = `Client ${most.client} holds most samples of ${className} (${samples(most.count)}) and says ${percent(most.says)} %`;
+  const known =
+    most.alarms === null
+      ? `Client ${most.client} holds most samples of ${className} (${samples(most.count)}) and says`
+      : `Most samples of ${className} (${samples(most.count)}) speak for client ${most.client}, which says`;
+  const holds = `${known} ${percent(most.says)} %`;
   const alike = teachers.some((one) => one.weight > 0) ? "all are averaged alike" : "nobody is heard";
   const became = {
     k: `${holds}, within ${accepted}, so it is kept with ${percent(most.weight)} % of the weight`,
     o: `${holds}, but lies outside ${accepted}, so it is dropped`,
-    u: `No teacher holds enough samples of ${className} (the most: client ${most.client} with ${samples(most.count)}), so ${alike}`,
+    u: `No teacher has enough samples of ${className} (the most: client ${most.client} with ${samples(most.count)}), so ${alike}`,
   }[most.state];
   return (
     `${became}; the target is ${percent(trace.target)} %, a uniform average would say ${percent(trace.uniform)} %. ` +
