@@ -262,9 +262,7 @@ def test_the_sentence_of_a_specialist_that_is_kept():
 def test_the_sentence_of_a_class_that_nobody_supports(weight, words):
     teachers = (view(1, 1, "unsupported", weight), view(2, 0, "unsupported", weight))
     trace = ImageTrace(1, 0, 0, 0, "owl", "owl", 0.4, 0.1, 0.42, 0.3, teachers)
-    assert describe(trace).startswith(
-        f"No teacher has enough samples of owl (the most: client 1 with 1), so {words}; "
-    )
+    assert describe(trace).startswith(f"No teacher has enough samples of owl (the most: client 1 with 1), so {words}; ")
 
 
 def test_halves_are_rounded_upwards_as_on_the_page():

@@ -25,7 +25,7 @@ from crad.data.tensors import ImageSet
 from crad.errors import ConfigError, RunError
 from crad.federation.checkpoint import latest_round, load_checkpoint, saved_rounds
 from crad.federation.method import Method
-from crad.federation.peer import Peer, class_statistics
+from crad.federation.peer import Peer, class_statistics, training_indices
 from crad.federation.records import Record, partition_record
 from crad.federation.roster import Place, Roster
 from crad.federation.work import load_tensors
@@ -227,8 +227,7 @@ class RunInspector:
                     self._tallies[place.index].add(said_1BC, part.labels, mask_K, is_new=n == chosen[0])
 
     def _training_part(self, place: Place) -> ImageSet:
-        indices = [self.world.shards[client].train for client in place.member.clients]
-        return self.world.images(np.concatenate([np.empty(0, dtype=np.int64), *indices])[:TALLIED_IMAGES])
+        return self.world.images(training_indices(self.world, place.member.clients)[:TALLIED_IMAGES])
 
     def _students(self) -> list[int]:
         return [place.index for place in self.roster]

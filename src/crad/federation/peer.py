@@ -114,19 +114,12 @@ class Peer:
     @cached_property
     def train(self) -> ImageSet:
         """The training part of its shards."""
-        nothing = np.empty(0, dtype=np.int64)  # a roster member may own no data at all
-        return self.world.images(np.concatenate([nothing, *(shard.train for shard in self._shards)]))
+        return self.world.images(training_indices(self.world, self.clients))
 
     @cached_property
     def log_prior_C(self) -> Tensor | None:  # noqa: N802  # tensors carry their shape in the name
-        """The logarithm of its own class shares, under `local_loss = "balanced"`; None: it plays no part.
-
-        The private loss adds it to the logits, so these do without it: plain, they are the model's global face, and
-        with it the local one.
-        """
-        if self.world.experiment.recipe.local_loss == "plain":
-            return None
-        return log_shares(self.train.labels, num_classes=self.num_classes)
+        """The logarithm of its own class shares, where it plays a part."""
+        return log_prior(self.world, self.clients)
 
     @property
     def _shards(self) -> list[Shard]:
@@ -233,6 +226,24 @@ class Peer:
             num_classes=self.num_classes,
             prepare=None if self._engine is None else partial(self._engine.prepare, key=self.architecture.id),
         )
+
+
+def training_indices(world: World, clients: Sequence[int]) -> NDArray[np.int64]:
+    """Where the training parts of these clients' shards lie among all images."""
+    nothing = np.empty(0, dtype=np.int64)  # a roster member may own no data at all
+    return np.concatenate([nothing, *(world.shards[client].train for client in clients)])
+
+
+def log_prior(world: World, clients: Sequence[int]) -> Tensor | None:
+    """The logarithm of the clients' class shares, under `local_loss = "balanced"`; None: it plays no part.
+
+    The private loss adds it to the logits, so these do without it: plain, they are the model's global face, and with
+    it the local one.
+    """
+    if world.experiment.recipe.local_loss == "plain":
+        return None
+    labels = torch.from_numpy(world.dataset.train_labels[training_indices(world, clients)])
+    return log_shares(labels, num_classes=world.num_classes).to(world.device)
 
 
 def class_statistics(world: World, peer: int, standing: Standing, *, with_cross_entropy: bool = False) -> Statistics:

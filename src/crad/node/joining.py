@@ -8,6 +8,7 @@ from pathlib import Path
 from crad.api import Hooks
 from crad.errors import ConfigError
 from crad.exporting import export_onnx, export_safetensors, trained_model
+from crad.federation.peer import log_prior
 from crad.federation.records import Record
 from crad.network.agreement import Agreement
 from crad.network.ledger import totals
@@ -65,9 +66,11 @@ def _write_outcome(part: Part, federated: Trained, record: Record, *, hooks: Hoo
     directory = RunDirectory(part.folder)
     architecture = part.world.architecture_of(part.number)
     model = trained_model(part.world, part.method.roster(part.world)[part.number], federated.state)
-    export_safetensors(model, part.world, part.folder / "model.safetensors", architecture=architecture.id)
+    prior_C = log_prior(part.world, (part.number,))
+    weights = part.folder / "model.safetensors"
+    export_safetensors(model, part.world, weights, architecture=architecture.id, log_prior_C=prior_C)
     try:
-        export_onnx(model, part.world, part.folder / "model.onnx")
+        export_onnx(model, part.world, part.folder / "model.onnx", log_prior_C=prior_C)
     except ConfigError as error:
         hooks.on_notice(f"no model.onnx: {error}")
     directory.write_json("participant.json", record)

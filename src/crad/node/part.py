@@ -15,7 +15,7 @@ from crad.errors import ConfigError, RunError
 from crad.federation.method import Method
 from crad.federation.world import World, build_own_world
 from crad.learning.device import choose_device, repeatable
-from crad.methods import resolve_method
+from crad.methods import check_recipe, resolve_method
 from crad.network.agreement import Agreement
 from crad.network.site import Site
 from crad.node.place import state_folder
@@ -62,6 +62,7 @@ def make_part(agreement: Agreement, site: Site, own: OwnData) -> Part:
     number = agreement.number(site.name)
     experiment = _experiment(agreement, site)
     method = resolve_method(experiment.method, experiment.method_settings)
+    check_recipe(experiment, method)
     folder = state_folder(agreement, site)
     device = choose_device(experiment.device)
     preparation = preparation_of(agreement.mean, agreement.std, augmentation=agreement.augmentation, device=device)

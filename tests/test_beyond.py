@@ -1,0 +1,422 @@
+"""What goes beyond the paper: every change by hand, and nothing changed where it is switched off.
+
+Shapes: K teachers, B samples, C classes.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import crad
+from crad.aggregation import Tally, credibility, verify
+from crad.aggregation.filters import FILTERS, weighted_median
+from crad.config import PUBLISHED, RECIPES, Experiment
+from crad.errors import ConfigError
+from crad.federation.method import one_member_per_client
+from crad.federation.peer import CLAIMED_SAMPLES, Peer, log_prior
+from crad.federation.world import build_world
+from crad.learning.epoch import Block
+from crad.learning.losses import Labels, log_shares, private_cross_entropy
+from crad.learning.matching import match_on
+from crad.methods import check_recipe, resolve_method
+from crad.results.run_directory import identity
+from tests.conftest import change
+from tests.federation import Federation
+from tests.test_aggregation import one_sample, same_for_every_class, spread, tensor
+from tests.test_golden import without_timing
+
+PLAIN = {"local_loss": "plain", "evidence": "reported", "filter": "median", "matching": "same"}
+
+# The failure case of the paper's appendix, with the figures that test_aggregation.py chose for the other teachers.
+SAYS = [0.343, 0.30, 0.28, 0.25, 0.22, 0.16, 0.17, 0.637, 0.19, 0.20]
+COUNTS = [20, 30, 40, 30, 40, 10, 25, 258, 30, 15]
+ACCURACIES = [0.5] * 7 + [0.905] + [0.5] * 2
+SPECIALIST = 7
+
+
+# --- switched off, nothing changes
+
+
+def test_with_the_published_settings_crad_plus_is_crad_to_the_last_bit(tiny):
+    published = without_timing(crad.run(change(tiny, method="crad", rounds=2)).rounds)
+    assert without_timing(crad.run(change(tiny, method="crad", rounds=2, **PLAIN)).rounds) == published
+    assert without_timing(crad.run(change(tiny, method="crad-plus", rounds=2, **PLAIN)).rounds) == published
+
+
+@pytest.fixture(scope="module")
+def one_round(tiny):
+    return without_timing(crad.run(change(tiny, rounds=1)).rounds)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"local_loss": "balanced"}, {"evidence": "pooled"}, {"matching": "mixup"}, {"liars": 1}],
+    ids=lambda settings: "-".join(map(str, *settings.items())),
+)
+def test_every_setting_reaches_the_training(tiny, one_round, settings):
+    changed = without_timing(crad.run(change(tiny, rounds=1, **settings)).rounds)
+    losses = [[client["losses"] for client in rounds[0]["clients"]] for rounds in (one_round, changed)]
+    assert losses[0] != losses[1]
+
+
+def test_every_change_together_is_the_same_in_one_process_and_in_two(tiny):
+    wanted = change(tiny, method="crad-plus", rounds=2, matching="mixup", liars=1)
+    alone = without_timing(crad.run(change(wanted, workers=1)).rounds)
+    assert without_timing(crad.run(change(wanted, workers=2)).rounds) == alone
+
+
+def test_a_setting_wins_over_what_the_method_stands_for():
+    assert Experiment(method="crad-plus").recipe == RECIPES["crad-plus"]
+    assert Experiment(method="crad").recipe == PUBLISHED
+    changed = Experiment(method="crad-plus", local_loss="plain").recipe
+    assert changed.local_loss == "plain"
+    assert changed.evidence == RECIPES["crad-plus"].evidence
+
+
+def test_runs_of_earlier_versions_keep_their_identity():
+    assert identity(Experiment()) == identity(Experiment(**PLAIN))
+    assert identity(Experiment(method="crad-plus")) == identity(Experiment(method="crad-plus", evidence="pooled"))
+    others = [Experiment(local_loss="balanced"), Experiment(evidence="own"), Experiment(liars=2), Experiment()]
+    assert len({identity(one) for one in others}) == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"method": "fedmd", "evidence": "own"}, r"evidence = 'own' is for methods that combine snapshots by a rule"),
+        ({"method": "local", "liars": 1}, r"liars = 1 is for methods that combine snapshots by a rule"),
+        ({"method": "uniform", "evidence": "pooled"}, r"'uniform' looks at no evidence of its teachers"),
+        ({"method": "uniform", "filter": "support"}, r"filter 'support' takes the place of CRAD's"),
+    ],
+)
+def test_a_setting_without_effect_is_refused(settings, words):
+    experiment = Experiment(**settings)
+    with pytest.raises(ConfigError, match=words):
+        check_recipe(experiment, resolve_method(experiment.method))
+
+
+def test_somebody_must_be_honest():
+    with pytest.raises(ConfigError, match="liars is 4, but there are only 4 clients: one must be honest"):
+        Experiment(clients=4, liars=4)
+
+
+# --- calibrated students
+
+
+def test_the_balanced_loss_by_hand():
+    # Shares 3/4 and 1/4, logits equal: the class of the prior's 3/4 costs ln 4/3, the other ln 4.
+    prior_C = log_shares(torch.tensor([0, 0, 0, 1]), num_classes=3)
+    logits = torch.zeros(1, 3)
+    assert private_cross_entropy(logits, torch.tensor([0]), prior_C).item() == pytest.approx(math.log(4 / 3), rel=1e-6)
+    assert private_cross_entropy(logits, torch.tensor([1]), prior_C).item() == pytest.approx(math.log(4), rel=1e-6)
+
+
+def test_a_class_that_is_not_held_is_not_pushed_down():
+    prior_C = log_shares(torch.tensor([0, 1]), num_classes=3)
+    logits = torch.tensor([[0.3, -0.2, 1.0]], requires_grad=True)
+    private_cross_entropy(logits, torch.tensor([0]), prior_C).backward()
+    assert logits.grad is not None
+    assert logits.grad[0, 2].item() == 0
+    assert logits.grad[0, 0].item() < 0 < logits.grad[0, 1].item()
+
+
+def test_a_balanced_client_has_two_faces(tiny):
+    federation = Federation(change(tiny, local_loss="balanced", lr=0.05))
+    federation.next_round()
+    peer = federation.peer(0)
+    peer.test()
+    world, shard = federation.world, federation.world.shards[0]
+    prior_C = log_prior(world, (0,))
+    held = torch.bincount(peer.train.labels, minlength=peer.num_classes).double()
+    assert prior_C is not None
+    assert torch.allclose(prior_C.double().exp(), held / held.sum(), atol=1e-6)
+
+    def hits(images, face_C):
+        with torch.no_grad():
+            logits = peer.model.eval()(world.preparation.inputs(images.images))
+        right = (logits + face_C).argmax(dim=1) == images.labels
+        return torch.bincount(images.labels[right], minlength=peer.num_classes).tolist()
+
+    nothing_C = torch.zeros(peer.num_classes)
+    validation, test = world.images(shard.validation), world.images(shard.test)
+    assert list(peer.standing.validation[0].hits) == hits(validation, prior_C)
+    assert peer.standing.plain is not None
+    assert list(peer.standing.plain[0].hits) == hits(validation, nothing_C), "what others see"
+    assert peer.standing.local is not None
+    assert list(peer.standing.local[0].hits) == hits(test, prior_C)
+    assert peer.standing.overall is not None
+    assert list(peer.standing.overall.hits) == hits(world.global_test, nothing_C)
+    assert peer.statistics().accuracies == tuple(peer.standing.plain[0].class_accuracies())
+
+
+def test_a_plain_client_has_one_face(tiny):
+    federation = Federation(change(tiny, lr=0.05))
+    assert log_prior(federation.world, (0,)) is None
+    assert federation.peer(0).standing.plain is None
+
+
+def test_the_exported_model_has_both_faces(tiny, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    import json
+
+    from safetensors import safe_open
+
+    from crad.exporting import export_onnx, export_safetensors
+
+    world = build_world(change(tiny, local_loss="balanced"))
+    peer = Peer(world, one_member_per_client(world)[2])
+    assert peer.log_prior_C is not None
+    model = peer.model.eval().requires_grad_(False)
+    export_safetensors(model, world, tmp_path / "m.safetensors", architecture="x", log_prior_C=peer.log_prior_C)
+    with safe_open(tmp_path / "m.safetensors", "pt") as file:
+        about = file.metadata()
+    assert json.loads(about["log_prior"]) == pytest.approx(peer.log_prior_C.tolist())
+    assert "logits + log_prior" in about["faces"]
+    export_onnx(model, world, tmp_path / "m.onnx", log_prior_C=peer.log_prior_C)
+    session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"])
+    assert [output.name for output in session.get_outputs()] == ["probabilities", "local_probabilities"]
+    images = world.global_test.images[:4].float()
+    plain, local = (torch.from_numpy(array) for array in session.run(None, {"pixels": images.numpy()}))
+    logits = model(world.preparation.inputs(images))
+    assert torch.allclose(plain, torch.softmax(logits, dim=1), atol=1e-5)
+    assert torch.allclose(local, torch.softmax(logits + peer.log_prior_C, dim=1), atol=1e-5)
+    assert not torch.allclose(plain, local, atol=1e-2)
+
+
+# --- verified teachers
+
+
+def counted() -> Tally:
+    """Two teachers on four samples of class 0, two of class 1, none of class 2."""
+    labels_B = torch.tensor([0, 0, 0, 0, 1, 1])
+    said_KB = torch.tensor([[0, 0, 0, 1, 1, 2], [2, 2, 2, 2, 1, 2]])
+    tally = Tally(2, 3)
+    tally.add(torch.nn.functional.one_hot(said_KB, 3).float(), labels_B, torch.tensor([True, True]))
+    return tally
+
+
+def test_hits_and_false_alarms_are_counted():
+    tally = counted()
+    assert tally.samples_C.tolist() == [4, 2, 0]
+    assert tally.others_C.tolist() == [2, 4, 6]
+    assert tally.hits_KC.tolist() == [[3, 1, 0], [0, 1, 0]]
+    assert tally.alarms_KC.tolist() == [[0, 1, 1], [0, 0, 5]]
+
+
+def test_a_teacher_that_is_left_out_is_not_counted():
+    tally = Tally(3, 2)
+    tally.add(tensor([[[0.9, 0.1]], [[0.2, 0.8]]]), torch.tensor([0]), torch.tensor([True, False, True]))
+    assert tally.hits_KC.tolist() == [[1, 0], [0, 0], [0, 0]]
+    assert tally.alarms_KC.tolist() == [[0, 0], [0, 0], [0, 1]]
+
+
+def test_pooled_evidence_adds_up_and_own_evidence_stands_alone():
+    # Teacher 0 says 0.75 of 8 samples of class 0, as the student finds it: it is believed.
+    counts_KC = tensor([[8, 4, 10], [0, 0, 0]])
+    accuracies_KC = tensor([[0.75, 0.5, 0.8], [0, 0, 0]])
+    pooled = verify(counts_KC, accuracies_KC, counted(), source="pooled")
+    assert pooled.credibility_K.tolist() == [1, 1]
+    assert pooled.counts_KC.tolist() == [[12, 6, 10], [4, 2, 0]]
+    assert pooled.accuracies_KC[0].tolist() == pytest.approx([9 / 12, 3 / 6, 0.8])
+    assert pooled.support_KC.tolist() == [[11, 5, 10], [0, 1, 0]], "published samples and the own that it got right"
+    assert pooled.false_alarms_KC[0].tolist() == pytest.approx([0, 1 / 4, 1 / 6])
+    assert pooled.false_alarms_KC[1].tolist() == pytest.approx([0, 0, 5 / 6]), "measured for a class that is not held"
+    own = verify(counts_KC, accuracies_KC, counted(), source="own")
+    assert own.counts_KC.tolist() == [[4, 2, 10], [4, 2, 0]], "published where the student has nothing"
+    assert own.accuracies_KC[0].tolist() == pytest.approx([3 / 4, 1 / 2, 0.8])
+
+
+def test_a_teacher_that_claims_what_is_not_so_loses_its_published_figures():
+    tally = Tally(2, 2)
+    labels_B = torch.arange(40) % 2
+    said_KB = torch.stack([torch.zeros(40, dtype=torch.long), labels_B])
+    tally.add(torch.nn.functional.one_hot(said_KB, 2).float(), labels_B, torch.tensor([True, True]))
+    counts_KC = torch.full((2, 2), CLAIMED_SAMPLES, dtype=torch.float64)
+    believed_K = credibility(counts_KC, torch.ones_like(counts_KC), tally)
+    assert believed_K[0].item() < 1e-6, "20 of 40 right, all claimed"
+    assert believed_K[1].item() == 1, "all claimed, all right"
+    seen = verify(counts_KC, torch.ones_like(counts_KC), tally, source="pooled")
+    assert seen.counts_KC[0].tolist() == pytest.approx([20, 20], abs=1e-2)
+
+
+@given(n=st.integers(0, 500), a=st.floats(0, 1), right=st.integers(0, 60), more=st.integers(0, 60))
+def test_credibility_is_a_share_and_grows_with_what_is_found(n, a, right, more):
+    def of(hits: int) -> float:
+        tally = Tally(1, 2)
+        tally.samples_C += tensor([120, 0])
+        tally.hits_KC += tensor([[hits, 0]])
+        return credibility(tensor([[n, 0]]), tensor([[a, 0]]), tally).item()
+
+    assert 0 <= of(right) <= of(right + more) <= 1
+
+
+def test_the_weight_of_recall_and_false_alarms_by_hand():
+    # n = 12, r = 0.5: r~ = 8 / 16 = 0.5, variance 0.25 / 16. Others 12, f = 1/6: f~ = 4 / 16, variance 0.1875 / 16.
+    # Teacher 0: (0.5 - 0.25) / (0.4375 / 16) = 9.142857. Teacher 1: f = 2/3, f~ = 10 / 16 > r~: nothing.
+    # Teacher 2: f = 0, f~ = 2 / 16, variance 0.109375 / 16: 0.375 / (0.359375 / 16) = 16.69565.
+    q_KBC = one_sample(*[[0.5, 0.5]] * 3)
+    trace = crad.explain(
+        q_KBC,
+        same_for_every_class([12] * 3, 2),
+        same_for_every_class([0.5] * 3, 2),
+        false_alarms=same_for_every_class([1 / 6, 2 / 3, 0], 2),
+        others=same_for_every_class([12] * 3, 2),
+    )
+    total = 9.142857 + 16.69565
+    assert trace.weight[:, 0, 0].tolist() == pytest.approx([9.142857 / total, 0, 16.69565 / total], rel=1e-5)
+
+
+def test_being_decisively_wrong_is_no_longer_rewarded():
+    # Published: (a=0, n=180) weighs as much as (a=1, n=180). With false alarms known it weighs nothing.
+    q_KBC = one_sample([0.5, 0.5], [0.5, 0.5])
+    counts, accuracies = same_for_every_class([180, 180], 2), same_for_every_class([0, 1], 2)
+    assert crad.explain(q_KBC, counts, accuracies).weight[:, 0, 0].tolist() == pytest.approx([0.5, 0.5])
+    alarms, others = same_for_every_class([0.1, 0.1], 2), same_for_every_class([100, 100], 2)
+    seen = crad.explain(q_KBC, counts, accuracies, false_alarms=alarms, others=others)
+    assert seen.weight[:, 0, 0].tolist() == [0, 1]
+
+
+def test_false_alarms_come_with_their_number():
+    with pytest.raises(crad.errors.AggregationError, match="false_alarms and others belong together"):
+        crad.aggregate(
+            spread(SAYS), same_for_every_class(COUNTS, 10), same_for_every_class(ACCURACIES, 10),
+            false_alarms=same_for_every_class([0.1] * 10, 10),
+        )  # fmt: skip
+
+
+def test_liars_are_found_out_and_honest_teachers_believed(tiny):
+    experiment = change(tiny, evidence="pooled", liars=1, rounds=3, lr=0.05)
+    result = crad.run(experiment)
+    (liar,) = Federation(experiment).world.liars
+    for client in result.rounds[-1]["clients"]:
+        believed = client["notes"]["credibility"]
+        assert all(share < 0.01 for teacher, share in believed.items() if int(teacher) == liar)
+        assert all(share > 0.5 for teacher, share in believed.items() if int(teacher) != liar)
+
+
+def test_a_lie_is_noise_with_the_best_of_claims(tiny):
+    federation = Federation(change(tiny, liars=1))
+    (liar,) = federation.world.liars
+    peer = federation.peer(liar)
+    from crad.federation.message import read_body, read_manifest
+
+    message = peer.snapshot(1)
+    manifest = read_manifest(message, sender=liar, round_index=1, kind="snapshot")
+    assert manifest.statistics is not None
+    assert set(manifest.statistics.counts) == {CLAIMED_SAMPLES}
+    assert set(manifest.statistics.accuracies) == {1.0}
+    sent = read_body(message, sender=liar, expected=peer.model.state_dict())
+    own = dict(peer.model.named_parameters())
+    changed = [name for name, parameter in own.items() if parameter.std() > 0 and torch.equal(sent[name], parameter)]
+    assert changed == [], "none of the weights is its own"
+    assert bool(peer.snapshot(1).body == message.body), "drawn by the seed"
+
+
+# --- a filter that listens to evidence
+
+
+def test_the_specialist_of_the_appendix_is_dropped_by_crad_and_kept_by_crad_plus() -> None:
+    counts, accuracies = same_for_every_class(COUNTS, 10), same_for_every_class(ACCURACIES, 10)
+    published = crad.explain(spread(SAYS), counts, accuracies, rule="crad")
+    assert published.state[SPECIALIST, 0, 0] == "outlier"
+    plus = crad.explain(spread(SAYS), counts, accuracies, rule="crad-plus")
+    assert plus.state[SPECIALIST, 0, 0] == "kept"
+    assert plus.weight[SPECIALIST, 0, 0].item() == plus.weight[:, 0, 0].max().item()
+    assert plus.target[0, 0].item() > 0.4 > published.target[0, 0].item()
+
+
+@pytest.mark.parametrize("kind", ["support", "self-scaled", "weighted-consensus", "weighted-median", "weighted"])
+def test_every_other_filter_keeps_the_specialist(kind):
+    rule = crad.RULES["crad"].with_filter(kind)
+    counts, accuracies = same_for_every_class(COUNTS, 10), same_for_every_class(ACCURACIES, 10)
+    assert crad.explain(spread(SAYS), counts, accuracies, rule=rule).state[SPECIALIST, 0, 0] == "kept"
+
+
+def test_the_weighted_median_by_hand():
+    values_KBC = tensor([3, 1, 2]).view(3, 1, 1)
+
+    def of(*weights: float) -> float:
+        return weighted_median(values_KBC, tensor(weights).view(3, 1)).item()
+
+    assert of(1, 1, 1) == 2
+    assert of(4, 1, 1) == 3, "the heaviest has more than half"
+    assert of(1, 4, 1) == 1
+    assert of(1, 0, 1) == 2, "the lower of two"
+    assert of(0, 0, 0) == math.inf
+
+
+@given(data=st.data())
+def test_every_filter_keeps_somebody_where_somebody_is_supported(data):
+    teachers, classes = data.draw(st.integers(1, 6)), data.draw(st.integers(2, 4))
+    seed = data.draw(st.integers(0, 1000))
+    generator = torch.Generator().manual_seed(seed)
+    q_KBC = torch.softmax(3 * torch.randn(teachers, 3, classes, generator=generator), dim=2)
+    counts_KC = torch.randint(0, 6, (teachers, classes), generator=generator).double()
+    accuracies_KC = torch.rand(teachers, classes, generator=generator).double()
+    for kind in FILTERS:
+        trace = crad.explain(q_KBC, counts_KC, accuracies_KC, rule=crad.RULES["crad"].with_filter(kind))
+        is_kept_BC = torch.from_numpy((trace.state == "kept").any(axis=0))
+        assert is_kept_BC.equal((counts_KC >= 2).any(dim=0).expand_as(is_kept_BC)), kind
+        assert trace.target.sum(dim=1).tolist() == pytest.approx([1, 1, 1], abs=1e-5)
+
+
+def test_equal_evidence_gives_the_published_consensus():
+    counts, accuracies = same_for_every_class([20] * 10, 10), same_for_every_class([0.5] * 10, 10)
+    published = crad.explain(spread(SAYS), counts, accuracies)
+    for kind in ("self-scaled", "weighted-consensus", "weighted-median", "weighted"):
+        trace = crad.explain(spread(SAYS), counts, accuracies, rule=crad.RULES["crad"].with_filter(kind))
+        assert trace.state.tolist() == published.state.tolist(), kind
+        assert torch.allclose(trace.target, published.target)
+
+
+# --- matching on more of the function
+
+
+def block(size: int = 9) -> Block:
+    generator = torch.Generator().manual_seed(3)
+    return Block(torch.randn(size, 1, 4, 4, generator=generator), torch.arange(size) % 3)
+
+
+def test_mixed_samples_are_what_their_shares_say():
+    given = block()
+    made = match_on(given, "mixup", seed=5, purpose=("test",))
+    assert made.share is not None
+    assert made.mixed_with is not None
+    assert made.is_whole is not None
+    assert made.is_whole.tolist() == [True, False] * 4 + [True], "every second one stays whole"
+    assert torch.equal(made.inputs[::2], given.inputs[::2])
+    assert bool(((made.share[1::2] >= 0.5) & (made.share[1::2] < 1)).all())
+    assert torch.equal(made.labels, given.labels)
+    for row in range(1, 9, 2):
+        rest = (made.inputs[row] - made.share[row] * given.inputs[row]) / (1 - made.share[row])
+        partner = [other for other in range(9) if torch.allclose(rest, given.inputs[other], atol=1e-4)]
+        assert len(partner) == 1
+        assert made.mixed_with[row] == given.labels[partner[0]]
+    again = match_on(given, "mixup", seed=5, purpose=("test",))
+    assert torch.equal(made.inputs, again.inputs)
+    assert not torch.equal(made.inputs, match_on(given, "mixup", seed=6, purpose=("test",)).inputs)
+
+
+def test_mixed_labels_share_the_loss():
+    logits = torch.tensor([[2.0, 0.0], [0.0, 0.0]])
+    labels = Labels(torch.tensor([0, 1]), torch.tensor([1, 1]), torch.tensor([0.75, 1.0]))
+    first, second = math.log(1 + math.exp(-2)), math.log(1 + math.exp(2))
+    expected = (0.75 * first + 0.25 * second + math.log(2)) / 2
+    assert private_cross_entropy(logits, labels).item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_strongly_changed_samples_keep_their_label_and_the_others_their_pixels():
+    given = block(8)
+    made = match_on(given, "strong", seed=5, purpose=("test",))
+    assert made.share is None
+    assert torch.equal(made.inputs[::2], given.inputs[::2])
+    for row in range(1, 8, 2):
+        assert not torch.equal(made.inputs[row], given.inputs[row])
+        grey = int((made.inputs[row] == 0).sum())
+        assert 1 <= grey <= 4, "a square of half the side at most"
+    assert match_on(given, "same", seed=5, purpose=("test",)) is given
