@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import asdict, replace
 from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crad.config import RECIPES
 from crad.data.tensors import AUGMENTATIONS
 from crad.errors import ConfigError
 from crad.models import Architecture
@@ -52,9 +54,21 @@ def test_what_is_written_is_what_is_read(agreement, tmp_path):
 
 
 def test_defaults_are_written_in_full(agreement):
-    assert set(agreement.settings) == set(SETTINGS) - {"active", "private_counts"}  # those two are none by default
+    unset = {"active", "private_counts", "local_loss", "evidence", "filter", "matching"}  # none by default
+    assert set(agreement.settings) == set(SETTINGS) - unset
     for line in ('method = "crad"', "temperature = 3.0", "deadline_s = 900.0", "rounds = 5", "lr = 0.05"):
         assert line in to_toml(agreement).splitlines()
+
+
+def test_a_recipe_is_written_in_full_where_it_is_not_the_published_one(identities, agreement):
+    published = agreed(identities, settings={**agreement.settings, "local_loss": "plain", "evidence": "reported"})
+    assert published.hash == agreement.hash, "saying what holds anyway changes nothing"
+    plus = agreed(identities, settings={**agreement.settings, "method": "crad-plus", "local_loss": "plain"})
+    expected = replace(RECIPES["crad-plus"], local_loss="plain")
+    assert {name: plus.settings[name] for name in asdict(expected)} == asdict(expected)
+    assert plus.experiment(dataset="own.npz", device="cpu").recipe == expected
+    with pytest.raises(ConfigError, match="unknown setting 'liars'"):
+        agreed(identities, settings={"liars": 1})
 
 
 def test_a_members_number_is_its_place(agreement):

@@ -9,7 +9,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import crad
@@ -38,6 +38,8 @@ COUNTS = [20, 30, 40, 30, 40, 10, 25, 258, 30, 15]
 ACCURACIES = [0.5] * 7 + [0.905] + [0.5] * 2
 SPECIALIST = 7
 
+EXAMPLES = settings(max_examples=40, derandomize=True, database=None, deadline=None)
+
 
 # --- switched off, nothing changes
 
@@ -54,12 +56,12 @@ def one_round(tiny):
 
 
 @pytest.mark.parametrize(
-    "settings",
+    "setting",
     [{"local_loss": "balanced"}, {"evidence": "pooled"}, {"matching": "mixup"}, {"liars": 1}],
-    ids=lambda settings: "-".join(map(str, *settings.items())),
+    ids=lambda setting: "-".join(map(str, *setting.items())),
 )
-def test_every_setting_reaches_the_training(tiny, one_round, settings):
-    changed = without_timing(crad.run(change(tiny, rounds=1, **settings)).rounds)
+def test_every_setting_reaches_the_training(tiny, one_round, setting):
+    changed = without_timing(crad.run(change(tiny, rounds=1, **setting)).rounds)
     losses = [[client["losses"] for client in rounds[0]["clients"]] for rounds in (one_round, changed)]
     assert losses[0] != losses[1]
 
@@ -86,7 +88,7 @@ def test_runs_of_earlier_versions_keep_their_identity():
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("setting", "words"),
     [
         ({"method": "fedmd", "evidence": "own"}, r"evidence = 'own' is for methods that combine snapshots by a rule"),
         ({"method": "local", "liars": 1}, r"liars = 1 is for methods that combine snapshots by a rule"),
@@ -94,8 +96,8 @@ def test_runs_of_earlier_versions_keep_their_identity():
         ({"method": "uniform", "filter": "support"}, r"filter 'support' takes the place of CRAD's"),
     ],
 )
-def test_a_setting_without_effect_is_refused(settings, words):
-    experiment = Experiment(**settings)
+def test_a_setting_without_effect_is_refused(setting, words):
+    experiment = Experiment(**setting)
     with pytest.raises(ConfigError, match=words):
         check_recipe(experiment, resolve_method(experiment.method))
 
@@ -244,6 +246,7 @@ def test_a_teacher_that_claims_what_is_not_so_loses_its_published_figures():
     assert seen.counts_KC[0].tolist() == pytest.approx([20, 20], abs=1e-2)
 
 
+@EXAMPLES
 @given(n=st.integers(0, 500), a=st.floats(0, 1), right=st.integers(0, 60), more=st.integers(0, 60))
 def test_credibility_is_a_share_and_grows_with_what_is_found(n, a, right, more):
     def of(hits: int) -> float:
@@ -350,11 +353,11 @@ def test_the_weighted_median_by_hand():
     assert of(0, 0, 0) == math.inf
 
 
+@EXAMPLES
 @given(data=st.data())
 def test_every_filter_keeps_somebody_where_somebody_is_supported(data):
     teachers, classes = data.draw(st.integers(1, 6)), data.draw(st.integers(2, 4))
-    seed = data.draw(st.integers(0, 1000))
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
     q_KBC = torch.softmax(3 * torch.randn(teachers, 3, classes, generator=generator), dim=2)
     counts_KC = torch.randint(0, 6, (teachers, classes), generator=generator).double()
     accuracies_KC = torch.rand(teachers, classes, generator=generator).double()

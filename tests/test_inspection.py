@@ -161,7 +161,7 @@ def made(q, counts, labels, accuracies=None):
     """An inspector whose teachers say what a test wants: q [N][B][C], counts [N][C], labels [B]."""
     q_NBC = torch.tensor(q, dtype=torch.float64)
     self = object.__new__(RunInspector)
-    self._rule = RULES["crad"]
+    self._rule, self._source, self._tallies = RULES["crad"], "reported", {}
     self.experiment = crad.Experiment(clients=len(q))
     self.world = SimpleNamespace(global_test=SimpleNamespace(labels=torch.tensor(labels)))  # type: ignore[assignment]
     self.teachers = [SimpleNamespace(index=i) for i in range(len(q))]  # type: ignore[misc]
