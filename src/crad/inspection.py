@@ -204,10 +204,12 @@ class RunInspector:
         known = self._known(student)
         return known["counts"] if known["support"] is None else known["support"]
 
-    def _tally_of(self, student: int) -> Tally:
-        if self._source != "reported" and not self._tallies:
+    def _tally_of(self, student: int) -> Tally | None:
+        if self._source == "reported":
+            return None
+        if not self._tallies:
             self._count()
-        return self._tallies.get(student, Tally(len(self._of_student(student)), self.world.num_classes))
+        return self._tallies[student]
 
     def _count(self) -> None:
         """Every teacher once over everybody's training samples, as they are: what each student would count of it."""

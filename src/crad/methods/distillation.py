@@ -206,13 +206,13 @@ class Known(TypedDict):
 
 
 def known_of(
-    statistics: Sequence[Statistics], tally: Tally, *, source: EvidenceSource, teachers_K: Tensor | None = None
+    statistics: Sequence[Statistics], tally: Tally | None, *, source: EvidenceSource, teachers_K: Tensor | None = None
 ) -> Known:
     """The published figures, those that the student counted, or both, of the teachers in a mask."""
     counts_KC, accuracies_KC, cross_entropies_KC = statistics_tensors(statistics)
     chosen_K = torch.ones(len(statistics), dtype=torch.bool) if teachers_K is None else teachers_K
     cross_entropy = None if cross_entropies_KC is None else cross_entropies_KC[chosen_K]
-    if source == "reported":
+    if source == "reported" or tally is None:
         return Known(
             counts=counts_KC[chosen_K],
             accuracies=accuracies_KC[chosen_K],
