@@ -324,3 +324,39 @@ def test_explain_states_the_rules_and_says_what_happened(explain, inspector):
     assert inspection.FAILURE_RULE in out
     for trace in inspector.clearest():
         assert describe(trace) in out
+
+
+# --- what a student counted itself
+
+
+@pytest.fixture(scope="module")
+def verified(tiny, tmp_path_factory):
+    path = tmp_path_factory.mktemp("verified") / "run"
+    crad.run(change(tiny, rounds=1, evidence="pooled", lr=0.05), output=path)
+    return RunInspector(path)
+
+
+def test_the_evidence_is_what_each_student_counts_on_its_own_samples(verified):
+    student = 1
+    part = verified.world.images(verified.world.shards[student].train)
+    inputs = verified.world.preparation.inputs(part.images)
+    known = verified._known(student)
+    others = [place for place in verified.teachers if place.index != student]
+    for k, place in enumerate(others):
+        said = verified._run_of(place)(inputs).argmax(dim=1)
+        for label in range(4):
+            is_other = part.labels != label
+            alarms = float((said[is_other] == label).double().mean()) if bool(is_other.any()) else 0.0
+            assert known["false_alarms"][k, label].item() == pytest.approx(alarms)
+    held = torch.bincount(part.labels, minlength=4)
+    assert all(known["counts"][k, label] >= held[label] for k in range(3) for label in range(4))
+
+
+def test_the_survey_and_the_trace_have_the_false_alarms(verified):
+    survey = verified.survey()
+    record = next(one for one in survey["students"] if one["client"] == 1)
+    assert len(record["false_alarms"]) == len(record["support"]) == len(record["accuracies"]) == 3
+    trace = verified.trace(student=1, image=0, class_index=2)
+    shown = [teacher.false_alarms for teacher in trace.teachers]
+    assert shown == pytest.approx([row[2] for row in record["false_alarms"]], abs=1e-5)
+    assert "speak for client" in describe(trace) or "No teacher has enough" in describe(trace)
