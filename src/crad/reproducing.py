@@ -17,7 +17,7 @@ from crad.config import Experiment
 from crad.data.catalog import locate
 from crad.errors import ConfigError, CradError, DataError, RunError
 from crad.federation.files import write_atomically
-from crad.results.charts import charts_available, make_charts, save_chart
+from crad.results.charts import charts_available, make_charts, make_study_charts, save_chart
 from crad.results.durations import Durations
 from crad.results.grouping import worlds
 from crad.results.naming import called
@@ -26,6 +26,7 @@ from crad.results.paper_tables import Finished, make_paper_table, tidy_csv, tidy
 from crad.results.report import report_page
 from crad.results.run_directory import RunDirectory, identity
 from crad.results.runs import RunRecords, load_run
+from crad.results.study_page import study_page
 from crad.results.study_tables import make_study_tables, study_rows
 from crad.results.tables import Table, table_latex, table_markdown
 
@@ -65,7 +66,7 @@ class StoredRun:
         ours = self.experiment
         clients = f"{ours.active} of {ours.clients} clients, " if ours.active else ""
         private = "private counts, " if ours.private_counts else ""
-        liars = f"{ours.liars} liars, " if ours.liars else ""
+        liars = f"{ours.liars} liar{'s' * (ours.liars > 1)}, " if ours.liars else ""
         return f"{Path(ours.dataset).stem} {called(ours)}, {clients}{private}{liars}seed {ours.seed}"
 
 
@@ -216,14 +217,22 @@ def write_tables(plan: Plan, records: Records) -> None:
 
 
 def write_reports(plan: Plan, records: Records) -> list[Path]:
-    """`report.html` of the first world's runs, `report-WORLD.html` of every other: they cannot share a page."""
+    """`report.html` of the first world's runs, `report-WORLD.html` of every other: they cannot share a page.
+
+    An experiment with a baseline has a page of its own before these, over all its worlds.
+    """
     finished = [records[run.key] for run in plan.runs if run.key in records]
-    paths: list[Path] = []
+    pages: dict[str, str] = {}
     for label, runs in worlds(finished).items():
         name = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
-        paths.append(plan.folder / (f"report-{name}.html" if paths else "report.html"))
-        write_atomically(paths[-1], report_page(one_page_of(runs)).encode())
-    return paths
+        pages[f"report-{name}.html" if pages else "report.html"] = report_page(one_page_of(runs))
+    for paper in plan.papers:
+        cells, of_cell = plan.cells[paper.name], plan.of_cell(paper, records)
+        if paper.baseline is not None and of_cell:
+            pages = {f"{paper.name}.html": study_page(paper, cells, of_cell, details=list(pages)), **pages}
+    for name, page in pages.items():
+        write_atomically(plan.folder / name, page.encode())
+    return [plan.folder / name for name in pages]
 
 
 def one_page_of(runs: Sequence[RunRecords]) -> list[RunRecords]:
@@ -240,6 +249,12 @@ def one_page_of(runs: Sequence[RunRecords]) -> list[RunRecords]:
 
 def write_figures(plan: Plan, records: Records) -> list[Path]:
     """`figures/*.pdf`, `.svg` and `.png` of the chosen figures' runs; none without the extra that draws them."""
+    charts = [
+        chart
+        for paper in plan.papers
+        if paper.baseline is not None
+        for chart in make_study_charts(paper, plan.cells[paper.name], plan.of_cell(paper, records))
+    ]
     runs = {
         run.path: run
         for paper in plan.papers
@@ -247,8 +262,10 @@ def write_figures(plan: Plan, records: Records) -> list[Path]:
         for of_cell in plan.of_cell(paper, records).values()
         for run in of_cell
     }
-    if not runs or not charts_available():
+    if runs and charts_available():
+        charts += make_charts(list(runs.values()))
+    if not charts:
         return []
     folder = plan.folder / "figures"
     folder.mkdir(parents=True, exist_ok=True)
-    return [path for chart in make_charts(list(runs.values())) for path in save_chart(chart, folder)]
+    return [path for chart in charts for path in save_chart(chart, folder)]

@@ -92,7 +92,7 @@ def reproduce_command(
     reports: list[Path] = []
     if records:
         write_tables(plan, records)
-        if not write_figures(plan, records) and any(paper.kind == "figure" for paper in plan.papers):
+        if not write_figures(plan, records) and any(paper.has_figures for paper in plan.papers):
             display.say(f"no figures were drawn: {INSTALL}")
         reports = write_reports(plan, records)
     _show(plan, records, failed, reports, is_quiet=quiet, as_json=as_json)

@@ -112,6 +112,11 @@ class PaperExperiment(_Part):
             _check_known("setting", name, Experiment.model_fields)
         return self
 
+    @property
+    def has_figures(self) -> bool:
+        """Whether charts belong to it."""
+        return self.kind == "figure" or self.baseline is not None
+
     def rows_of(self, column: Column) -> list[Row]:
         """The rows that a column has, in their order."""
         return [row for row in self.rows if not column.rows or row.name in column.rows]

@@ -24,6 +24,7 @@ from crad.results.paper_tables import (
     row_label,
     tidy_value,
 )
+from crad.results.series import Row
 from crad.results.tables import Cell, Table
 
 VERDICTS = {1: "better", 0: "", -1: "worse"}
@@ -78,6 +79,28 @@ def make_study_tables(paper: PaperExperiment, cells: Sequence[PlannedCell], fini
 def study_rows(paper: PaperExperiment, cells: Sequence[PlannedCell], finished: Finished) -> list[dict[str, str]]:
     """One dictionary per figure, for programs; an absent one is an empty text."""
     return [_tidy_row(paper, one, cells[0].experiment.preset) for one in find_compared(paper, cells, finished)]
+
+
+def difference_rows(paper: PaperExperiment, compared: Sequence[Compared], metric: Metric) -> list[Row]:
+    """The differences of one metric as rows for a chart, a panel per column; no interval with one seed."""
+    rows = []
+    for one in compared:
+        if one.difference is None or one.outcome.metric != metric:
+            continue
+        low, high = one.difference.interval or (None, None)
+        rows.append(
+            {
+                "method": paper.label_of(one.outcome.row),
+                "panel": one.outcome.column.label,
+                "baseline": _baseline_label(paper),
+                "difference": one.difference.figure.mean,
+                "low": low,
+                "high": high,
+                "verdict": one.verdict,
+                "seeds": len(one.difference.seeds),
+            }
+        )
+    return rows
 
 
 def _by_seed(outcome: Outcome) -> dict[int, float]:
