@@ -15,7 +15,7 @@ import pytest
 
 import crad.api
 from crad.cli import main
-from crad.config import Experiment
+from crad.config import Experiment, read_toml
 from crad.errors import DataError
 from crad.federation.checkpoint import save_checkpoint
 from crad.reproducing import one_page_of
@@ -266,7 +266,7 @@ def test_differences_are_those_of_the_runs(beyond):
     of_run: dict[tuple[str, int], dict[int, float]] = {}
     for path in folder.glob("runs/*"):
         summary = json.loads((path / "summary.json").read_text())
-        liars = int(re.search(r"liars = (\d)", (path / "experiment.toml").read_text())[1])
+        liars = read_toml(path / "experiment.toml")["liars"]
         of_run.setdefault((summary["name"], liars), {})[summary["seed"]] = summary["local_accuracy"]
     rows = [row for row in tidy(folder, "beyond") if row["metric"] == "local_accuracy"]
     assert len(rows) == 3 * 6 + 3 + 2
@@ -433,6 +433,7 @@ BAD = {
     "data set": (["table1", "--datasets", "cifar"], {}, "unknown data set 'cifar'. Did you mean 'cifar10'?"),
     "data set elsewhere": (["cost", "--datasets", "pathmnist"], {}, "unknown data set 'pathmnist'"),
     "method": (["table1", "--methods", "crda"], {}, "unknown method 'crda'. Did you mean 'crad'?"),
+    "what is compared": (["beyond"], {"local_loss": "plain"}, "differ in local_loss: leave out --local-loss"),
     "seeds": (["table1", "--seeds", "1,x"], {}, "--seeds '1,x'"),
     "method setting": (["table1"], {"method_settings": "fedmkd.my=1"}, "'my'. Did you mean 'mu'?"),
     "whose setting": (["table1"], {"method_settings": "mu=1"}, "'mu' names no compared method"),

@@ -32,7 +32,7 @@ WORDS = {
     ("filter", "weighted-consensus"): "weighted consensus",
     ("filter", "weighted-median"): "weighted median",
     ("matching", "mixup"): "mixup",
-    ("matching", "strong"): "strong crops",
+    ("matching", "strong"): "strong inputs",
     ("matching", "same"): "same inputs",
 }
 RECIPE_FIELDS = tuple(asdict(PUBLISHED))

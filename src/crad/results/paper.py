@@ -160,6 +160,7 @@ def plan_cells(
     preset = flags.get("preset", PAPER_PRESET)
     if preset not in PRESETS:
         raise unknown_name("preset", preset, PRESETS)
+    _check_flags(paper, flags)
     own_data = {key: value for key, value in PRESETS[preset].items() if key == "dataset"}
     wanted = (seeds or paper.seeds)[: 1 if paper.is_single_run else None]
     cells = []
@@ -209,6 +210,14 @@ def experiments_folder() -> Traversable:
 def chosen_papers(what: str) -> list[PaperExperiment]:
     """The experiments behind a name or a group of them."""
     return [load_paper(name) for name in GROUPS.get(what, (what,))]
+
+
+def _check_flags(paper: PaperExperiment, flags: Mapping[str, Any]) -> None:
+    """Where rows are variants, a flag that makes them alike would leave nothing to compare."""
+    compared = {key for row in paper.rows for key in row.settings} if paper.baseline else set()
+    for key in flags:
+        if key in compared:
+            raise ConfigError(f"the rows of {paper.name!r} differ in {key}: leave out --{key.replace('_', '-')}")
 
 
 def _check_known(kind: str, name: str, known: Sequence[str] | Mapping[str, object]) -> None:
