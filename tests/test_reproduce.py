@@ -15,7 +15,7 @@ import pytest
 
 import crad.api
 from crad.cli import main
-from crad.config import Experiment
+from crad.config import Experiment, read_toml
 from crad.errors import DataError
 from crad.federation.checkpoint import save_checkpoint
 from crad.reproducing import one_page_of
@@ -233,6 +233,89 @@ def test_a_page_has_a_method_once_per_seed_and_whole_seeds():
     assert lone not in one_page_of([*runs, RunRecords(Experiment(method="uniform", seed=1), {}, [], {}), lone])
 
 
+# --- the project's own experiment
+
+
+@pytest.fixture(scope="module")
+def beyond(tmp_path_factory) -> tuple[Path, str, str]:
+    """CRAD, its changes and crad-plus with two seeds: the folder, standard output, standard error."""
+    folder: Path = tmp_path_factory.mktemp("beyond")
+    code, out, err = reproduce("beyond", "--methods", "crad,crad-plus", "--seeds", "1,2", "--output", folder, rounds=1)
+    assert code == 0, err
+    return folder, out, err
+
+
+def test_variants_of_a_method_are_runs_of_their_own(beyond):
+    folder, _, err = beyond
+    names = [name.split("-seed")[0] for name in run_names(folder)]
+    # With and without liars; the other data sets and the twenty clients are the same at this scale.
+    assert {name: names.count(name) for name in names} == {
+        "digits-crad": 4,
+        "digits-crad-balanced-loss": 2,
+        "digits-crad-pooled-evidence": 4,
+        "digits-crad-weighted-consensus": 2,
+        "digits-crad-mixup": 2,
+        "digits-crad-plus": 4,
+    }
+    assert "] digits crad, pooled evidence, 3 of 4 clients, 2 liars, seed 2  round 1/1" in err
+    assert "digits crad, balanced loss, 3 of 4 clients, seed 1: global" in err
+
+
+def test_differences_are_those_of_the_runs(beyond):
+    folder, out, _ = beyond
+    of_run: dict[tuple[str, int], dict[int, float]] = {}
+    for path in folder.glob("runs/*"):
+        summary = json.loads((path / "summary.json").read_text())
+        liars = read_toml(path / "experiment.toml")["liars"]
+        of_run.setdefault((summary["name"], liars), {})[summary["seed"]] = summary["local_accuracy"]
+    rows = [row for row in tidy(folder, "beyond") if row["metric"] == "local_accuracy"]
+    assert len(rows) == 3 * 6 + 3 + 2
+    for row in rows:
+        liars = 2 if row["column"] == "liars" else 0
+        own, theirs = of_run[row["name"], liars], of_run["crad", liars]
+        assert float(row["mean"]) == pytest.approx((own[1] + own[2]) / 2, abs=1e-3)
+        if row["row"] == "crad":
+            assert row["difference"] == row["verdict"] == ""
+            continue
+        one, two = own[1] - theirs[1], own[2] - theirs[2]
+        assert row["paired_seeds"] == "1 2"
+        assert float(row["difference"]) == pytest.approx((one + two) / 2, abs=1e-3)
+        # Two values: their deviation over the root of two is half their distance.
+        reach = 12.7062 * abs(one - two) / 2
+        assert float(row["interval_high"]) - float(row["difference"]) == pytest.approx(reach, abs=1e-2)
+    assert "Beyond the paper: rare-class %" in out
+    assert out.count("CIFAR-10, N = 20, ten active") == 3, "a table per metric"
+
+
+def test_the_own_experiment_has_tables_figures_and_a_page(beyond):
+    folder, out, _ = beyond
+    markdown = (folder / "tables" / "beyond.md").read_text(encoding="utf-8")
+    assert re.findall("### (.*)", markdown) == [
+        f"Beyond the paper: {name} %" for name in ("global", "local", "rare-class")
+    ]
+    assert (folder / "tables" / "beyond.tex").read_text(encoding="utf-8").count("\\bottomrule") == 3
+    names = {path.name for path in (folder / "figures").iterdir()}
+    assert {f"differences-{name}.{end}" for name in ("global", "local", "rare-class") for end in ("pdf", "svg")} < names
+    assert "accuracy-cifar-10-two-of-ten-lie.png" in names
+    pages = re.findall("Report: (.*)", out)
+    assert [Path(page).name for page in pages] == ["beyond.html", "report.html", "report-liars-2.html"]
+    page = Path(pages[0]).read_text(encoding="utf-8")
+    assert 'data-chart="differences-rare-class"' in page
+    detail = Path(pages[1]).read_text(encoding="utf-8")
+    assert "6 methods compared on digits" in detail
+    assert "crad, weighted consensus" in detail
+
+
+def test_what_needs_the_baseline_is_said_without_it(beyond):
+    code, out, _ = reproduce(
+        "beyond", "--methods", "crad-plus", "--seeds", "1,2", "--only-show", "--output", beyond[0], rounds=1
+    )
+    assert code == 0
+    assert "Seeds that only the row or only crad has are not in Δ: crad-plus on CIFAR-10 (1, 2)" in out.replace(
+        "\n", " "
+    )
+
+
 # --- seeds, interruptions, failures
 
 
@@ -350,6 +433,7 @@ BAD = {
     "data set": (["table1", "--datasets", "cifar"], {}, "unknown data set 'cifar'. Did you mean 'cifar10'?"),
     "data set elsewhere": (["cost", "--datasets", "pathmnist"], {}, "unknown data set 'pathmnist'"),
     "method": (["table1", "--methods", "crda"], {}, "unknown method 'crda'. Did you mean 'crad'?"),
+    "what is compared": (["beyond"], {"local_loss": "plain"}, "differ in local_loss: leave out --local-loss"),
     "seeds": (["table1", "--seeds", "1,x"], {}, "--seeds '1,x'"),
     "method setting": (["table1"], {"method_settings": "fedmkd.my=1"}, "'my'. Did you mean 'mu'?"),
     "whose setting": (["table1"], {"method_settings": "mu=1"}, "'mu' names no compared method"),

@@ -17,14 +17,17 @@ from crad.config import Experiment
 from crad.data.catalog import locate
 from crad.errors import ConfigError, CradError, DataError, RunError
 from crad.federation.files import write_atomically
-from crad.results.charts import charts_available, make_charts, save_chart
+from crad.results.charts import charts_available, make_charts, make_study_charts, save_chart
 from crad.results.durations import Durations
 from crad.results.grouping import worlds
+from crad.results.naming import called
 from crad.results.paper import PaperExperiment, PlannedCell, chosen_papers, load_paper, plan_cells
 from crad.results.paper_tables import Finished, make_paper_table, tidy_csv, tidy_rows
 from crad.results.report import report_page
 from crad.results.run_directory import RunDirectory, identity
 from crad.results.runs import RunRecords, load_run
+from crad.results.study_page import study_page
+from crad.results.study_tables import make_study_tables, study_rows
 from crad.results.tables import Table, table_latex, table_markdown
 
 State = Literal["done", "begun", "new"]
@@ -63,7 +66,8 @@ class StoredRun:
         ours = self.experiment
         clients = f"{ours.active} of {ours.clients} clients, " if ours.active else ""
         private = "private counts, " if ours.private_counts else ""
-        return f"{Path(ours.dataset).stem} {ours.method}, {clients}{private}seed {ours.seed}"
+        liars = f"{ours.liars} liar{'s' * (ours.liars > 1)}, " if ours.liars else ""
+        return f"{Path(ours.dataset).stem} {called(ours)}, {clients}{private}{liars}seed {ours.seed}"
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ def stored_run(folder: Path, experiment: Experiment) -> StoredRun:
     settled = settle(experiment)
     key = identity(settled)
     data = Path(settled.dataset).stem or "data"
-    method = settled.method.replace(":", ".").replace("/", ".")
+    method = re.sub(r"[^\w.-]+", "-", called(settled).replace(":", ".").replace("/", "."))
     return StoredRun(key, settled, folder / "runs" / f"{data}-{method}-seed{settled.seed}-{key[:8]}")
 
 
@@ -175,14 +179,26 @@ def seconds_left(runs: Sequence[StoredRun], durations: Durations) -> float | Non
     return total
 
 
-def make_tables(plan: Plan, records: Records) -> list[Table]:
-    """Every chosen experiment as a table for people."""
-    return [make_paper_table(paper, plan.cells[paper.name], plan.of_cell(paper, records)) for paper in plan.papers]
+def make_tables(plan: Plan, records: Records) -> dict[str, list[Table]]:
+    """Every chosen experiment as tables for people."""
+    return {paper.name: _tables_of(plan, paper, records) for paper in plan.papers}
+
+
+def _tables_of(plan: Plan, paper: PaperExperiment, records: Records) -> list[Table]:
+    cells, finished = plan.cells[paper.name], plan.of_cell(paper, records)
+    if paper.baseline is not None:
+        return make_study_tables(paper, cells, finished)
+    return [make_paper_table(paper, cells, finished)]
 
 
 def make_tidy(plan: Plan, records: Records) -> dict[str, list[dict[str, str]]]:
     """Every chosen experiment as tidy rows, for programs."""
-    return {paper.name: tidy_rows(paper, plan.cells[paper.name], plan.of_cell(paper, records)) for paper in plan.papers}
+    return {
+        paper.name: (tidy_rows if paper.baseline is None else study_rows)(
+            paper, plan.cells[paper.name], plan.of_cell(paper, records)
+        )
+        for paper in plan.papers
+    }
 
 
 def write_tables(plan: Plan, records: Records) -> None:
@@ -190,37 +206,55 @@ def write_tables(plan: Plan, records: Records) -> None:
     folder = plan.folder / "tables"
     folder.mkdir(parents=True, exist_ok=True)
     tidy = make_tidy(plan, records)
-    for table in make_tables(plan, records):
-        texts = {"csv": tidy_csv(tidy[table.name]), "md": table_markdown(table), "tex": table_latex(table)}
+    for name, tables in make_tables(plan, records).items():
+        texts = {
+            "csv": tidy_csv(tidy[name]),
+            "md": "\n".join(map(table_markdown, tables)),
+            "tex": "\n".join(map(table_latex, tables)),
+        }
         for ending, text in texts.items():
-            write_atomically(folder / f"{table.name}.{ending}", text.encode())
+            write_atomically(folder / f"{name}.{ending}", text.encode())
 
 
 def write_reports(plan: Plan, records: Records) -> list[Path]:
-    """`report.html` of the first world's runs, `report-WORLD.html` of every other: they cannot share a page."""
+    """`report.html` of the first world's runs, `report-WORLD.html` of every other: they cannot share a page.
+
+    An experiment with a baseline has a page of its own before these, over all its worlds.
+    """
     finished = [records[run.key] for run in plan.runs if run.key in records]
-    paths: list[Path] = []
+    pages: dict[str, str] = {}
     for label, runs in worlds(finished).items():
         name = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
-        paths.append(plan.folder / (f"report-{name}.html" if paths else "report.html"))
-        write_atomically(paths[-1], report_page(one_page_of(runs)).encode())
-    return paths
+        pages[f"report-{name}.html" if pages else "report.html"] = report_page(one_page_of(runs))
+    for paper in plan.papers:
+        cells, of_cell = plan.cells[paper.name], plan.of_cell(paper, records)
+        if paper.baseline is not None and of_cell:
+            pages = {f"{paper.name}.html": study_page(paper, cells, of_cell, details=list(pages)), **pages}
+    for name, page in pages.items():
+        write_atomically(plan.folder / name, page.encode())
+    return [plan.folder / name for name in pages]
 
 
 def one_page_of(runs: Sequence[RunRecords]) -> list[RunRecords]:
-    """What may stand on one page: a method once per seed, and only methods that the fullest seed has."""
+    """What may stand on one page: a method or variant once per seed, and only those that the fullest seed has."""
     first: dict[tuple[int, str], RunRecords] = {}
     for run in runs:
-        first.setdefault((run.experiment.seed, run.experiment.method), run)
+        first.setdefault((run.experiment.seed, called(run.experiment)), run)
     of_seed: dict[int, set[str]] = {}
-    for seed, method in first:
-        of_seed.setdefault(seed, set()).add(method)
+    for seed, name in first:
+        of_seed.setdefault(seed, set()).add(name)
     most = max(of_seed.values(), key=len)
-    return [run for (_, method), run in first.items() if method in most]
+    return [run for (_, name), run in first.items() if name in most]
 
 
 def write_figures(plan: Plan, records: Records) -> list[Path]:
     """`figures/*.pdf`, `.svg` and `.png` of the chosen figures' runs; none without the extra that draws them."""
+    charts = [
+        chart
+        for paper in plan.papers
+        if paper.baseline is not None
+        for chart in make_study_charts(paper, plan.cells[paper.name], plan.of_cell(paper, records))
+    ]
     runs = {
         run.path: run
         for paper in plan.papers
@@ -228,8 +262,10 @@ def write_figures(plan: Plan, records: Records) -> list[Path]:
         for of_cell in plan.of_cell(paper, records).values()
         for run in of_cell
     }
-    if not runs or not charts_available():
+    if runs and charts_available():
+        charts += make_charts(list(runs.values()))
+    if not charts:
         return []
     folder = plan.folder / "figures"
     folder.mkdir(parents=True, exist_ok=True)
-    return [path for chart in make_charts(list(runs.values())) for path in save_chart(chart, folder)]
+    return [path for chart in charts for path in save_chart(chart, folder)]

@@ -112,6 +112,7 @@ def _compare_followed(
     from crad.engines.processes import kept_workers
     from crad.results.durations import duration
     from crad.results.joining import headline
+    from crad.results.naming import titled
     from crad.results.tables import COMPARISON_HEADER, comparison_caption, comparison_cells
 
     display = Display(Console(stderr=True), is_quiet=is_quiet, num_runs=len(experiments))
@@ -131,7 +132,7 @@ def _compare_followed(
             )
             seconds = duration(result.summary["total_seconds"])
             display.say(
-                f"{experiment.method}, seed {experiment.seed}: global {result.summary['global_accuracy']:.2f} %, "
+                f"{titled(experiment)}: global {result.summary['global_accuracy']:.2f} %, "
                 f"local {result.summary['local_accuracy']:.2f} %, {seconds}"
             )
             results.append(result)

@@ -29,10 +29,12 @@ What = Annotated[
     typer.Argument(
         metavar="WHAT",
         help="table1, cost, clients, weights or privacy; per_class, convergence, context or cases, or figures for "
-        "these four; all",
+        "these four; all of these; beyond: changes of CRAD, against CRAD",
     ),
 ]
-Seeds = Annotated[str | None, typer.Option("--seeds", metavar="1,2,...", help="Seeds. Default: the paper's, 1024.")]
+Seeds = Annotated[
+    str | None, typer.Option("--seeds", metavar="1,2,...", help="Seeds. Default: the paper's, 1024; of beyond 1,2,3.")
+]
 Datasets = Annotated[
     str | None, typer.Option("--datasets", metavar="A,B,...", help="Only the runs that the paper has on these.")
 ]
@@ -90,7 +92,7 @@ def reproduce_command(
     reports: list[Path] = []
     if records:
         write_tables(plan, records)
-        if not write_figures(plan, records) and any(paper.kind == "figure" for paper in plan.papers):
+        if not write_figures(plan, records) and any(paper.has_figures for paper in plan.papers):
             display.say(f"no figures were drawn: {INSTALL}")
         reports = write_reports(plan, records)
     _show(plan, records, failed, reports, is_quiet=quiet, as_json=as_json)
@@ -107,16 +109,16 @@ def _plan(
 ) -> Plan:
     from crad.methods import resolve_method
     from crad.reproducing import make_plan
-    from crad.results.paper import GROUPS, NAMES, chosen_papers
+    from crad.results.paper import CHOICES, chosen_papers
 
-    if what not in (*NAMES, *GROUPS):
-        raise unknown_name("experiment", what, (*NAMES, *GROUPS))
+    if what not in CHOICES:
+        raise unknown_name("experiment", what, CHOICES)
     base = make_experiment(settings)  # a faulty flag is refused before anything else
     known = [
         (said["dataset"], said["method"])
         for paper in chosen_papers(what)
         for column in paper.columns
-        for row in paper.rows
+        for row in paper.rows_of(column)
         for said in [paper.settings_of(row, column)]
     ]
     own = settings_by_method(base.method_settings, list(dict.fromkeys(method for _, method in known)))
@@ -223,7 +225,7 @@ def _show(
 
         # Piped, a table is as wide as it needs; on a narrow terminal its cells wrap.
         console = Console() if Console().is_terminal else Console(width=160)
-        for table in make_tables(plan, records):
+        for table in (one for tables in make_tables(plan, records).values() for one in tables):
             _print_table(console, table)
         for path in reports:
             typer.echo(f"Report: {path}")

@@ -76,8 +76,9 @@ def run_shown(
     """
     from crad.api import run
     from crad.following import join_hooks
+    from crad.results.naming import titled
 
-    label = label or f"{experiment.method}, seed {experiment.seed}"
+    label = label or titled(experiment)
     try:
         with display.running(label, is_partition_shown=is_partition_shown, left_after=left_after) as shown:
             hooks = join_hooks([shown, *(one.follow(experiment, directory, label=label) for one in followers)])
@@ -127,7 +128,8 @@ def report_outcome(result: Result, *, is_quiet: bool, as_json: bool) -> None:
             rows.insert(2, [f"global accuracy, {name} weights", f"{figures['global_accuracy']:.2f} %", spread])
         mark = " (our reconstruction, no public code)" if summary.get("is_reconstruction") else ""
         title = (
-            f"{summary['method']}{mark} on {summary['dataset']}, round {summary['best_round']} of {summary['rounds']}"
+            f"{summary.get('name', summary['method'])}{mark} on {summary['dataset']}, round {summary['best_round']} "
+            f"of {summary['rounds']}"
         )
         Console().print(plain_table([title, "mean", "over clients"], rows))
     typer.echo(str(result.directory))

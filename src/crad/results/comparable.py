@@ -1,10 +1,14 @@
-"""Which runs may stand on one page: the same data, the same division of it, every method with every seed."""
+"""Which runs may stand on one page: the same data, the same division of it, every method with every seed.
+
+Variants of a method are told apart here, once: from here on a run's summary says what it is called.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from crad.errors import RunError
+from crad.results.naming import with_names
 from crad.results.runs import RunRecords
 
 
@@ -12,14 +16,15 @@ def comparable_runs(runs: Sequence[RunRecords]) -> tuple[list[RunRecords], list[
     """The runs with seeds that every method has, and those that are left out; what cannot be compared is refused."""
     if not runs:
         raise RunError("there is no run to report: name a run directory")
+    runs = with_names(runs)
     _refuse_twice(runs)
     for run in runs[1:]:
         _refuse_other_data(runs[0], run)
     _refuse_other_partitions(runs)
-    methods = {run.summary["method"] for run in runs}
+    methods = {run.summary["name"] for run in runs}
     of_seed: dict[int, set[str]] = {}
     for run in runs:
-        of_seed.setdefault(run.summary["seed"], set()).add(run.summary["method"])
+        of_seed.setdefault(run.summary["seed"], set()).add(run.summary["name"])
     whole = {seed for seed, own in of_seed.items() if own == methods}
     if not whole:
         raise RunError(
@@ -30,8 +35,8 @@ def comparable_runs(runs: Sequence[RunRecords]) -> tuple[list[RunRecords], list[
 
 
 def run_title(run: RunRecords) -> str:
-    """A run by method and seed."""
-    return f"{run.summary['method']}, seed {run.summary['seed']}"
+    """A run by name and seed."""
+    return f"{run.summary['name']}, seed {run.summary['seed']}"
 
 
 def named(run: RunRecords) -> str:
@@ -42,7 +47,7 @@ def named(run: RunRecords) -> str:
 def _refuse_twice(runs: Sequence[RunRecords]) -> None:
     seen: dict[tuple[str, int], RunRecords] = {}
     for run in runs:
-        key = run.summary["method"], run.summary["seed"]
+        key = run.summary["name"], run.summary["seed"]
         if key in seen:
             raise RunError(f"{named(seen[key])} and {named(run)} are both {key[0]} with seed {key[1]}: leave one out")
         seen[key] = run
@@ -52,10 +57,11 @@ def _refuse_other_data(first: RunRecords, other: RunRecords) -> None:
     for what, one, two in (
         ("data set", first.summary["dataset"], other.summary["dataset"]),
         ("number of clients", first.summary["clients"], other.summary["clients"]),
+        ("number of liars", first.experiment.liars, other.experiment.liars),
         ("classes", first.partition["class_names"], other.partition["class_names"]),
     ):
         if one != two:
-            shown = f" ({one} and {two})" if what in ("data set", "number of clients") else ""
+            shown = "" if what == "classes" else f" ({one} and {two})"
             raise RunError(f"{named(first)} and {named(other)} differ in their {what}{shown}: report them apart")
 
 

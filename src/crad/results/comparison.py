@@ -34,8 +34,9 @@ class Cost:
 
 @dataclass(frozen=True)
 class Row:
-    """One method of a comparison."""
+    """One method of a comparison, or one variant of it."""
 
+    name: str  # the method, and in what it was changed
     method: str
     is_reconstruction: bool  # nobody has published the method's code
     is_variant: bool  # other weights of the method above
@@ -50,18 +51,18 @@ class Row:
 
 
 def compare(summaries: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """One row per method in the order of first appearance; all must have been run with the same seeds.
+    """One row per method or variant in the order of first appearance; all must have been run with the same seeds.
 
     Other weights that a method's clients keep stand in a row of their own below it, such as `dfml (peak)`.
     """
     summaries = [one for summary in summaries for one in (summary, *_variant_summaries(summary))]
-    methods = list(dict.fromkeys(summary["method"] for summary in summaries))
-    by_key = {(summary["method"], summary["seed"]): summary for summary in summaries}
+    names = list(dict.fromkeys(_name(summary) for summary in summaries))
+    by_key = {(_name(summary), summary["seed"]): summary for summary in summaries}
     seeds = tuple(dict.fromkeys(summary["seed"] for summary in summaries))
-    absent = [f"{method} with seed {seed}" for method in methods for seed in seeds if (method, seed) not in by_key]
+    absent = [f"{name} with seed {seed}" for name in names for seed in seeds if (name, seed) not in by_key]
     if absent:
         raise RunError(f"a comparison needs every method with every seed; missing: {', '.join(absent)}")
-    return [_row(method, methods[0], seeds, by_key) for method in methods]
+    return [_row(name, names[0], seeds, by_key) for name in names]
 
 
 def to_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -69,11 +70,12 @@ def to_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return [asdict(row) for row in rows]
 
 
-def _row(method: str, first: str, seeds: tuple[int, ...], by_key: Mapping[tuple[str, int], Mapping[str, Any]]) -> Row:
-    own = [by_key[method, seed] for seed in seeds]
+def _row(name: str, first: str, seeds: tuple[int, ...], by_key: Mapping[tuple[str, int], Mapping[str, Any]]) -> Row:
+    own = [by_key[name, seed] for seed in seeds]
     reference = [by_key[first, seed] for seed in seeds]
     return Row(
-        method=method,
+        name=name,
+        method=own[0]["method"],
         is_reconstruction=bool(own[0].get("is_reconstruction")),
         is_variant=bool(own[0].get("is_variant")),
         seeds=seeds,
@@ -98,9 +100,20 @@ def _row(method: str, first: str, seeds: tuple[int, ...], by_key: Mapping[tuple[
 
 def _variant_summaries(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
-        {**summary, **figures, "method": f"{summary['method']} ({name})", "is_variant": True}
+        {
+            **summary,
+            **figures,
+            "method": f"{summary['method']} ({name})",
+            "name": f"{_name(summary)} ({name})",
+            "is_variant": True,
+        }
         for name, figures in summary.get("variants", {}).items()
     ]
+
+
+def _name(summary: Mapping[str, Any]) -> str:
+    # Summaries of an earlier version have none: there were no variants then.
+    return str(summary.get("name", summary["method"]))
 
 
 def _mean_of(summaries: Sequence[Mapping[str, Any]], key: str) -> float:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from crad.results.comparison import METRICS
-from crad.results.joining import ALONE, Gain, client_gains
+from crad.results.joining import ALONE, Gain, alone_name, client_gains
 from crad.results.markup import table
 from crad.results.runs import RunRecords
 
@@ -19,10 +19,10 @@ def gain_table(runs: Sequence[RunRecords]) -> str:
     header = ["method"]
     for metric in METRICS:
         header += [f"Δ {TITLES[metric].lower()}", "gained", "lowest", "highest"]
-    by_method: dict[str, list[Gain]] = {}
+    by_name: dict[str, list[Gain]] = {}
     for gain in gains:
-        by_method.setdefault(gain.method, []).append(gain)
-    rows = [[method, *(cell for gain in own for cell in _gain_cells(gain))] for method, own in by_method.items()]
+        by_name.setdefault(gain.name, []).append(gain)
+    rows = [[name, *(cell for gain in own for cell in _gain_cells(gain))] for name, own in by_name.items()]
     caption = (
         "What joining brought: every client's accuracy minus what it reaches alone with the same seed, in points. "
         "Mean over clients, how many clients gained, and the clients that gained least and most."
@@ -32,27 +32,27 @@ def gain_table(runs: Sequence[RunRecords]) -> str:
 
 def client_table(runs: Sequence[RunRecords], metric: str) -> str:
     """Every client's accuracy by method, with the difference to training alone where that was run."""
-    methods, by_key = _by_method_and_seed(runs)
+    names, by_key = _by_name_and_seed(runs)
     seeds = list(dict.fromkeys(run.summary["seed"] for run in runs))
-    is_alone_there = ALONE in methods
-    ordered = [ALONE, *(name for name in methods if name != ALONE)] if is_alone_there else methods
+    alone = alone_name(runs)
+    ordered = names if alone is None else [alone, *(name for name in names if name != alone)]
     header = ["seed"] * (len(seeds) > 1) + ["client", "architecture", "samples"]
     num_heads = len(header) - 2
-    for method in ordered:
-        header += ["alone"] if method == ALONE else [method, "Δ"] if is_alone_there else [method]
+    for name in ordered:
+        header += ["alone"] if name == alone == ALONE else [name] if alone in (None, name) else [name, "Δ"]
     rows = []
     for seed in seeds:
-        own = {method: by_key[method, seed].summary[f"{metric}_per_client"] for method in ordered}
+        own = {name: by_key[name, seed].summary[f"{metric}_per_client"] for name in ordered}
         about = by_key[ordered[-1], seed]
         for client, counts in enumerate(about.partition["counts"]):
             cells = [str(seed)] * (len(seeds) > 1) + [str(client), about.summary["architecture_per_client"][client]]
             cells.append(str(sum(counts)))
-            for method in ordered:
-                cells.append(f"{own[method][client]:.2f}")
-                if is_alone_there and method != ALONE:
-                    cells.append(f"{own[method][client] - own[ALONE][client]:+.2f}")
+            for name in ordered:
+                cells.append(f"{own[name][client]:.2f}")
+                if alone is not None and name != alone:
+                    cells.append(f"{own[name][client] - own[alone][client]:+.2f}")
             rows.append(cells)
-    difference = "; Δ: points over training alone" if is_alone_there and len(ordered) > 1 else ""
+    difference = "; Δ: points over training alone" if alone is not None and len(ordered) > 1 else ""
     where = "on the common test images" if metric == "global_accuracy" else "on the client's own held-out images"
     caption = f"{TITLES[metric]} per client in percent, {where}, at each run's selected round{difference}."
     return table(header, rows, caption=caption, num_heads=num_heads)
@@ -60,21 +60,21 @@ def client_table(runs: Sequence[RunRecords], metric: str) -> str:
 
 def class_table(runs: Sequence[RunRecords]) -> str:
     """Global accuracy per class by method, the class with the most private samples first."""
-    methods, by_key = _by_method_and_seed(runs)
+    names, by_key = _by_name_and_seed(runs)
     seeds = list(dict.fromkeys(run.summary["seed"] for run in runs))
-    first = [by_key[methods[0], seed].summary["per_class"] for seed in seeds]
+    first = [by_key[names[0], seed].summary["per_class"] for seed in seeds]
     held = [statistics.fmean(of_seed[label]["private_samples"] for of_seed in first) for label in range(len(first[0]))]
     rows = []
     for label in sorted(range(len(held)), key=lambda label: (-held[label], label)):
         about = first[0][label]
         cells = [about["name"], f"{held[label]:.0f}", str(about["test_samples"])]
-        for method in methods:
-            values = [by_key[method, seed].summary["per_class"][label]["global_accuracy"] for seed in seeds]
+        for name in names:
+            values = [by_key[name, seed].summary["per_class"][label]["global_accuracy"] for seed in seeds]
             cells.append("-" if None in values else f"{statistics.fmean(values):.2f}")
         rows.append(cells)
     over = ", mean over seeds" if len(seeds) > 1 else ""
     caption = f"Global accuracy per class in percent, mean over clients{over}; the most private samples first."
-    return table(["class", "private samples", "test images", *methods], rows, caption=caption)
+    return table(["class", "private samples", "test images", *names], rows, caption=caption)
 
 
 def _gain_cells(gain: Gain) -> list[str]:
@@ -82,6 +82,6 @@ def _gain_cells(gain: Gain) -> list[str]:
     return [f"{gain.mean:+.2f}", f"{gain.num_gained} of {len(gain.values)}", *range_cells]
 
 
-def _by_method_and_seed(runs: Sequence[RunRecords]) -> tuple[list[str], dict[tuple[str, int], RunRecords]]:
-    methods = list(dict.fromkeys(run.summary["method"] for run in runs))
-    return methods, {(run.summary["method"], run.summary["seed"]): run for run in runs}
+def _by_name_and_seed(runs: Sequence[RunRecords]) -> tuple[list[str], dict[tuple[str, int], RunRecords]]:
+    names = list(dict.fromkeys(run.summary["name"] for run in runs))
+    return names, {(run.summary["name"], run.summary["seed"]): run for run in runs}

@@ -17,7 +17,7 @@ NOT_JOINED = (ALONE, "centralized")  # the floor, and the ceiling that no federa
 class Gain:
     """A method's accuracy minus training alone, in points: one value per client, seed after seed."""
 
-    method: str
+    name: str  # of the method, and in what it was changed
     metric: str
     values: tuple[float, ...]
 
@@ -51,32 +51,38 @@ def gains_by_method(rows: Sequence[Row]) -> str:
     gains = _mean_gains(rows)
     if not gains:
         return ""
-    by_name = {row.method: row for row in rows}
-    theirs = by_name[ALONE].figures["global_accuracy"]
+    by_name = {row.name: row for row in rows}
+    theirs = next(row for row in rows if row.method == ALONE).figures["global_accuracy"]
     parts = []
-    for method, gain in gains.items():
-        pairs = zip(by_name[method].figures["global_accuracy"].values, theirs.values, strict=True)
+    for name, gain in gains.items():
+        pairs = zip(by_name[name].figures["global_accuracy"].values, theirs.values, strict=True)
         wins = sum(value > other for value, other in pairs)
         over_seeds = f" (better with {wins} of {len(theirs.values)} seeds)" if len(theirs.values) > 1 else ""
-        parts.append(f"{method} {gain:+.2f} points{over_seeds}")
+        parts.append(f"{name} {gain:+.2f} points{over_seeds}")
     return f"Global accuracy over training alone ({theirs.mean:.2f} %): {', '.join(parts)}."
 
 
 def client_gains(runs: Sequence[RunRecords]) -> list[Gain]:
     """Every joined method against training alone with the same seed; empty where `local` was not run."""
-    alone = {run.summary["seed"]: run for run in runs if run.summary["method"] == ALONE}
-    joined = dict.fromkeys(run.summary["method"] for run in runs if run.summary["method"] not in NOT_JOINED)
+    floor = alone_name(runs)
+    alone = {run.summary["seed"]: run for run in runs if run.summary["name"] == floor}
+    joined = dict.fromkeys(run.summary["name"] for run in runs if run.summary["method"] not in NOT_JOINED)
     gains = []
-    for method in joined:
+    for name in joined:
         pairs = [
             (run, alone[run.summary["seed"]])
             for run in runs
-            if run.summary["method"] == method and run.summary["seed"] in alone
+            if run.summary["name"] == name and run.summary["seed"] in alone
         ]
         for metric in METRICS if pairs else ():
             values = [value for mine, theirs in pairs for value in _differences(mine, theirs, metric)]
-            gains.append(Gain(method, metric, tuple(values)))
+            gains.append(Gain(name, metric, tuple(values)))
     return gains
+
+
+def alone_name(runs: Sequence[RunRecords]) -> str | None:
+    """What training alone is called here: the first of its variants, None where it was not run."""
+    return next((run.summary["name"] for run in runs if run.summary["method"] == ALONE), None)
 
 
 def _mean_gains(rows: Sequence[Row]) -> dict[str, float]:
@@ -84,7 +90,7 @@ def _mean_gains(rows: Sequence[Row]) -> dict[str, float]:
     if alone is None:
         return {}
     floor = alone.figures["global_accuracy"].mean
-    return {row.method: row.figures["global_accuracy"].mean - floor for row in rows if row.method not in NOT_JOINED}
+    return {row.name: row.figures["global_accuracy"].mean - floor for row in rows if row.method not in NOT_JOINED}
 
 
 def _differences(mine: RunRecords, theirs: RunRecords, metric: str) -> list[float]:

@@ -16,8 +16,8 @@ from crad.results.tables import mib
 
 def title(runs: Sequence[RunRecords]) -> str:
     """The methods and the data set."""
-    methods = list(dict.fromkeys(run.summary["method"] for run in runs))
-    what = methods[0] if len(methods) == 1 else f"{len(methods)} methods compared"
+    names = list(dict.fromkeys(run.summary["name"] for run in runs))
+    what = names[0] if len(names) == 1 else f"{len(names)} methods compared"
     return f"{what} on {PurePath(runs[0].summary['dataset']).name}"
 
 
@@ -34,10 +34,10 @@ def sentence(runs: Sequence[RunRecords]) -> str:
     """What was run, on what, on which machine."""
     summary = runs[0].summary
     active = summary["active"]
-    methods = ", ".join(
-        f"{method} (our reconstruction, no public code)" if is_reconstruction else method
-        for method, is_reconstruction in dict.fromkeys(
-            (run.summary["method"], bool(run.summary.get("is_reconstruction"))) for run in runs
+    names = "; ".join(
+        f"{name} (our reconstruction, no public code)" if is_reconstruction else name
+        for name, is_reconstruction in dict.fromkeys(
+            (run.summary["name"], bool(run.summary.get("is_reconstruction"))) for run in runs
         )
     )
     seeds = list(dict.fromkeys(str(run.summary["seed"]) for run in runs))
@@ -45,7 +45,7 @@ def sentence(runs: Sequence[RunRecords]) -> str:
     how = f"{summary['partition']}" + (f" alpha {summary['alpha']:g}" if summary["partition"] == "dirichlet" else "")
     hardware = summary["hardware"]
     return (
-        f"{methods} on {summary['dataset']} ({summary['train_images']} training and {summary['test_images']} test "
+        f"{names} on {summary['dataset']} ({summary['train_images']} training and {summary['test_images']} test "
         f"images): {who}, {how}, {summary['rounds']} rounds, preset {summary['preset']}, "
         f"{'seeds' if len(seeds) > 1 else 'seed'} {', '.join(seeds)}, on {hardware['processor']} "
         f"({hardware['device']})."
@@ -74,7 +74,7 @@ def _tiles(runs: Sequence[RunRecords], rows: Sequence[Row]) -> str:
     """A few figures of the method that the page is about: crad, or else the last that joined."""
     joined = [row for row in rows if row.method not in NOT_JOINED and not row.is_variant] or list(rows)
     row = next((row for row in joined if row.method == "crad"), joined[-1])
-    own = {gain.metric: gain for gain in client_gains(runs) if gain.method == row.method}
+    own = {gain.metric: gain for gain in client_gains(runs) if gain.name == row.name}
     tiles = []
     for metric, name in zip(METRICS, ("global accuracy", "local accuracy"), strict=True):
         note = f"{own[metric].mean:+.2f} points over training alone" if own else "mean over clients"
@@ -89,6 +89,6 @@ def _tiles(runs: Sequence[RunRecords], rows: Sequence[Row]) -> str:
     items = "".join(
         f"<div><dt>{label(name)}</dt><dd>{label(value)}</dd><dd>{label(note)}</dd></div>" for name, value, note in tiles
     )
-    selected = [str(run.summary["best_round"]) for run in runs if run.summary["method"] == row.method]
-    at = f"{row.method} at round {', '.join(selected)} (highest validation accuracy)"
+    selected = [str(run.summary["best_round"]) for run in runs if run.summary["name"] == row.name]
+    at = f"{row.name} at round {', '.join(selected)} (highest validation accuracy)"
     return f'<p class="whose">{label(at)}</p><dl class="tiles">{items}</dl>'

@@ -1,6 +1,7 @@
 """The experiments of the paper: what each one runs and what was published, read from `experiments/*.toml`.
 
-A file says which rows, columns and metrics its table has, which settings make a cell, and the paper's figures.
+A file says which rows, columns and metrics its table has, which settings make a cell, and the paper's figures. An
+experiment of our own names a baseline in their place.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from crad.config import EXECUTION_FIELDS, PRESETS, Experiment
 from crad.errors import ConfigError, unknown_name
 from crad.results.measures import MEASURES
+from crad.results.naming import called
 
 TABLES = ("table1", "cost", "clients", "weights", "privacy")
 FIGURES = ("per_class", "convergence", "context", "cases")
 NAMES = (*TABLES, *FIGURES)
 GROUPS = {"figures": FIGURES, "all": NAMES}
+OWN = ("beyond",)  # of this project, with no published figure: no part of `all`
+CHOICES = (*NAMES, *OWN, *GROUPS)
 PAPER_PRESET = "paper"
 
 CellSettings = dict[str, Any]
@@ -54,27 +58,28 @@ class Column(_Part):
     name: str
     label: str
     settings: CellSettings = Field(default_factory=dict)
+    rows: tuple[str, ...] = ()  # those that it has; none named: all
 
 
 class Row(_Part):
     """A method, or a variant of one, and what was published for it: by column, by metric."""
 
     name: str
-    label: str
+    label: str = ""  # left out: what its runs are called
     settings: CellSettings = Field(default_factory=dict)
     published: dict[str, dict[str, float | str]] = Field(default_factory=dict)
     is_reference: bool = False  # not in the paper and out of competition, such as training alone
 
 
 class PaperExperiment(_Part):
-    """One table or figure of the paper."""
+    """One table or figure, of the paper or with a baseline of our own."""
 
     name: str
     kind: Literal["table", "figure"]
     title: str
-    source: str  # where in the paper
+    source: str = ""  # where in the paper
     caption: str
-    seed: int
+    seeds: tuple[int, ...] = Field(min_length=1)
     metrics: tuple[Metric, ...] = Field(min_length=1)
     columns: tuple[Column, ...] = Field(min_length=1)
     rows: tuple[Row, ...] = Field(min_length=1)
@@ -82,6 +87,7 @@ class PaperExperiment(_Part):
     presets: dict[str, CellSettings] = Field(default_factory=dict)  # settings under one preset alone
     claims: tuple[str, ...] = ()  # what the paper says in words, in ours
     orientation: Literal["rows", "metrics"] = "rows"  # what goes down the page
+    baseline: str | None = None  # the row that all others are compared to, seed by seed, instead of the paper
     is_single_run: bool = False  # the first seed's run is looked at, not a mean
 
     @model_validator(mode="after")
@@ -97,11 +103,27 @@ class PaperExperiment(_Part):
                 _check_known("column", column, [one.name for one in self.columns])
                 for metric_name in values:
                     _check_known("metric", metric_name, [one.name for one in self.metrics])
+        names = [row.name for row in self.rows]
+        for row_name in [name for column in self.columns for name in column.rows] + [self.baseline or names[0]]:
+            _check_known("row", row_name, names)
         of_parts = [column.settings for column in self.columns] + [row.settings for row in self.rows]
         every = (self.settings, *self.presets.values(), *of_parts)
         for name in (name for settings in every for name in settings):
             _check_known("setting", name, Experiment.model_fields)
         return self
+
+    @property
+    def has_figures(self) -> bool:
+        """Whether charts belong to it."""
+        return self.kind == "figure" or self.baseline is not None
+
+    def rows_of(self, column: Column) -> list[Row]:
+        """The rows that a column has, in their order."""
+        return [row for row in self.rows if not column.rows or row.name in column.rows]
+
+    def label_of(self, row: Row) -> str:
+        """How a row is headed."""
+        return row.label or called(Experiment(**{**self.settings, **row.settings}))
 
     def settings_of(self, row: Row, column: Column) -> CellSettings:
         """The settings that the paper's text gives to a cell, over its protocol."""
@@ -138,12 +160,13 @@ def plan_cells(
     preset = flags.get("preset", PAPER_PRESET)
     if preset not in PRESETS:
         raise unknown_name("preset", preset, PRESETS)
+    _check_flags(paper, flags)
     own_data = {key: value for key, value in PRESETS[preset].items() if key == "dataset"}
-    wanted = (seeds or (paper.seed,))[: 1 if paper.is_single_run else None]
+    wanted = (seeds or paper.seeds)[: 1 if paper.is_single_run else None]
     cells = []
     for seed in wanted:
         for column in paper.columns:
-            for row in paper.rows:
+            for row in paper.rows_of(column):
                 said = paper.settings_of(row, column)
                 if methods is not None and said["method"] not in methods:
                     continue
@@ -152,14 +175,14 @@ def plan_cells(
                 tuned = (method_settings or {}).get(said["method"], {})
                 chosen = {**said, **own_data, **paper.presets.get(preset, {}), **flags, "seed": seed}
                 experiment = Experiment(**{**chosen, "method_settings": tuned})
-                cells.append(PlannedCell(row, column, experiment, Experiment(**{**said, "seed": paper.seed})))
+                cells.append(PlannedCell(row, column, experiment, Experiment(**{**said, "seed": paper.seeds[0]})))
     return cells
 
 
 def load_paper(name: str) -> PaperExperiment:
     """One experiment of the paper by its name."""
-    if name not in NAMES:
-        raise unknown_name("experiment", name, (*NAMES, *GROUPS))
+    if name not in (*NAMES, *OWN):
+        raise unknown_name("experiment", name, CHOICES)
     return read_paper(experiments_folder() / f"{name}.toml")
 
 
@@ -187,6 +210,14 @@ def experiments_folder() -> Traversable:
 def chosen_papers(what: str) -> list[PaperExperiment]:
     """The experiments behind a name or a group of them."""
     return [load_paper(name) for name in GROUPS.get(what, (what,))]
+
+
+def _check_flags(paper: PaperExperiment, flags: Mapping[str, Any]) -> None:
+    """Where rows are variants, a flag that makes them alike would leave nothing to compare."""
+    compared = {key for row in paper.rows for key in row.settings} if paper.baseline else set()
+    for key in flags:
+        if key in compared:
+            raise ConfigError(f"the rows of {paper.name!r} differ in {key}: leave out --{key.replace('_', '-')}")
 
 
 def _check_known(kind: str, name: str, known: Sequence[str] | Mapping[str, object]) -> None:

@@ -18,10 +18,6 @@ from crad.results.tables import RECONSTRUCTION, Cell, Table, three_figures
 # By row and column, in the order of the seeds; a cell without a finished run is not there.
 Finished = Mapping[tuple[str, str], Sequence[RunRecords]]
 
-CSV_HEADER = (
-    *("table", "row", "column", "metric", "paper"),
-    *("ours_mean", "ours_deviation", "difference", "seeds", "preset"),
-)
 ABSENT = "-"
 # Training images of the whole data sets: a file may hold a part of one.
 WHOLE = {"cifar10": 50_000, "cifar100": 50_000, "pathmnist": 89_996}
@@ -37,6 +33,11 @@ class Outcome:
     paper: float | str | None
     ours: Figure | str | None
     seeds: tuple[int, ...]
+
+    @property
+    def deviation(self) -> float | None:
+        """Of our numbers, where there are several seeds."""
+        return self.ours.deviation if isinstance(self.ours, Figure) and len(self.seeds) > 1 else None
 
     @property
     def difference(self) -> float | None:
@@ -83,15 +84,15 @@ def make_paper_table(paper: PaperExperiment, cells: Sequence[PlannedCell], finis
     found = {(one.column.name, one.row.name, one.metric.name): one for one in find_outcomes(paper, cells, finished)}
     layout = _metrics_down if paper.orientation == "metrics" else _rows_down
     header, rows, sections = layout(paper, found)
-    caption = " ".join([paper.caption, *_marks(paper, found), *circumstances(cells, finished)])
+    caption = " ".join([paper.caption, *_marks(paper, found), *circumstances(paper, cells, finished)])
     return Table(paper.name, f"{paper.title} ({paper.source})", header, rows, caption, sections)
 
 
-_Found = Mapping[tuple[str, str, str], Outcome]
+Found = Mapping[tuple[str, str, str], Outcome]
 _Layout = tuple[tuple[str, ...], tuple[tuple[Cell, ...], ...], dict[int, str]]
 
 
-def _rows_down(paper: PaperExperiment, found: _Found) -> _Layout:
+def _rows_down(paper: PaperExperiment, found: Found) -> _Layout:
     """A line per row of the experiment, a section per column where there are several."""
     header = ["method"]
     for metric in paper.metrics:
@@ -105,33 +106,33 @@ def _rows_down(paper: PaperExperiment, found: _Found) -> _Layout:
         if rows and len(paper.columns) > 1:
             sections[len(lines)] = column.label
         for row in rows:
-            line = [Cell(_label(paper, row, column))]
+            line = [Cell(row_label(paper, row, column))]
             for metric in paper.metrics:
                 line += _three_cells(paper, found[column.name, row.name, metric.name], found)
             lines.append(tuple(line))
     return tuple(header), tuple(lines), sections
 
 
-def _metrics_down(paper: PaperExperiment, found: _Found) -> _Layout:
+def _metrics_down(paper: PaperExperiment, found: Found) -> _Layout:
     """A line per metric, paper and ours side by side for every row of the experiment."""
     parts = list(dict.fromkeys((column, row) for column, row, _ in found))
-    labels = {row.name: row.label for row in paper.rows}
+    labels = {row.name: paper.label_of(row) for row in paper.rows}
     header = ["", *(f"{labels[row]}, {whose}" for _, row in parts for whose in ("paper", "ours"))]
     lines = []
     for metric in paper.metrics:
         line = [Cell(f"{metric.label}, {metric.unit}" if metric.unit else metric.label)]
         for column, row in parts:
             outcome = found[column, row, metric.name]
-            line += [Cell(_paper_text(outcome)), Cell(_our_text(outcome))]
+            line += [Cell(_paper_text(outcome)), Cell(our_text(outcome))]
         lines.append(tuple(line))
     return tuple(header), tuple(lines), {}
 
 
-def _three_cells(paper: PaperExperiment, outcome: Outcome, found: _Found) -> list[Cell]:
+def _three_cells(paper: PaperExperiment, outcome: Outcome, found: Found) -> list[Cell]:
     """The paper's figure, ours and the difference, as far as the metric has them."""
-    best_paper, best_ours = _best(paper, outcome, found)
+    best_paper, best_ours = find_best(paper, outcome, found)
     cells = [Cell(_paper_text(outcome), best_paper)] if _is_published(outcome.metric, found) else []
-    cells.append(Cell(_our_text(outcome), best_ours))
+    cells.append(Cell(our_text(outcome), best_ours))
     if _has_difference(outcome.metric, found):
         digits = outcome.metric.digits if outcome.metric.digits != "three" else 2
         difference = outcome.difference
@@ -139,7 +140,7 @@ def _three_cells(paper: PaperExperiment, outcome: Outcome, found: _Found) -> lis
     return cells
 
 
-def _best(paper: PaperExperiment, outcome: Outcome, found: _Found) -> tuple[bool, bool]:
+def find_best(paper: PaperExperiment, outcome: Outcome, found: Found) -> tuple[bool, bool]:
     """Whether the paper's figure and ours are the best of those compared; training alone does not compete.
 
     The paper's is the best of all its rows, also where only some of them are planned.
@@ -161,17 +162,19 @@ def _wins(value: float | str | None, rivals: Sequence[float], metric: Metric) ->
     return len(set(rivals)) > 1 and value == (max if metric.best == "highest" else min)(rivals)
 
 
-def _is_published(metric: Metric, found: _Found) -> bool:
+def _is_published(metric: Metric, found: Found) -> bool:
     return any(one.paper is not None for one in found.values() if one.metric == metric)
 
 
-def _has_difference(metric: Metric, found: _Found) -> bool:
+def _has_difference(metric: Metric, found: Found) -> bool:
     return any(isinstance(one.paper, float) for one in found.values() if one.metric == metric)
 
 
-def _label(paper: PaperExperiment, row: Row, column: Column) -> str:
+def row_label(paper: PaperExperiment, row: Row, column: Column) -> str:
+    """How a row is headed, with a mark where the method's code is not public."""
     method = resolve_method(paper.settings_of(row, column)["method"])
-    return f"{row.label} {RECONSTRUCTION}" if method.is_reconstruction else row.label
+    label = paper.label_of(row)
+    return f"{label} {RECONSTRUCTION}" if method.is_reconstruction else label
 
 
 def _paper_text(outcome: Outcome) -> str:
@@ -182,7 +185,8 @@ def _paper_text(outcome: Outcome) -> str:
     return f"{outcome.paper:g}" if outcome.metric.digits == "three" else number(outcome.paper, outcome.metric)
 
 
-def _our_text(outcome: Outcome) -> str:
+def our_text(outcome: Outcome) -> str:
+    """Our mean, and the deviation where there are several seeds."""
     if not isinstance(outcome.ours, Figure):
         return outcome.ours or ABSENT
     mean = number(outcome.ours.mean, outcome.metric)
@@ -194,7 +198,7 @@ def number(value: float, metric: Metric) -> str:
     return three_figures(value) if metric.digits == "three" else f"{value:.{metric.digits}f}"
 
 
-def _marks(paper: PaperExperiment, found: _Found) -> list[str]:
+def _marks(paper: PaperExperiment, found: Found) -> list[str]:
     said = []
     if paper.orientation == "rows":
         has_best = any(metric.best for metric in paper.metrics)
@@ -203,18 +207,19 @@ def _marks(paper: PaperExperiment, found: _Found) -> list[str]:
         )
         alone = ", training alone not counted" if any(row.is_reference for row in paper.rows) else ""
         said += [f"Bold: best of a column{alone}."] if has_best else []
-        if any(_label(paper, one.row, one.column).endswith(RECONSTRUCTION) for one in found.values()):
+        if any(row_label(paper, one.row, one.column).endswith(RECONSTRUCTION) for one in found.values()):
             said.append(f"{RECONSTRUCTION}: our reconstruction, no public code.")
     said += [f"The paper says: {' '.join(paper.claims)}"] if paper.claims else []
     return said
 
 
-def circumstances(cells: Sequence[PlannedCell], finished: Finished) -> list[str]:
+def circumstances(paper: PaperExperiment, cells: Sequence[PlannedCell], finished: Finished) -> list[str]:
     """Sentences on what ours was measured with, and in what it is not the paper's experiment."""
     runs = list({id(run): run for of_cell in finished.values() for run in of_cell}.values())
     first = cells[0].experiment
     seeds = _listed(cell.experiment.seed for cell in cells)
-    sentences = [f"Ours: preset {first.preset}, {'seeds' if ',' in seeds else 'seed'} {seeds}"]
+    whose = "Measured with" if paper.baseline else "Ours:"
+    sentences = [f"{whose} preset {first.preset}, {'seeds' if ',' in seeds else 'seed'} {seeds}"]
     if any(len(of_cell) > 1 for of_cell in finished.values()):
         sentences[0] += " (mean ± standard deviation)"
     sentences[0] += f", {_listed(cell.experiment.rounds for cell in cells)} rounds"
@@ -228,11 +233,12 @@ def circumstances(cells: Sequence[PlannedCell], finished: Finished) -> list[str]
     sentences[0] += "."
     wanted = {cell.experiment for cell in cells}
     if len(runs) < len(wanted):
-        sentences.append(f"{len(runs)} of {len(wanted)} runs are there; {ABSENT}: not run, or not in the paper.")
-    return [*sentences, *_departure_sentence(cells, runs)]
+        absent = "not run" if paper.baseline else "not run, or not in the paper"
+        sentences.append(f"{len(runs)} of {len(wanted)} runs are there; {ABSENT}: {absent}.")
+    return [*sentences, *_departure_sentence(paper, cells, runs)]
 
 
-def _departure_sentence(cells: Sequence[PlannedCell], runs: Sequence[RunRecords]) -> list[str]:
+def _departure_sentence(paper: PaperExperiment, cells: Sequence[PlannedCell], runs: Sequence[RunRecords]) -> list[str]:
     pairs: dict[str, list[tuple[object, object]]] = {}
     for cell in cells:
         for key, pair in cell.departures.items():
@@ -251,6 +257,8 @@ def _departure_sentence(cells: Sequence[PlannedCell], runs: Sequence[RunRecords]
         said += sorted(parts)
     if not said:
         return ["No setting departs from the paper's protocol."]
+    if paper.baseline:
+        return [f"The scale is not the paper's: {'; '.join(said)}."]
     return [f"This is no reproduction of the paper's figures, the scale is another: {'; '.join(said)}."]
 
 
@@ -272,10 +280,10 @@ def tidy_rows(paper: PaperExperiment, cells: Sequence[PlannedCell], finished: Fi
             "row": one.row.name,
             "column": one.column.name,
             "metric": one.metric.name,
-            "paper": _tidy(one.paper),
-            "ours_mean": _tidy(one.ours.mean if isinstance(one.ours, Figure) else one.ours),
-            "ours_deviation": _tidy(one.ours.deviation) if isinstance(one.ours, Figure) and len(one.seeds) > 1 else "",
-            "difference": _tidy(one.difference),
+            "paper": tidy_value(one.paper),
+            "ours_mean": tidy_value(one.ours.mean if isinstance(one.ours, Figure) else one.ours),
+            "ours_deviation": tidy_value(one.deviation),
+            "difference": tidy_value(one.difference),
             "seeds": " ".join(map(str, one.seeds)),
             "preset": preset,
         }
@@ -286,11 +294,12 @@ def tidy_rows(paper: PaperExperiment, cells: Sequence[PlannedCell], finished: Fi
 def tidy_csv(rows: Sequence[Mapping[str, str]]) -> str:
     """The rows as CSV with a header."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, CSV_HEADER, lineterminator="\n")
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
 
 
-def _tidy(value: float | str | None) -> str:
+def tidy_value(value: float | str | None) -> str:
+    """A value as a program reads it."""
     return "" if value is None else value if isinstance(value, str) else f"{round(value, 6):g}"

@@ -8,9 +8,11 @@ from typing import Any
 
 from crad.config import EXECUTION_FIELDS, Experiment, changed_settings, to_flags
 from crad.results.joining import ALONE
+from crad.results.naming import RECIPE_FIELDS, variant
 from crad.results.runs import RunRecords
 
 _OF_A_RUN = frozenset({"method", "seed", "method_settings"})  # what may differ between the runs of a comparison
+_OF_TEACHERS = frozenset({"evidence", "filter", "matching", "liars"})  # who trains alone has none
 
 
 def repeating_commands(runs: Sequence[RunRecords]) -> list[str]:
@@ -22,7 +24,8 @@ def repeating_commands(runs: Sequence[RunRecords]) -> list[str]:
 
 def alone_commands(run: RunRecords) -> list[str]:
     """What adds training alone to a run: the run, and a page of both."""
-    others = {key: value for key, value in changed_settings(run.experiment).items() if key not in _OF_A_RUN}
+    without = _OF_A_RUN | _OF_TEACHERS
+    others = {key: value for key, value in _changed(run.experiment).items() if key not in without}
     settings = {"method": ALONE, **others, "seed": run.experiment.seed}
     return [
         f"crad run --preset {run.experiment.preset} {to_flags(settings)} --output LOCAL",
@@ -36,7 +39,13 @@ def run_name(run: RunRecords) -> str:
 
 
 def _run_command(experiment: Experiment) -> str:
-    return f"crad run --preset {experiment.preset} {to_flags(changed_settings(experiment))}".strip()
+    return f"crad run --preset {experiment.preset} {to_flags(_changed(experiment))}".strip()
+
+
+def _changed(experiment: Experiment) -> dict[str, Any]:
+    """What a command must say: a run writes down the whole recipe, of which its method stands for most."""
+    changed = {key: value for key, value in changed_settings(experiment).items() if key not in RECIPE_FIELDS}
+    return changed | variant(experiment)
 
 
 def _is_comparison(runs: Sequence[RunRecords]) -> bool:
@@ -48,7 +57,8 @@ def _is_comparison(runs: Sequence[RunRecords]) -> bool:
 
 
 def _settings_key(experiment: Experiment, *, without: frozenset[str]) -> str:
-    return repr({key: value for key, value in experiment.model_dump().items() if key not in without})
+    plain = {key: value for key, value in experiment.model_dump().items() if key not in without | {*RECIPE_FIELDS}}
+    return repr(plain | variant(experiment))
 
 
 def _compare_command(runs: Sequence[RunRecords]) -> str:
@@ -60,7 +70,7 @@ def _compare_command(runs: Sequence[RunRecords]) -> str:
         for run in runs
         for name, value in run.experiment.method_settings.items()
     }
-    settings = {key: value for key, value in changed_settings(first).items() if key not in _OF_A_RUN}
+    settings = {key: value for key, value in _changed(first).items() if key not in _OF_A_RUN}
     if own:
         settings["method_settings"] = own
     flags = to_flags(settings)

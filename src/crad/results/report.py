@@ -58,7 +58,7 @@ def report_page(runs: Sequence[RunRecords], *, is_live: bool = False) -> str:
         sentence=sentence(shown),
         headline=headline_box(shown, rows, left_out),
         sections=sections,
-        versions=_versions(shown[0].summary),
+        versions=page_versions(shown[0].summary),
         data=data,
         library=charts.javascript() if made else "",
         status=status(shown) if is_live else None,
@@ -84,15 +84,16 @@ def _tables(runs: Sequence[RunRecords], rows: Sequence[Row]) -> str:
 def _figures(runs: Sequence[RunRecords], made: Sequence[Chart] | None) -> str:
     if made is None:
         return paragraph(NO_CHARTS, "note") + f"<figure>{partition_picture(runs[0].partition)}</figure>"
-    return _charts([chart for chart in made if chart.name not in COST_CHARTS])
+    return chart_figures([chart for chart in made if chart.name not in COST_CHARTS])
 
 
 def _cost(rows: Sequence[Row], made: Sequence[Chart] | None) -> str:
-    figures = _charts([chart for chart in made or () if chart.name in COST_CHARTS])
+    figures = chart_figures([chart for chart in made or () if chart.name in COST_CHARTS])
     return table(COST_HEADER, cost_cells(rows), caption=COST_CAPTION) + figures
 
 
-def _charts(made: Sequence[Chart]) -> str:
+def chart_figures(made: Sequence[Chart]) -> str:
+    """Charts with their words, for the page's script to draw."""
     return f'<div class="charts">{"".join(_chart(chart) for chart in made)}</div>'
 
 
@@ -118,7 +119,7 @@ def _repeat(runs: Sequence[RunRecords]) -> str:
             *([str(hardware["system"])] if "system" in hardware else []),
         ]
     )
-    facts = {"Machine": machine, "Versions": _versions(runs[0].summary)}
+    facts = {"Machine": machine, "Versions": page_versions(runs[0].summary)}
     listed = "".join(f"<dt>{name}</dt><dd>{label(fact)}</dd>" for name, fact in facts.items())
     return (
         commands(repeating_commands(runs))
@@ -127,5 +128,6 @@ def _repeat(runs: Sequence[RunRecords]) -> str:
     )
 
 
-def _versions(summary: Mapping[str, Any]) -> str:
+def page_versions(summary: Mapping[str, Any]) -> str:
+    """What a run was computed with."""
     return ", ".join(f"{name} {version}" for name, version in summary["versions"].items())

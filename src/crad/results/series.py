@@ -36,7 +36,10 @@ def accuracy_rows(methods: Methods) -> list[Row]:
 
 def gain_rows(methods: Methods) -> list[Row]:
     """Every client's global accuracy minus what it reaches alone, of the same seed, each at its selected round."""
-    alone = {run.experiment.seed: run.summary["global_accuracy_per_client"] for run in methods.get(ALONE, ())}
+    floors = [name for name, runs in methods.items() if runs[0].experiment.method == ALONE]
+    alone = {
+        run.experiment.seed: run.summary["global_accuracy_per_client"] for name in floors[:1] for run in methods[name]
+    }
     return [
         {
             "method": method,
@@ -47,7 +50,7 @@ def gain_rows(methods: Methods) -> list[Row]:
             "gain": accuracy - before,
         }
         for method, runs in methods.items()
-        if method != ALONE
+        if method not in floors
         for run in runs
         if run.experiment.seed in alone
         for client, (accuracy, before) in enumerate(

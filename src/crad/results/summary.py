@@ -12,6 +12,7 @@ from typing import Any
 
 from crad.config import Experiment
 from crad.federation.records import Record
+from crad.results.naming import called
 from crad.results.selection import best_round, clients_at
 
 SCHEMA = 1
@@ -33,6 +34,7 @@ def summarise(
     return {
         "schema": SCHEMA,
         "method": experiment.method,
+        "name": called(experiment),
         **about,
         "dataset": experiment.dataset,
         "preset": experiment.preset,

@@ -17,7 +17,7 @@ def comparison_caption(rows: Sequence[Row]) -> str:
     """What the short column titles mean."""
     seeds = "mean ± deviation over seeds; " if len(rows[0].seeds) > 1 else ""
     return (
-        f"Accuracy in percent; {seeds}±: spread over clients; Δ: against {rows[0].method!r}, paired by seed; "
+        f"Accuracy in percent; {seeds}±: spread over clients; Δ: against {rows[0].name!r}, paired by seed; "
         "payload: MiB per client and round, sent (snapshots) or sent and received (predictions on common images); "
         "memory: MiB at the peak, all processes; seconds per run."
         + (
@@ -181,7 +181,7 @@ def _plain_markdown(text: str) -> str:
 
 
 def _marked(row: Row) -> str:
-    return f"{row.method} {RECONSTRUCTION}" if row.is_reconstruction else row.method
+    return f"{row.name} {RECONSTRUCTION}" if row.is_reconstruction else row.name
 
 
 def _plain(figure: Figure) -> str:

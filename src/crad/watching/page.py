@@ -9,6 +9,7 @@ from html import escape
 from crad.config import Experiment
 from crad.federation.records import Record
 from crad.results.drawing import partition_picture
+from crad.results.naming import called
 
 PLAIN_PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width,initial-scale=1"><title>{title}</title><style>
@@ -101,7 +102,7 @@ def waiting_page(experiment: Experiment, partition: Record, *, label: str) -> st
     """Until a round has been tested: who holds what, and when there will be more to see."""
     first = min(experiment.eval_every, experiment.rounds)
     sentence = (
-        f"{experiment.method} on {experiment.dataset}: {experiment.clients} clients, {experiment.rounds} rounds. "
+        f"{called(experiment)} on {experiment.dataset}: {experiment.clients} clients, {experiment.rounds} rounds. "
         f"The first result comes at round {first}."
     )
     body = f"<p>{escape(sentence)}</p><h2>Who holds what</h2><figure>{partition_picture(partition)}</figure>"

@@ -5,18 +5,27 @@ Altair and vl-convert are the extra `crad[report]`; they are imported when the f
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import replace
 
 from crad.errors import ConfigError
-from crad.results.charts.chart import Chart
+from crad.results.charts.chart import Chart, labelled
 from crad.results.charts.export import INSTALL, charts_available, javascript, save_chart
 from crad.results.charts.style import theme
 from crad.results.grouping import by_method, worlds
+from crad.results.paper import PaperExperiment, PlannedCell
+from crad.results.paper_tables import Finished
 from crad.results.runs import RunRecords
 
-__all__ = ["INSTALL", "Chart", "charts_available", "javascript", "make_charts", "save_chart", "theme"]
+__all__ = [
+    "INSTALL",
+    "Chart",
+    "charts_available",
+    "javascript",
+    "make_charts",
+    "make_study_charts",
+    "save_chart",
+    "theme",
+]
 
 
 def make_charts(runs: Sequence[RunRecords]) -> list[Chart]:
@@ -24,6 +33,15 @@ def make_charts(runs: Sequence[RunRecords]) -> list[Chart]:
     if not charts_available():
         raise ConfigError(f"charts need Altair and vl-convert: {INSTALL}")
     return [chart for label, own in worlds(runs).items() for chart in _charts_of(own, label)]
+
+
+def make_study_charts(paper: PaperExperiment, cells: Sequence[PlannedCell], finished: Finished) -> list[Chart]:
+    """The charts of an experiment with a baseline; none without the extra that draws them."""
+    if not charts_available():
+        return []
+    from crad.results.charts.differences import study_charts
+
+    return study_charts(paper, cells, finished)
 
 
 def _charts_of(runs: Sequence[RunRecords], label: str) -> list[Chart]:
@@ -44,10 +62,4 @@ def _charts_of(runs: Sequence[RunRecords], label: str) -> list[Chart]:
         lines.bytes_chart,
     )
     found = [chart for maker in makers for chart in [maker(methods)] if chart is not None]
-    return [_labelled(chart, label) for chart in found] if label else found
-
-
-def _labelled(chart: Chart, label: str) -> Chart:
-    """The chart of one world among several, with what sets it apart in its name and title."""
-    slug = re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.")
-    return replace(chart, name=f"{chart.name}-{slug}", title=f"{chart.title}: {label}")
+    return [labelled(chart, label) for chart in found] if label else found

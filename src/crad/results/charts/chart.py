@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from typing import Any
 
 from crad.results.series import Row
@@ -18,3 +19,9 @@ class Chart:
     alt: str  # the main finding, in a sentence
     spec: dict[str, Any]
     rows: list[Row]
+
+
+def labelled(chart: Chart, label: str) -> Chart:
+    """The chart of one world among several, with what sets it apart in its name and title."""
+    slug = re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.")
+    return replace(chart, name=f"{chart.name}-{slug}", title=f"{chart.title}: {label}")

@@ -21,6 +21,7 @@ from crad.results.series import Row
 
 MARKS_PER_LINE = 8
 MANY_CLASSES = 20
+ABOVE = ("crad", "crad-plus")
 HINTS = {
     "round": ("Q", "round"),
     "class": ("N", "class"),
@@ -100,8 +101,8 @@ def _hints(rows: Sequence[Row]) -> list[alt.Tooltip]:
 
 
 def drawn(rows: Sequence[Row]) -> list[Row]:
-    """The rows in the order in which they are drawn: CRAD last, above the others."""
-    return sorted(rows, key=lambda row: bool(row["method"] == "crad"))
+    """The rows in the order in which they are drawn: CRAD last, above the others, and crad-plus above it."""
+    return sorted(rows, key=lambda row: ABOVE.index(row["method"]) if row["method"] in ABOVE else -1)
 
 
 def spread(values: Sequence[int]) -> list[int]:

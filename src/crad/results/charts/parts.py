@@ -69,7 +69,7 @@ def method_dash(methods: Sequence[str]) -> alt.StrokeDash:
     return alt.StrokeDash("method:N", scale=scale, legend=None)
 
 
-def method_shape(methods: Sequence[str], legend: alt.Legend) -> alt.Shape:
+def method_shape(methods: Sequence[str], legend: alt.Legend | None) -> alt.Shape:
     """Every method with its mark."""
     marks = [style.mark for style in method_styles(methods)]
     return alt.Shape("method:N", scale=alt.Scale(domain=methods, range=marks), legend=legend)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 PLOT_WIDTH, PLOT_HEIGHT = 415, 230
-NAME_LETTERS = 22  # a longer name is cut, the whole one is in the tooltip
+NAME_LETTERS = 24  # a longer name is cut, the whole one is in the tooltip
 SOLID = (1, 0)
 
 
@@ -28,6 +28,7 @@ class MethodStyle:
 # After Okabe and Ito; their black and yellow vanish on a dark or a light page and are replaced.
 STYLES = {
     "crad": MethodStyle("#D55E00", SOLID, "circle"),
+    "crad-plus": MethodStyle("#A23BD6", SOLID, "diamond"),
     "uniform": MethodStyle("#0072B2", SOLID, "square"),
     "uncertainty": MethodStyle("#56B4E9", (6, 2), "diamond"),
     "fedmd": MethodStyle("#009E73", (8, 3), "triangle-up"),

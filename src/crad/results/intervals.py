@@ -1,0 +1,64 @@
+"""Differences between two methods with the same seeds, and how sure one can be of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from crad.results.comparison import Figure, over_seeds
+
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Paired:
+    """One method minus another, seed by seed."""
+
+    figure: Figure
+    seeds: tuple[int, ...]  # that both were run with
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Where the mean difference lies with 95 % confidence, by Student's t; None of one seed alone."""
+        number = len(self.figure.values)
+        if number < 2:
+            return None
+        half = t_quantile(number - 1) * self.figure.deviation / math.sqrt(number)
+        return self.figure.mean - half, self.figure.mean + half
+
+    @property
+    def sign(self) -> int:
+        """1 where the whole interval is above zero, -1 where it is below, else 0: nothing is shown."""
+        if self.interval is None:
+            return 0
+        low, high = self.interval
+        return (low > 0) - (high < 0)
+
+
+def paired(own: Mapping[int, float], theirs: Mapping[int, float]) -> Paired | None:
+    """The difference of values by seed; seeds that only one has are left out, None where no seed is common."""
+    seeds = tuple(seed for seed in own if seed in theirs)
+    if not seeds:
+        return None
+    return Paired(over_seeds([own[seed] - theirs[seed] for seed in seeds]), seeds)
+
+
+def t_quantile(freedom: int, *, level: float = LEVEL) -> float:
+    """What Student's t with so many degrees of freedom exceeds neither above nor below, with this probability."""
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):  # halved to the precision of a double
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, freedom) < level else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)
+
+
+def _within(angle: float, freedom: int) -> float:
+    """The probability that |t| stays below sqrt(freedom) tan(angle): for whole degrees of freedom a finite sum."""
+    cosine, is_odd = math.cos(angle), freedom % 2
+    term, total = (cosine if is_odd else 1.0), 0.0
+    for number in range(1 + is_odd, freedom, 2):
+        total += term
+        term *= cosine**2 * number / (number + 1)
+    total *= math.sin(angle)
+    return (angle + total) * 2 / math.pi if is_odd else total

@@ -1,0 +1,90 @@
+"""What a run is called, on lines of progress, in tables, in charts and their legends: one place for all of them.
+
+The name is the method and what was changed about it, such as `crad, balanced loss`. Runs of one name are seeds of each
+other; runs of two names never are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+from crad.config import EXECUTION_FIELDS, PUBLISHED, RECIPES, Experiment
+from crad.results.runs import RunRecords
+
+# Runs that differ in one of these are no seeds of each other, and no methods to be compared.
+WORLD_FIELDS = (
+    "dataset",
+    "clients",
+    "active",
+    "partition",
+    "alpha",
+    "classes_per_client",
+    "held_out",
+    "train_limit",
+    "test_limit",
+    "liars",
+)
+# Settings of a recipe as one says them; what is not here is said with the setting's own word behind it.
+WORDS = {
+    ("local_loss", "balanced"): "balanced loss",
+    ("local_loss", "plain"): "plain loss",
+    ("filter", "weighted-consensus"): "weighted consensus",
+    ("filter", "weighted-median"): "weighted median",
+    ("matching", "mixup"): "mixup",
+    ("matching", "strong"): "strong inputs",
+    ("matching", "same"): "same inputs",
+}
+RECIPE_FIELDS = tuple(asdict(PUBLISHED))
+# Neither what is compared nor what could be mistaken for a seed.
+_APART = {"method", "method_settings", "preset", "seed", "rounds", "eval_every"}
+
+
+def variant(experiment: Experiment) -> dict[str, str]:
+    """The settings in which an experiment is not its method as such."""
+    own, usual = asdict(experiment.recipe), asdict(RECIPES.get(experiment.method, PUBLISHED))
+    if usual["filter"] is None and own["filter"] == "median":
+        own["filter"] = None  # the rules that can have another filter have this one of themselves
+    return {key: value for key, value in own.items() if value != usual[key]}
+
+
+def called(experiment: Experiment) -> str:
+    """The method and its variant."""
+    words = [WORDS.get((key, value), f"{value} {key}") for key, value in variant(experiment).items()]
+    return ", ".join([experiment.method, *words])
+
+
+def titled(experiment: Experiment) -> str:
+    """The method, its variant and the seed."""
+    return f"{called(experiment)}, seed {experiment.seed}"
+
+
+def names(runs: Sequence[RunRecords]) -> list[str]:
+    """What each of several runs is called; where runs of one name differ in another setting, that is said too."""
+    plain = [called(run.experiment) for run in runs]
+    return [
+        _told_apart(name, run, [other for other, theirs in zip(runs, plain, strict=True) if theirs == name])
+        for name, run in zip(plain, runs, strict=True)
+    ]
+
+
+def with_names(runs: Sequence[RunRecords]) -> list[RunRecords]:
+    """The runs, each with its name among the others in its summary."""
+    return [replace(run, summary={**run.summary, "name": name}) for name, run in zip(names(runs), runs, strict=True)]
+
+
+def differing(runs: Sequence[RunRecords], fields: Sequence[str]) -> list[str]:
+    """The settings among these in which the runs are not alike."""
+    return [key for key in fields if len({repr(getattr(run.experiment, key)) for run in runs}) > 1]
+
+
+def _told_apart(name: str, run: RunRecords, same: Sequence[RunRecords]) -> str:
+    apart = {*_APART, *RECIPE_FIELDS, *WORLD_FIELDS, *EXECUTION_FIELDS}
+    fields = [key for key in type(run.experiment).model_fields if key not in apart]
+    words = [f"{key}={getattr(run.experiment, key)}" for key in differing(same, fields)]
+    settings = [other.experiment.method_settings for other in same]
+    keys = dict.fromkeys(key for one in settings for key in one)
+    varying = [key for key in keys if len({repr(one.get(key)) for one in settings}) > 1]
+    own = run.experiment.method_settings
+    words += [f"{key}={own[key]}" for key in varying if key in own]
+    return f"{name} ({', '.join(words)})" if words else name

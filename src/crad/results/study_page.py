@@ -1,0 +1,93 @@
+"""The page of an experiment with a baseline: its tables and charts over all data sets at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from crad.config import to_flags
+from crad.results import charts
+from crad.results.drawing import label
+from crad.results.frame import framed_page
+from crad.results.markup import commands, paragraph, table
+from crad.results.paper import PaperExperiment, PlannedCell, plan_cells
+from crad.results.paper_tables import Finished
+from crad.results.report import NO_CHARTS, chart_figures, page_versions
+from crad.results.study_tables import Compared, find_compared, make_study_tables
+from crad.results.tables import Table
+
+
+def study_page(
+    paper: PaperExperiment, cells: Sequence[PlannedCell], finished: Finished, *, details: Sequence[str] = ()
+) -> str:
+    """The whole page. `details`: pages beside it, on the single worlds."""
+    made = charts.make_study_charts(paper, cells, finished)
+    first = next(iter(finished.values()))[0]
+    links = "".join(f'<li><a href="{label(name)}">{label(name)}</a></li>' for name in details)
+    sections = [
+        ("outcome", "Tables", "".join(map(_html, make_study_tables(paper, cells, finished)))),
+        ("figures", "Figures", chart_figures(made) if made else paragraph(NO_CHARTS, "note")),
+        ("details", "Details", f"{paragraph('The runs on each data set, client by client:')}<ul>{links}</ul>"),
+        ("repeat", "Repeat", commands([_command(paper, cells)])),
+    ]
+    return framed_page(
+        title=paper.title,
+        sentence=paper.caption,
+        headline=_headline(paper, find_compared(paper, cells, finished)),
+        sections=sections,
+        versions=page_versions(first.summary),
+        data={"charts": {chart.name: chart.spec for chart in made}, "inspections": []},
+        library=charts.javascript() if made else "",
+    )
+
+
+def _html(shown: Table) -> str:
+    """A table with its sections as a first column, the best marked in words."""
+    section, rows = "", []
+    for number, row in enumerate(shown.rows):
+        section = shown.sections.get(number, section)
+        rows.append([row[0].text, section, *(f"{cell.text} (best)" if cell.is_best else cell.text for cell in row[1:])])
+    return f"<h3>{label(shown.title)}</h3>" + table(
+        [shown.header[0], "on", *shown.header[1:]], rows, caption=shown.caption, num_heads=2
+    )
+
+
+def _command(paper: PaperExperiment, cells: Sequence[PlannedCell]) -> str:
+    """What repeats the whole: the preset, the seeds, and what was changed beside them."""
+    preset, seeds = cells[0].experiment.preset, list(dict.fromkeys(cell.experiment.seed for cell in cells))
+    as_said = {
+        (cell.row.name, cell.column.name, cell.experiment.seed): cell.experiment.model_dump()
+        for cell in plan_cells(paper, flags={"preset": preset}, seeds=seeds)
+    }
+    changed = {
+        key: value
+        for cell in cells
+        for key, value in cell.experiment.model_dump().items()
+        if key != "method_settings" and value != as_said[cell.row.name, cell.column.name, cell.experiment.seed][key]
+    }
+    numbers = ",".join(map(str, seeds))
+    return f"crad reproduce {paper.name} --preset {preset} --seeds {numbers} {to_flags(changed)}".strip()
+
+
+def _headline(paper: PaperExperiment, compared: Sequence[Compared]) -> str:
+    """What the last row, the one that the study is about, does in every column."""
+    row, baseline = paper.rows[-1], next(one for one in paper.rows if one.name == paper.baseline)
+    parts = []
+    for metric in paper.metrics:
+        own = [one for one in compared if one.outcome.row == row and one.outcome.metric == metric and one.difference]
+        if own:
+            counts = {word: sum(one.verdict == word for one in own) for word in ("better", "worse")}
+            parts.append(
+                f"{metric.label}: better on {counts['better']}, worse on {counts['worse']} of {len(own)} "
+                f"({'; '.join(_said(one) for one in own)})"
+            )
+    if not parts:
+        return paragraph(f"{paper.label_of(row)} has not been run beside {paper.label_of(baseline)} yet.", "verdict")
+    said = paragraph(f"{paper.label_of(row)} against {paper.label_of(baseline)}", "verdict")
+    return said + "".join(paragraph(part[0].upper() + part[1:] + ".") for part in parts)
+
+
+def _said(one: Compared) -> str:
+    assert one.difference is not None, "only what was compared is said"
+    interval = one.difference.interval
+    reach = "" if interval is None else f", {interval[0]:+.2f} to {interval[1]:+.2f}"
+    return f"{one.outcome.column.label} {one.difference.figure.mean:+.2f}{reach}"
