@@ -19,6 +19,7 @@ VOID = {"meta", "img", "input", "br"}
 def summary(method="crad", *, seed=1024, overall=60.0, local=80.0, **changes):
     return {
         "method": method,
+        "name": method,
         "dataset": "cifar10",
         "preset": "mini",
         "seed": seed,

@@ -161,9 +161,9 @@ GOLDEN_GLOBAL = """\
 
 By hand. Δ: minus crad with the same seed, mean over the seeds, in points, with its 95 % interval (Student's t over \
 the seeds' differences). Better, worse: the interval leaves out zero; every line is judged by itself, and of twenty \
-lines without any effect one is expected to say so. No verdict: no difference is shown. Bold: best of a section, \
-training alone not counted. Measured with preset paper, seeds 1, 2, 3 (mean ± standard deviation), 2 rounds, 1000 \
-training and 20 test images, on Abacus (cpu, 2 cores). 14 of 15 runs are there; -: not run. The scale is not the \
+lines without any effect one is expected to say so. No verdict: no difference is shown. Bold or (best): best of a \
+section, training alone not counted. Measured with preset paper, seeds 1, 2, 3 (mean ± standard deviation), 2 rounds, \
+1000 training and 20 test images, on Abacus (cpu, 2 cores). 14 of 15 runs are there; -: not run. The scale is not the \
 paper's: rounds 2 (paper: 300); 1000 of the 50000 training images of cifar10; 1000 of the 50000 training images of \
 cifar100. Seeds that only the row or only crad has are not in Δ: crad, mixup on B (3).
 """

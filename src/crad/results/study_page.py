@@ -24,7 +24,7 @@ def study_page(
     first = next(iter(finished.values()))[0]
     links = "".join(f'<li><a href="{label(name)}">{label(name)}</a></li>' for name in details)
     sections = [
-        ("outcome", "Tables", "".join(map(_html, make_study_tables(paper, cells, finished)))),
+        ("outcome", "Tables", "".join(_html(one, paper) for one in make_study_tables(paper, cells, finished))),
         ("figures", "Figures", chart_figures(made) if made else paragraph(NO_CHARTS, "note")),
         ("details", "Details", f"{paragraph('The runs on each data set, client by client:')}<ul>{links}</ul>"),
         ("repeat", "Repeat", commands([_command(paper, cells)])),
@@ -40,15 +40,15 @@ def study_page(
     )
 
 
-def _html(shown: Table) -> str:
+def _html(shown: Table, paper: PaperExperiment) -> str:
     """A table with its sections as a first column, the best marked in words."""
     section, rows = "", []
     for number, row in enumerate(shown.rows):
         section = shown.sections.get(number, section)
         rows.append([row[0].text, section, *(f"{cell.text} (best)" if cell.is_best else cell.text for cell in row[1:])])
-    return f"<h3>{label(shown.title)}</h3>" + table(
-        [shown.header[0], "on", *shown.header[1:]], rows, caption=shown.caption, num_heads=2
-    )
+    caption = shown.caption.removeprefix(f"{paper.caption} ")  # the page opens with it
+    header = [shown.header[0], "on", *shown.header[1:]]
+    return f"<h3>{label(shown.title)}</h3>" + table(header, rows, caption=caption, num_heads=2)
 
 
 def _command(paper: PaperExperiment, cells: Sequence[PlannedCell]) -> str:

@@ -158,7 +158,7 @@ def _marks(paper: PaperExperiment, compared: Sequence[Compared]) -> str:
         )
     elif any(one.difference is not None for one in compared):
         said += "; one seed gives no interval"
-    return f"{said}. Bold: best of a section{reference}."
+    return f"{said}. Bold or (best): best of a section{reference}."
 
 
 def _unpaired_sentence(paper: PaperExperiment, compared: Sequence[Compared]) -> list[str]:
