@@ -12,9 +12,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import crad.api
 from crad.cli import main
+from crad.cli.reproduce import _by_reason
 from crad.config import Experiment
 from crad.errors import DataError
 from crad.federation.checkpoint import save_checkpoint
@@ -298,13 +300,18 @@ def test_a_run_that_fails_is_named_and_the_others_finish(tmp_path, monkeypatch):
     assert code == 2
     last = err.splitlines()[-1]
     assert last.startswith("crad: 2 of 4 runs failed: digits-crad-seed1-")
-    assert "(the noise ran out)" in last
+    assert last.count("(the noise ran out)") == 1, "a reason is given once"
     assert "give the same command again" in last
     assert len(run_names(tmp_path)) == 2
     found = {(row["row"], row["metric"]): row for row in tidy(tmp_path, "privacy")}
     assert found["exact", "global_accuracy"]["seeds"] == "1 2"
     assert found["private", "global_accuracy"]["ours_mean"] == ""
     assert re.search(r"noisy counts, ε = 1 +47\.40 +- +- ", out)
+
+
+def test_many_runs_that_fail_for_one_reason_are_counted():
+    failed = {f"run{i}": "no disk" for i in range(5)} | {"other": "no net"}
+    assert _by_reason(failed) == "run0, run1, run2 and 2 more (no disk); other (no net)"
 
 
 def test_data_that_is_absent_is_said_before_anything_is_trained(tmp_path, monkeypatch, asked):
@@ -344,6 +351,7 @@ def test_json_holds_the_tables_and_the_state_of_every_run(toy):
     assert len(answer["runs"]) == 8
 
 
+ABSENT_DEVICE = "mps" if torch.cuda.is_available() else "cuda"
 BAD = {
     "experiment": (["tabel1"], {}, "unknown experiment 'tabel1'. Did you mean 'table1'?"),
     "preset": (["table1"], {"preset": "minj"}, "unknown preset 'minj'. Did you mean 'mini'?"),
@@ -354,6 +362,7 @@ BAD = {
     "method setting": (["table1"], {"method_settings": "fedmkd.my=1"}, "'my'. Did you mean 'mu'?"),
     "whose setting": (["table1"], {"method_settings": "mu=1"}, "'mu' names no compared method"),
     "rounds": (["table1"], {"rounds": 0}, "rounds = '0'"),
+    "device": (["privacy"], {"device": ABSENT_DEVICE}, f"device {ABSENT_DEVICE!r} is not available on this machine"),
     "nothing": ([], {}, "WHAT"),
 }
 
