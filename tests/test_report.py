@@ -250,6 +250,7 @@ def test_runs_that_differ_in_more_than_method_and_seed_are_repeated_one_by_one()
 OTHER = {**PARTITION, "counts": [[22, 11], [33, 44]]}
 APART = {
     "other data set": (summary("local", dataset="cifar100"), {}, r"differ in their data set \(cifar10 and cifar100\)"),
+    "same method on other data": (summary(dataset="cifar100"), {}, "differ in their data set"),
     "other clients": (summary("local", clients=3), {}, r"number of clients \(2 and 3\)"),
     "other partition": (summary("local"), {"partition": OTHER}, "another division of it: report them apart"),
     "twice": (summary("crad"), {}, "are both crad with seed 1024: leave one out"),

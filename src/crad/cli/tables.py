@@ -80,8 +80,8 @@ def trace_table(trace: ImageTrace) -> Table:
     ]
     low, high = trace.accepted
     title = (
-        f"Student {trace.student}, test image {trace.image} (a {trace.true_class}), class {trace.class_index} "
-        f"({trace.class_name}), round {trace.round_index}\n"
+        f"Student {trace.student}, test image {trace.image} (true class {trace.true_class}), class "
+        f"{trace.class_index} ({trace.class_name}), round {trace.round_index}\n"
         f"consensus {percent(trace.consensus)} %, accepted {percent(low)} to {percent(high)} %; "
         f"target {percent(trace.target)} %, a uniform average would say {percent(trace.uniform)} %"
     )

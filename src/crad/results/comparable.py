@@ -12,9 +12,9 @@ def comparable_runs(runs: Sequence[RunRecords]) -> tuple[list[RunRecords], list[
     """The runs with seeds that every method has, and those that are left out; what cannot be compared is refused."""
     if not runs:
         raise RunError("there is no run to report: name a run directory")
-    _refuse_twice(runs)
     for run in runs[1:]:
         _refuse_other_data(runs[0], run)
+    _refuse_twice(runs)
     _refuse_other_partitions(runs)
     methods = {run.summary["method"] for run in runs}
     of_seed: dict[int, set[str]] = {}
