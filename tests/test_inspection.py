@@ -7,6 +7,7 @@ import itertools
 import json
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,11 +51,10 @@ def shape(nested):
 # --- what a survey holds
 
 
-
 def test_a_class_is_meant_by_its_index_or_its_name():
-    of_pets = SimpleNamespace(world=SimpleNamespace(dataset=SimpleNamespace(class_names=("cat", "dog"))))
+    of_pets: Any = SimpleNamespace(world=SimpleNamespace(dataset=SimpleNamespace(class_names=("cat", "dog"))))
     assert [RunInspector.class_of(of_pets, text) for text in ("0", "1", "cat", "dog")] == [0, 1, 0, 1]
-    with pytest.raises(ConfigError, match="unknown class 'dug'. Did you mean 'dog'"):
+    with pytest.raises(ConfigError, match=r"unknown class 'dug'\. Did you mean 'dog'"):
         RunInspector.class_of(of_pets, "dug")
 
 

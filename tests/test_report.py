@@ -487,7 +487,9 @@ class Known:
 
     def __init__(self, runs):
         settings = [run.experiment.model_dump(mode="json") for run in runs]
-        files = [json.loads((run.path / name).read_text()) for run in runs for name in ("summary.json", "partition.json")]
+        files = [
+            json.loads((run.path / name).read_text()) for run in runs for name in ("summary.json", "partition.json")
+        ]
         files += [json.loads(line) for run in runs for line in (run.path / "rounds.jsonl").read_text().splitlines()]
         made = charts.make_charts(runs)  # a caption speaks of its chart, whose rows test_series.py counts by hand
         rows = [list(chart.rows) for chart in made]

@@ -94,6 +94,18 @@ def toy(tmp_path_factory) -> tuple[Path, str, str]:
     return folder, out, err
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_drawn_again(monkeypatch):
+    """Pages and figures of the whole are made once, with `toy`, before this: they cost more than all toy runs."""
+
+    def pages_that_are_there(plan, records):
+        return sorted(plan.folder.glob("report*.html"), key=lambda path: len(path.name))
+
+    monkeypatch.setattr("crad.reproducing.write_reports", pages_that_are_there)
+    monkeypatch.setattr("crad.reproducing.make_charts", lambda runs: ["a chart"])
+    monkeypatch.setattr("crad.reproducing.save_chart", lambda chart, folder: [folder])
+
+
 # --- everything, once
 
 
@@ -106,7 +118,7 @@ def test_every_table_is_written_in_three_forms_and_shown(toy):
         assert {row["preset"] for row in rows} == {"demo"}
         assert (folder / "tables" / f"{name}.md").read_text(encoding="utf-8").startswith("### ")
         assert "\\bottomrule" in (folder / "tables" / f"{name}.tex").read_text(encoding="utf-8")
-    for title in ("All methods on three data sets (Table 1)", "A success and a failure, traced (Figure 5 (appendix))"):
+    for title in ("All methods on three data sets (Table 1)", "A success and a failure, traced (Figure 5, appendix)"):
         assert title in out
     assert "This is no reproduction of the paper's figures, the scale is another: dataset digits (paper: cifar10" in out
     assert out.strip().endswith(str(folder))

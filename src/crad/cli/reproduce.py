@@ -101,8 +101,8 @@ def reproduce_command(
     _show(plan, records, failed, reports, is_quiet=quiet, as_json=as_json)
     if failed:
         raise RunError(
-            f"{len(failed)} of {len(plan.runs)} runs failed: {_by_reason(failed)}. The others are in {plan.folder}; mend that and "
-            "give the same command again"
+            f"{len(failed)} of {len(plan.runs)} runs failed: {_by_reason(failed)}. The others are in {plan.folder}; "
+            "mend that and give the same command again"
         )
 
 
