@@ -11,11 +11,12 @@ import pytest
 from crad.errors import ConfigError
 from crad.results.charts import make_study_charts, save_chart
 from crad.results.intervals import paired, t_quantile
+from crad.results.latex import table_latex
 from crad.results.paper import GROUPS, PaperExperiment, load_paper, plan_cells, read_paper
 from crad.results.paper_tables import tidy_csv
 from crad.results.study_page import study_page
 from crad.results.study_tables import find_compared, make_study_tables, study_rows
-from crad.results.tables import table_latex, table_markdown
+from crad.results.tables import table_markdown
 from tests.records import made_run
 
 # --- paired differences

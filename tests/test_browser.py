@@ -16,6 +16,7 @@ from crad.results.runs import load_run
 from crad.results.traces import ImageTrace, TeacherView, describe, percent
 from tests.chromium import Chromium, Tab
 from tests.conftest import ROOT, change
+from tests.pages import run_of, summary
 
 TABS = ["outcome", "tables", "figures", "cost", "inspector", "repeat"]
 STATES = {"k": "kept", "u": "unsupported", "o": "outlier"}
@@ -225,6 +226,25 @@ def test_a_printed_page_has_all_parts_and_all_charts(tab, runs):
     assert abs(len(tab.pdf()) - len(first)) < 0.02 * len(first)
     tab.call("Emulation.setEmulatedMedia", media="print")
     assert tab.value("[...document.querySelectorAll('main > section')].every(part => part.offsetHeight > 0)")
+    # Nobody moves a slider on paper.
+    assert tab.value("document.querySelectorAll('.plot .vega-bindings *').length") > 0
+    controls = "select, input, nav a, #theme, .cases button"
+    assert tab.value(f"[...document.querySelectorAll('{controls}')].filter(one => one.offsetParent).length") == 0
+
+
+def test_a_table_of_nine_methods_is_not_cut_on_paper(chromium, tmp_path, monkeypatch):
+    monkeypatch.setattr("crad.results.charts.charts_available", lambda: False)
+    nine = ["local", "fedmd", "fedgd", "msfkd", "dfml", "fedmkd", "uniform", "uncertainty", "crad"]
+    path = tmp_path / "report.html"
+    wordy = {"architecture_per_client": ["resnet18-half@0.125"] * 2}
+    path.write_text(report_page([run_of(summary(method, overall=-22.5, **wordy)) for method in nine]))
+    tab = Tab(chromium, width=717)  # A4 between Chromium's own margins
+    tab.open(path)
+    tab.call("Emulation.setEmulatedMedia", media="print")
+    widths = tab.value("[...document.querySelectorAll('table')].map(one => one.getBoundingClientRect().right)")
+    assert len(widths) == 6
+    assert max(widths) <= 717
+    tab.close()
 
 
 def test_without_scripts_all_parts_stand_one_below_the_other(chromium, page):

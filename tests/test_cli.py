@@ -292,10 +292,14 @@ def test_explaining_a_run_without_a_rule_or_an_image_that_is_not_there(finished,
         (["--image", "80"], "image 80"),
         (["--student", "4"], "student 4"),
         (["--class", "1"], "--image"),
+        (["--image", "1", "--class", "zebra"], "unknown class 'zebra'"),
+        (["--image", "1", "--class", "99"], "class 99 does not exist"),
+        (["--image", "one"], "unable to parse string as an integer. See crad --help."),
     ):
         code, _, err = crad_command("explain", finished, *flags)
         assert code == 2
         assert words in err
+        assert err.count("\n") == 1
 
 
 def test_explain_notices_changed_data_and_single_clients(quick, tmp_path, tiny_npz, crad_command):

@@ -7,6 +7,7 @@ import itertools
 import json
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ import crad
 from crad import inspection
 from crad.aggregation import RULES
 from crad.cli import main
-from crad.errors import RunError
+from crad.errors import ConfigError, RunError
 from crad.federation.message import Statistics
 from crad.inspection import RunInspector
 from crad.results.traces import ImageTrace, TeacherView, describe, percent, samples
@@ -48,6 +49,13 @@ def shape(nested):
 
 
 # --- what a survey holds
+
+
+def test_a_class_is_meant_by_its_index_or_its_name():
+    of_pets: Any = SimpleNamespace(world=SimpleNamespace(dataset=SimpleNamespace(class_names=("cat", "dog"))))
+    assert [RunInspector.class_of(of_pets, text) for text in ("0", "1", "cat", "dog")] == [0, 1, 0, 1]
+    with pytest.raises(ConfigError, match=r"unknown class 'dug'\. Did you mean 'dog'"):
+        RunInspector.class_of(of_pets, "dug")
 
 
 def test_a_survey_has_every_teacher_and_every_class_of_every_image_and_student(survey):

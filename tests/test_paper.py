@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from crad.config import PRESETS, Experiment
 from crad.errors import ConfigError
 from crad.methods import PAPER_METHODS
 from crad.results.durations import MINI_ROUND_SECONDS, Durations
+from crad.results.latex import latex, table_latex
 from crad.results.measures import MEASURES, trace_case
 from crad.results.paper import (
     GROUPS,
@@ -25,7 +28,7 @@ from crad.results.paper import (
 )
 from crad.results.paper_tables import make_paper_table, tidy_csv, tidy_rows
 from crad.results.runs import RunRecords
-from crad.results.tables import Cell, Table, latex, table_latex, table_markdown
+from crad.results.tables import Cell, Table, table_markdown
 from tests.conftest import ROOT
 
 # --- the published figures, typed from the paper a second time
@@ -315,19 +318,21 @@ small,crad,b,global_accuracy,20,25,,5,2,paper
 small,crad,b,needs_proxy,,yes,,,2,paper
 """
 GOLDEN_LATEX = r"""
-\begin{tabular}{lrrrrr}
+\begin{tabular}{@{}lrrrrr@{}}
 \toprule
-method & global \%, paper & global \%, ours & $\Delta$ & proxy, paper & proxy, ours \\
+ & \multicolumn{3}{c}{global \%} & \multicolumn{2}{c}{proxy} \\
+\cmidrule(lr){2-4}\cmidrule(lr){5-6}
+method & paper & ours & $\Delta$ & paper & ours \\
 \midrule
-\multicolumn{6}{l}{\textit{Set\_A}} \\
-alone & - & 99.0 $\pm$ 0.0 & - & - & no \\
-FedMKD $^\dagger$ & 50.0 & \textbf{41.0 $\pm$ 1.4} & -9.0 & no & no \\
-CRAD & \textbf{60.0} & 38.5 $\pm$ 0.7 & -21.5 & no & no \\
+\multicolumn{6}{@{}l}{\textit{Set\_A}} \\
+alone & -- & 99.0 $\pm$ 0.0 & -- & -- & no \\
+FedMKD $^\dagger$ & 50.0 & \textbf{41.0 $\pm$ 1.4} & $-$9.0 & no & no \\
+CRAD & \textbf{60.0} & 38.5 $\pm$ 0.7 & $-$21.5 & no & no \\
 \midrule
-\multicolumn{6}{l}{\textit{Set\_B}} \\
-alone & - & - & - & - & - \\
-FedMKD $^\dagger$ & \textbf{30.0} & - & - & - & - \\
-CRAD & 20.0 & 25.0 & +5.0 & - & yes \\
+\multicolumn{6}{@{}l}{\textit{Set\_B}} \\
+alone & -- & -- & -- & -- & -- \\
+FedMKD $^\dagger$ & \textbf{30.0} & -- & -- & -- & -- \\
+CRAD & 20.0 & 25.0 & +5.0 & -- & yes \\
 \bottomrule
 \end{tabular}
 \end{table}
@@ -352,7 +357,32 @@ def test_latex_by_hand():
     text = table_latex(small_table())
     assert text.endswith(GOLDEN_LATEX)
     assert text.startswith("\\begin{table}\n\\centering\n\\caption{Two data sets, 100 \\% by hand. $\\Delta$: ours")
-    assert "\\label{tab:small}\n\\begin{tabular}" in text
+    assert "\\label{tab:small}\n\\vskip\\abovecaptionskip\n\\small\n" in text
+    assert "7 of 12 runs are there; --: not run" in text
+
+
+def test_a_wide_table_is_set_smaller_for_a_page_of_one_column():
+    sizes = ["\\small", "\\footnotesize", "\\scriptsize"]
+
+    def set_in(num_columns):
+        values = ("paper",) * num_columns
+        table = Table("t", "t", (("", ("method",)), ("g", values)), ((Cell("a"), *[Cell("-12.34")] * num_columns),), "")
+        return next(line for line in table_latex(table).splitlines() if line in sizes)
+
+    assert [set_in(number) for number in (4, 9, 30)] == sizes
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no LaTeX here: apt-get install texlive-latex-recommended")
+def test_latex_sets_every_table_with_booktabs_alone_and_none_is_too_wide(tmp_path):
+    tables = [make_paper_table(load_paper(name), plan_cells(load_paper(name), flags={}), {}) for name in NAMES]
+    body = "\\clearpage\n".join(table_latex(table) for table in [small_table(), *tables])
+    frame = "\\documentclass{article}\n\\usepackage{booktabs}\n\\begin{document}\n%s\\end{document}\n"
+    (tmp_path / "all.tex").write_text(frame % body)
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert "Overfull" not in done.stdout
+    assert "Float too large" not in done.stdout
 
 
 def test_nothing_in_a_text_is_a_command_of_latex():
@@ -365,7 +395,7 @@ def test_nothing_in_a_text_is_a_command_of_latex():
 
 
 def test_bars_and_stars_do_not_break_a_markdown_table():
-    table = Table("t", "t", ("a|b", "c"), ((Cell("x*y"), Cell("1", is_best=True)),), "")
+    table = Table("t", "t", (("", ("a|b", "c")),), ((Cell("x*y"), Cell("1", is_best=True)),), "")
     assert "| a\\|b |" in table_markdown(table)
     assert "| x\\*y | **1** |" in table_markdown(table)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import statistics
 from dataclasses import replace
 from html import unescape
 
@@ -249,6 +250,7 @@ def test_runs_that_differ_in_more_than_method_and_seed_are_repeated_one_by_one()
 OTHER = {**PARTITION, "counts": [[22, 11], [33, 44]]}
 APART = {
     "other data set": (summary("local", dataset="cifar100"), {}, r"differ in their data set \(cifar10 and cifar100\)"),
+    "same method on other data": (summary(dataset="cifar100"), {}, "differ in their data set"),
     "other clients": (summary("local", clients=3), {}, r"number of clients \(2 and 3\)"),
     "other partition": (summary("local"), {"partition": OTHER}, "another division of it: report them apart"),
     "twice": (summary("crad"), {}, "are both crad with seed 1024: leave one out"),
@@ -427,24 +429,21 @@ def numbers_in(record):
 
 def stated(runs):
     """What a page may show beside the records: sums, means, spreads and paired differences that it names as such."""
-    import statistics
-
     by_key = {(run.summary["method"], run.summary["seed"]): run.summary for run in runs}
-    values: list[float] = []
+    methods, seeds = (list(dict.fromkeys(parts)) for parts in zip(*by_key, strict=True))
+    values: list[float] = [len(methods)]
     for metric in ("global_accuracy", "local_accuracy"):
-        means = {m: [by_key[m, seed][metric] for seed in (1, 2)] for m in ("local", "crad")}
-        clients = {
-            m: [value for seed in (1, 2) for value in by_key[m, seed][f"{metric}_per_client"]]
-            for m in ("local", "crad")
-        }
-        pairs = [a - b for a, b in zip(clients["crad"], clients["local"], strict=True)]
-        over = [a - b for a, b in zip(means["crad"], means["local"], strict=True)]
-        values += [*pairs, statistics.fmean(pairs), sum(value > 0 for value in pairs), len(pairs)]
-        for series in (*means.values(), over):
-            values += [statistics.fmean(series), statistics.stdev(series)]
-        values += [statistics.fmean([by_key[m, seed][f"{metric}_spread"] for seed in (1, 2)]) for m in means]
-    for method in ("local", "crad"):
-        own = [by_key[method, seed] for seed in (1, 2)]
+        means = {m: [by_key[m, seed][metric] for seed in seeds] for m in methods}
+        values += [statistics.fmean([by_key[m, seed][f"{metric}_spread"] for seed in seeds]) for m in methods]
+        if len(methods) == 2:
+            clients = {m: [one for seed in seeds for one in by_key[m, seed][f"{metric}_per_client"]] for m in methods}
+            pairs = [a - b for a, b in zip(clients["crad"], clients["local"], strict=True)]
+            values += [*pairs, statistics.fmean(pairs), sum(value > 0 for value in pairs), len(pairs)]
+            means["over"] = [a - b for a, b in zip(means["crad"], means["local"], strict=True)]
+        for series in means.values():
+            values += [statistics.fmean(series), statistics.stdev(series) if len(seeds) > 1 else 0.0]
+    for method in methods:
+        own = [by_key[method, seed] for seed in seeds]
         for label in range(len(own[0]["per_class"])):
             values += [
                 statistics.fmean(one["per_class"][label][key] for one in own)
@@ -452,28 +451,72 @@ def stated(runs):
             ]
         for key in ("round_seconds", "total_seconds"):
             values.append(statistics.fmean(one[key] for one in own))
-        bytes_ = [
+        payload, published = (
             statistics.fmean(one[f"{key}_bytes_per_client_round"] for one in own) for key in ("payload", "published")
-        ]
-        values += [value / 2**20 for value in (*bytes_, max(one["peak_memory_bytes"] for one in own))]
+        )
+        peak = max(one["peak_memory_bytes"] for one in own)
+        values += [one / 2**20 for one in (payload, published, peak, own[0]["hardware"]["memory_bytes"])]
+    values += [right_of(run, is_held=is_held) for run in runs for is_held in (True, False)]
     return values + [sum(row) for run in runs for row in run.partition["counts"]]
 
 
-def test_every_number_in_the_tables_stands_in_the_records_or_is_a_stated_mean_or_difference(compared):
-    known = [value for run in compared for value in numbers_in([run.summary, run.partition, run.rounds])]
-    known += stated(compared)
-    shown = {
-        number
-        for rows in Page(report_page(compared)).tables
-        for row in rows[1:]
-        for cell in row
-        for number in re.findall(r"(?<![\w.@-])[+-]?\d+(?:\.\d+)?(?![\w@])", cell)
-    }
-    assert len(shown) > 40
-    digits = {len(number.partition(".")[2]) for number in shown}
-    spoken = {f"{value + 0.0:.{d}f}" for d in digits for value in known}
-    spoken |= {f"-{one}" for one in spoken}  # a rounded -0.00
-    assert {number for number in shown if number.removeprefix("+") not in spoken} == set()
+def right_of(run, *, is_held):
+    """Percent that clients get right of the test images of classes that they hold validation samples of, or not."""
+    cells = [
+        (hits, count)
+        for client in run.rounds[run.summary["best_round"] - 1]["clients"]
+        for support, hits, count in zip(
+            client["validation"]["counts"], client["global"]["hits"], client["global"]["counts"], strict=True
+        )
+        if (support > 0) == is_held
+    ]
+    return 100 * sum(hits for hits, _ in cells) / sum(count for _, count in cells)
+
+
+def words_in(record):
+    """Every text anywhere in a record that has a number in it: a version, a processor, a name."""
+    if isinstance(record, dict):
+        return [one for value in record.values() for one in words_in(value)]
+    if isinstance(record, list):
+        return [one for value in record for one in words_in(value)]
+    return [record] if isinstance(record, str) and re.search(r"[A-Za-z.].*\d|\d.*[A-Za-z]|\..*\.", record) else []
+
+
+class Known:
+    """Everything that the files of some runs say, and what a page may compute of it."""
+
+    def __init__(self, runs):
+        settings = [run.experiment.model_dump(mode="json") for run in runs]
+        files = [
+            json.loads((run.path / name).read_text()) for run in runs for name in ("summary.json", "partition.json")
+        ]
+        files += [json.loads(line) for run in runs for line in (run.path / "rounds.jsonl").read_text().splitlines()]
+        made = charts.make_charts(runs)  # a caption speaks of its chart, whose rows test_series.py counts by hand
+        rows = [list(chart.rows) for chart in made]
+        self.values = {*numbers_in([settings, files, rows]), *stated(runs)}
+        self.words = sorted(set(words_in([settings, files])), key=len, reverse=True)
+
+    def numbers_on(self, html):
+        """Every number that a reader finds on a page, and those of them that stand nowhere."""
+        text = Page(html).text
+        for word in self.words:
+            text = text.replace(word, " ")
+        shown = set(re.findall(r"(?<![\w.@-])[+-]?\d+(?:\.\d+)?(?![\w@])", text))
+        digits = {len(number.partition(".")[2]) for number in shown}
+        spoken = {f"{value + 0.0:.{d}f}" for d in digits for value in self.values}
+        spoken |= {f"-{one}" for one in spoken}  # a rounded -0.00
+        return shown, {number for number in shown if number.removeprefix("+") not in spoken}
+
+
+def test_every_number_on_a_page_stands_in_the_records_or_is_a_stated_mean_or_difference(compared):
+    for runs, least in ((compared, 60), (compared[1:2], 30)):
+        known, html = Known(runs), report_page(runs)
+        shown, unknown = known.numbers_on(html)
+        assert len(shown) > least
+        assert unknown == set()
+        # The net has no hole: a number that is nowhere is found, in a table and in a sentence.
+        for place in ("<td>", '<p class="verdict">'):
+            assert known.numbers_on(html.replace(place, f"{place}98.7654 ", 1))[1] == {"98.7654"}
 
 
 def test_the_charts_in_the_page_are_those_of_the_runs_with_all_their_rows(compared):

@@ -12,9 +12,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import crad.api
 from crad.cli import main
+from crad.cli.reproduce import _by_reason
 from crad.config import Experiment, read_toml
 from crad.errors import DataError
 from crad.federation.checkpoint import save_checkpoint
@@ -92,6 +94,18 @@ def toy(tmp_path_factory) -> tuple[Path, str, str]:
     return folder, out, err
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_drawn_again(monkeypatch):
+    """Pages and figures of the whole are made once, with `toy`, before this: they cost more than all toy runs."""
+
+    def pages_that_are_there(plan, records):
+        return sorted(plan.folder.glob("report*.html"), key=lambda path: len(path.name))
+
+    monkeypatch.setattr("crad.reproducing.write_reports", pages_that_are_there)
+    monkeypatch.setattr("crad.reproducing.make_charts", lambda runs: ["a chart"])
+    monkeypatch.setattr("crad.reproducing.save_chart", lambda chart, folder: [folder])
+
+
 # --- everything, once
 
 
@@ -104,7 +118,7 @@ def test_every_table_is_written_in_three_forms_and_shown(toy):
         assert {row["preset"] for row in rows} == {"demo"}
         assert (folder / "tables" / f"{name}.md").read_text(encoding="utf-8").startswith("### ")
         assert "\\bottomrule" in (folder / "tables" / f"{name}.tex").read_text(encoding="utf-8")
-    for title in ("All methods on three data sets (Table 1)", "A success and a failure, traced (Figure 5 (appendix))"):
+    for title in ("All methods on three data sets (Table 1)", "A success and a failure, traced (Figure 5, appendix)"):
         assert title in out
     assert "This is no reproduction of the paper's figures, the scale is another: dataset digits (paper: cifar10" in out
     assert out.strip().endswith(str(folder))
@@ -381,13 +395,18 @@ def test_a_run_that_fails_is_named_and_the_others_finish(tmp_path, monkeypatch):
     assert code == 2
     last = err.splitlines()[-1]
     assert last.startswith("crad: 2 of 4 runs failed: digits-crad-seed1-")
-    assert "(the noise ran out)" in last
+    assert last.count("(the noise ran out)") == 1, "a reason is given once"
     assert "give the same command again" in last
     assert len(run_names(tmp_path)) == 2
     found = {(row["row"], row["metric"]): row for row in tidy(tmp_path, "privacy")}
     assert found["exact", "global_accuracy"]["seeds"] == "1 2"
     assert found["private", "global_accuracy"]["ours_mean"] == ""
     assert re.search(r"noisy counts, ε = 1 +47\.40 +- +- ", out)
+
+
+def test_many_runs_that_fail_for_one_reason_are_counted():
+    failed = {f"run{i}": "no disk" for i in range(5)} | {"other": "no net"}
+    assert _by_reason(failed) == "run0, run1, run2 and 2 more (no disk); other (no net)"
 
 
 def test_data_that_is_absent_is_said_before_anything_is_trained(tmp_path, monkeypatch, asked):
@@ -427,6 +446,7 @@ def test_json_holds_the_tables_and_the_state_of_every_run(toy):
     assert len(answer["runs"]) == 8
 
 
+ABSENT_DEVICE = "mps" if torch.cuda.is_available() else "cuda"
 BAD = {
     "experiment": (["tabel1"], {}, "unknown experiment 'tabel1'. Did you mean 'table1'?"),
     "preset": (["table1"], {"preset": "minj"}, "unknown preset 'minj'. Did you mean 'mini'?"),
@@ -438,6 +458,7 @@ BAD = {
     "method setting": (["table1"], {"method_settings": "fedmkd.my=1"}, "'my'. Did you mean 'mu'?"),
     "whose setting": (["table1"], {"method_settings": "mu=1"}, "'mu' names no compared method"),
     "rounds": (["table1"], {"rounds": 0}, "rounds = '0'"),
+    "device": (["privacy"], {"device": ABSENT_DEVICE}, f"device {ABSENT_DEVICE!r} is not available on this machine"),
     "nothing": ([], {}, "WHAT"),
 }
 

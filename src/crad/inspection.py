@@ -22,7 +22,7 @@ from torch import Tensor
 from crad.aggregation import Tally, Trace, explain
 from crad.data.picture import contact_sheet
 from crad.data.tensors import ImageSet
-from crad.errors import ConfigError, RunError
+from crad.errors import ConfigError, RunError, unknown_name
 from crad.federation.checkpoint import latest_round, load_checkpoint, saved_rounds
 from crad.federation.method import Method
 from crad.federation.peer import Peer, class_statistics, training_indices
@@ -106,6 +106,15 @@ class RunInspector:
         _check_index("class", asked, self.world.num_classes)
         q_NBC = self._outputs([image])
         return self._view(student, image, 0, asked, q_NBC, self._combine(student, q_NBC))
+
+    def class_of(self, text: str) -> int:
+        """The class that is meant by its index or its name."""
+        names = list(self.world.dataset.class_names)
+        if text.isdecimal():
+            return int(text)
+        if text not in names:
+            raise unknown_name("class", text, names)
+        return names.index(text)
 
     def clearest(self, *, student: int | None = None) -> tuple[ImageTrace, ImageTrace]:
         """The success and the failure that say most, of one student or of all, by the rules stated above."""

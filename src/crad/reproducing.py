@@ -20,6 +20,7 @@ from crad.federation.files import write_atomically
 from crad.results.charts import charts_available, make_charts, make_study_charts, save_chart
 from crad.results.durations import Durations
 from crad.results.grouping import worlds
+from crad.results.latex import table_latex
 from crad.results.naming import called
 from crad.results.paper import PaperExperiment, PlannedCell, chosen_papers, load_paper, plan_cells
 from crad.results.paper_tables import Finished, make_paper_table, tidy_csv, tidy_rows
@@ -28,7 +29,7 @@ from crad.results.run_directory import RunDirectory, identity
 from crad.results.runs import RunRecords, load_run
 from crad.results.study_page import study_page
 from crad.results.study_tables import make_study_tables, study_rows
-from crad.results.tables import Table, table_latex, table_markdown
+from crad.results.tables import Table, table_markdown
 
 State = Literal["done", "begun", "new"]
 Records = dict[str, RunRecords]  # finished runs by identity

@@ -65,7 +65,8 @@ def main() -> None:
         _fail(str(error), code=2)
     except _USAGE_ERROR as error:
         message = error.format_message()
-        _fail(f"{message} See crad --help." if message else "say what to do: crad --help lists the verbs", code=2)
+        end = "" if message.endswith((".", "?", "!")) else "."
+        _fail(f"{message}{end} See crad --help." if message else "say what to do: crad --help lists the verbs", code=2)
     except Terminated:
         sys.exit(143)
     except (KeyboardInterrupt, typer.Abort):

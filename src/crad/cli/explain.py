@@ -16,11 +16,13 @@ Student = Annotated[
     int | None, typer.Option("--student", metavar="CLIENT", help="Whose peers are the teachers; with --image: 0.")
 ]
 Image = Annotated[int | None, typer.Option("--image", metavar="I", help="Index of a test image.")]
-ClassIndex = Annotated[int | None, typer.Option("--class", metavar="C", help="Class index; default: the true class.")]
+ClassName = Annotated[
+    str | None, typer.Option("--class", metavar="C", help="A class by index or name; default: the true class.")
+]
 
 
 def explain_command(
-    run: RunArgument, student: Student = None, image: Image = None, class_: ClassIndex = None, as_json: AsJson = False
+    run: RunArgument, student: Student = None, image: Image = None, class_: ClassName = None, as_json: AsJson = False
 ) -> None:
     """Show every teacher's part in a target: its support, what it says, its state and its weight.
 
@@ -42,7 +44,8 @@ def explain_command(
         success, failure = inspector.clearest(student=student)
         titled = {SUCCESS_RULE: success, FAILURE_RULE: failure}
     else:
-        titled = {"": inspector.trace(student=student or 0, image=image, class_index=class_)}
+        asked = None if class_ is None else inspector.class_of(class_)
+        titled = {"": inspector.trace(student=student or 0, image=image, class_index=asked)}
     if as_json:
         typer.echo(json.dumps([asdict(trace) for trace in titled.values()], indent=1))
         return

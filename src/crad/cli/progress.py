@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column
+from rich.text import Text
 
 from crad.cli.tables import partition_table
 from crad.results.durations import duration
@@ -54,6 +56,8 @@ class Display:
             yield Hooks()
         elif self._console.is_terminal:
             with _live(self._console) as self._progress:
+                # Data and worker processes come before the first step; how many rounds there are is known with it.
+                self._task = self._progress.add_task(self._label, total=None, status="preparing", left="", all_left="")
                 yield Hooks(self._partition if is_partition_shown else _ignore, self._live_step, _ignore, self.say)
         else:
             yield Hooks(
@@ -71,17 +75,18 @@ class Display:
 
     def _live_step(self, step: Step) -> None:
         assert self._progress is not None
+        assert self._task is not None
         self._note_first_round(step)
-        if self._task is None:
+        if self._progress.tasks[0].total is None:
             done = max(0, step.round_index - 1)
-            self._task = self._progress.add_task(self._label, total=step.rounds, completed=done, status="")
+            self._progress.reset(self._task, total=step.rounds, completed=done, status="", left="left", all_left="")
         if step.stage == "learning":
             status = (
                 f"round {step.round_index}/{step.rounds}  client {step.client}  loss {step.loss:.3f}  "
                 f"validation {step.validation_accuracy:.1f} %"
             )
             reached = step.round_index - 1 + step.position / step.total
-            self._progress.update(self._task, completed=reached, status=status + self._all_left(reached))
+            self._progress.update(self._task, completed=reached, status=status, all_left=self._all_left(reached))
         else:
             self._progress.update(self._task, status=f"{step.stage} clients {step.position}/{step.total}")
 
@@ -101,7 +106,7 @@ class Display:
         return (time.monotonic() - self._started) / done * (self._rounds - reached)
 
     def _all_left(self, reached: float) -> str:
-        return "" if self._left_after is None else f"  all runs {duration(self._left(reached) + self._left_after)}"
+        return "" if self._left_after is None else f"all runs {duration(self._left(reached) + self._left_after)}"
 
     def _say_slow_stage(self, step: Step) -> None:
         """Many clients take long to measure: a line now and then, with the time left."""
@@ -114,6 +119,7 @@ class Display:
             self.say(f"{self._label}  {step.stage} clients {step.position}/{step.total}  left {duration(left)}")
 
     def _plain_round(self, record: Record) -> None:
+        all_left = self._all_left(record["round"])
         losses = [client["losses"]["total"] for client in record["clients"] if "total" in client["losses"]]
         tested = ""
         if record["global_accuracy"] is not None:
@@ -121,7 +127,7 @@ class Display:
         self.say(
             f"{self._label}  round {record['round']}/{self._rounds}  loss {sum(losses) / max(1, len(losses)):.3f}  "
             f"validation {record['validation_accuracy']:5.2f} %{tested}  "
-            f"left {duration(self._left(record['round']))}{self._all_left(record['round'])}"
+            f"left {duration(self._left(record['round']))}{f'  {all_left}' if all_left else ''}"
         )
 
 
@@ -129,15 +135,25 @@ def _ignore(record: Record) -> None:
     return None
 
 
+class _Status(TextColumn):
+    """What happens now. On a narrow terminal it is cut, and the times beside it are not."""
+
+    def render(self, task: Task) -> Text:
+        text = super().render(task)
+        text.no_wrap, text.overflow = True, "ellipsis"
+        return text
+
+
 @contextmanager
 def _live(console: Console) -> Iterator[Progress]:
     columns = (
         TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=20),
-        TextColumn("{task.fields[status]}", markup=False),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        BarColumn(bar_width=20 if console.width > 100 else 8),
+        _Status("{task.fields[status]}", markup=False, table_column=Column()),
+        TimeElapsedColumn(table_column=Column(no_wrap=True)),
+        TextColumn("{task.fields[left]}"),
+        TimeRemainingColumn(table_column=Column(no_wrap=True)),
+        TextColumn("{task.fields[all_left]}", markup=False),
     )
     with Progress(*columns, console=console, transient=True) as progress:
         yield progress

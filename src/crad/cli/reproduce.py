@@ -45,6 +45,8 @@ Folder = Annotated[
 ]
 OnlyShow = Annotated[bool, typer.Option("--only-show", help="Run nothing: plan and tables from what is there.")]
 
+MOST_NAMED = 3  # runs that failed for the same reason
+
 
 @with_experiment_flags(without=("method", "seed"))
 def reproduce_command(
@@ -67,6 +69,7 @@ def reproduce_command(
     from rich.console import Console
 
     from crad.cli.progress import Display
+    from crad.learning.device import choose_device
     from crad.reproducing import (
         absent_data,
         published_seconds,
@@ -83,6 +86,8 @@ def reproduce_command(
     missing = [run for run in plan.runs if run.state != "done"]
     absent = absent_data(missing)
     todo = [run for run in missing if run.experiment.dataset not in absent]
+    if todo and not only_show:
+        choose_device(todo[0].experiment.device)  # once, before one run after the other fails for it
     display = Display(Console(stderr=True), is_quiet=quiet, num_runs=len(todo))
     durations = Durations(list(records.values()), published=published_seconds())
     _say_plan(plan, missing, absent, durations, display)
@@ -97,10 +102,9 @@ def reproduce_command(
         reports = write_reports(plan, records)
     _show(plan, records, failed, reports, is_quiet=quiet, as_json=as_json)
     if failed:
-        named = "; ".join(f"{name} ({reason})" for name, reason in failed.items())
         raise RunError(
-            f"{len(failed)} of {len(plan.runs)} runs failed: {named}. The others are in {plan.folder}; mend that and "
-            "give the same command again"
+            f"{len(failed)} of {len(plan.runs)} runs failed: {_by_reason(failed)}. The others are in {plan.folder}; "
+            "mend that and give the same command again"
         )
 
 
@@ -207,6 +211,18 @@ def _say_plan(
     for name, reason in absent.items():
         waiting = sum(run.experiment.dataset == name for run in missing)
         display.say(f"{waiting} of them cannot be run: {reason}")
+
+
+def _by_reason(failed: dict[str, str]) -> str:
+    """Every reason once, behind the runs that it was the end of; many runs are counted."""
+    names: dict[str, list[str]] = {}
+    for name, reason in failed.items():
+        names.setdefault(reason, []).append(name)
+    parts = []
+    for reason, of_reason in names.items():
+        more = f" and {len(of_reason) - MOST_NAMED} more" if len(of_reason) > MOST_NAMED else ""
+        parts.append(f"{', '.join(of_reason[:MOST_NAMED])}{more} ({reason})")
+    return "; ".join(parts)
 
 
 def _show(

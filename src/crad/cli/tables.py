@@ -83,9 +83,9 @@ def trace_table(trace: ImageTrace) -> Table:
         header.insert(4, "false alarms %")
     low, high = trace.accepted
     title = (
-        f"Student {trace.student}, test image {trace.image} (a {trace.true_class}), class {trace.class_index} "
-        f"({trace.class_name}), round {trace.round_index}\n"
-        f"consensus {percent(trace.consensus)} %, accepted {percent(low)} to {percent(high)} %; "
+        f"Student {trace.student}, test image {trace.image} (true class {trace.true_class}), class "
+        f"{trace.class_index} ({trace.class_name}), round {trace.round_index}\n"
+        f"consensus {percent(trace.consensus)} %, accepted {percent(low)} to {percent(high)} %\n"
         f"target {percent(trace.target)} %, a uniform average would say {percent(trace.uniform)} %"
     )
     return plain_table(header, rows, title=title)

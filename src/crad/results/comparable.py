@@ -17,9 +17,9 @@ def comparable_runs(runs: Sequence[RunRecords]) -> tuple[list[RunRecords], list[
     if not runs:
         raise RunError("there is no run to report: name a run directory")
     runs = with_names(runs)
-    _refuse_twice(runs)
     for run in runs[1:]:
         _refuse_other_data(runs[0], run)
+    _refuse_twice(runs)
     _refuse_other_partitions(runs)
     methods = {run.summary["name"] for run in runs}
     of_seed: dict[int, set[str]] = {}

@@ -13,7 +13,7 @@ from crad.results.comparison import Figure, over_seeds
 from crad.results.measures import MEASURES, Value
 from crad.results.paper import PAPER_PRESET, Column, Metric, PaperExperiment, PlannedCell, Row
 from crad.results.runs import RunRecords
-from crad.results.tables import RECONSTRUCTION, Cell, Table, three_figures
+from crad.results.tables import DIFFERENCE, RECONSTRUCTION, Cell, Table, three_figures
 
 # By row and column, in the order of the seeds; a cell without a finished run is not there.
 Finished = Mapping[tuple[str, str], Sequence[RunRecords]]
@@ -83,22 +83,19 @@ def make_paper_table(paper: PaperExperiment, cells: Sequence[PlannedCell], finis
     """The experiment as a table for people, with all that one must know to read it in the caption."""
     found = {(one.column.name, one.row.name, one.metric.name): one for one in find_outcomes(paper, cells, finished)}
     layout = _metrics_down if paper.orientation == "metrics" else _rows_down
-    header, rows, sections = layout(paper, found)
+    headings, rows, sections = layout(paper, found)
     caption = " ".join([paper.caption, *_marks(paper, found), *circumstances(paper, cells, finished)])
-    return Table(paper.name, f"{paper.title} ({paper.source})", header, rows, caption, sections)
+    return Table(paper.name, f"{paper.title} ({paper.source})", headings, rows, caption, sections)
 
 
 Found = Mapping[tuple[str, str, str], Outcome]
-_Layout = tuple[tuple[str, ...], tuple[tuple[Cell, ...], ...], dict[int, str]]
+_Headings = tuple[tuple[str, tuple[str, ...]], ...]
+_Layout = tuple[_Headings, tuple[tuple[Cell, ...], ...], dict[int, str]]
 
 
 def _rows_down(paper: PaperExperiment, found: Found) -> _Layout:
     """A line per row of the experiment, a section per column where there are several."""
-    header = ["method"]
-    for metric in paper.metrics:
-        header += [f"{metric.title}, paper"] if _is_published(metric, found) else []
-        header += [f"{metric.title}, ours"]
-        header += ["Δ"] if _has_difference(metric, found) else []
+    headings = [("", ("method",)), *((metric.title, _whose(metric, found)) for metric in paper.metrics)]
     lines: list[tuple[Cell, ...]] = []
     sections = {}
     for column in paper.columns:
@@ -110,14 +107,19 @@ def _rows_down(paper: PaperExperiment, found: Found) -> _Layout:
             for metric in paper.metrics:
                 line += _three_cells(paper, found[column.name, row.name, metric.name], found)
             lines.append(tuple(line))
-    return tuple(header), tuple(lines), sections
+    return tuple(headings), tuple(lines), sections
+
+
+def _whose(metric: Metric, found: Found) -> tuple[str, ...]:
+    paper = ("paper",) if _is_published(metric, found) else ()
+    return (*paper, "ours", *((DIFFERENCE,) if _has_difference(metric, found) else ()))
 
 
 def _metrics_down(paper: PaperExperiment, found: Found) -> _Layout:
     """A line per metric, paper and ours side by side for every row of the experiment."""
     parts = list(dict.fromkeys((column, row) for column, row, _ in found))
     labels = {row.name: paper.label_of(row) for row in paper.rows}
-    header = ["", *(f"{labels[row]}, {whose}" for _, row in parts for whose in ("paper", "ours"))]
+    headings = (("", ("",)), *((labels[row], ("paper", "ours")) for _, row in parts))
     lines = []
     for metric in paper.metrics:
         line = [Cell(f"{metric.label}, {metric.unit}" if metric.unit else metric.label)]
@@ -125,7 +127,7 @@ def _metrics_down(paper: PaperExperiment, found: Found) -> _Layout:
             outcome = found[column, row, metric.name]
             line += [Cell(_paper_text(outcome)), Cell(our_text(outcome))]
         lines.append(tuple(line))
-    return tuple(header), tuple(lines), {}
+    return headings, tuple(lines), {}
 
 
 def _three_cells(paper: PaperExperiment, outcome: Outcome, found: Found) -> list[Cell]:
@@ -203,7 +205,9 @@ def _marks(paper: PaperExperiment, found: Found) -> list[str]:
     if paper.orientation == "rows":
         has_best = any(metric.best for metric in paper.metrics)
         said += (
-            ["Δ: ours minus the paper's."] if any(_has_difference(metric, found) for metric in paper.metrics) else []
+            [f"{DIFFERENCE}: ours minus the paper's."]
+            if any(_has_difference(metric, found) for metric in paper.metrics)
+            else []
         )
         alone = ", training alone not counted" if any(row.is_reference for row in paper.rows) else ""
         said += [f"Bold: best of a column{alone}."] if has_best else []

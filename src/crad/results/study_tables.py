@@ -124,10 +124,9 @@ def _table(paper: PaperExperiment, metric: Metric, compared: Sequence[Compared],
         texts = [_difference_text(one), _interval_text(one), one.verdict]
         label = row_label(paper, one.outcome.row, one.outcome.column)
         lines.append((Cell(label), Cell(our_text(one.outcome), is_best), *map(Cell, texts)))
-    header = ("method", metric.title, f"Δ {_baseline_label(paper)}", "95 % interval", "verdict")
-    return Table(
-        f"{paper.name}-{metric.label}", f"{paper.title}: {metric.title}", header, tuple(lines), caption, sections
-    )
+    columns = ("method", metric.title, f"Δ {_baseline_label(paper)}", "95 % interval", "verdict")
+    title = f"{paper.title}: {metric.title}"
+    return Table(f"{paper.name}-{metric.label}", title, (("", columns),), tuple(lines), caption, sections)
 
 
 def _baseline_label(paper: PaperExperiment) -> str:

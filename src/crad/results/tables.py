@@ -1,4 +1,4 @@
-"""The cells of the tables, once for the terminal, the page, Markdown and LaTeX."""
+"""The cells of the tables, once for the terminal, the page, Markdown and LaTeX (`latex.py`)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ COMPARISON_HEADER = ("method", "global %", "±", "local %", "±", "Δ global", "
 
 
 RECONSTRUCTION = "†"
+DIFFERENCE = "Δ"
 
 
 def comparison_caption(rows: Sequence[Row]) -> str:
@@ -92,10 +93,19 @@ class Table:
 
     name: str
     title: str
-    header: tuple[str, ...]
+    headings: tuple[tuple[str, tuple[str, ...]], ...]  # columns side by side, and what they have in common or ""
     rows: tuple[tuple[Cell, ...], ...]
     caption: str
     sections: Mapping[int, str] = field(default_factory=dict)  # a label above the row of that number
+
+    @property
+    def header(self) -> tuple[str, ...]:
+        """The title of every column on one line; a difference stands beside what it is of."""
+        return tuple(
+            f"{group}, {name}" if group and name != DIFFERENCE else name
+            for group, names in self.headings
+            for name in names
+        )
 
 
 def table_markdown(table: Table) -> str:
@@ -109,56 +119,6 @@ def table_markdown(table: Table) -> str:
         )
     header = [_plain_markdown(name) for name in table.header]
     return f"### {_plain_markdown(table.title)}\n\n{markdown(header, lines)}\n{_plain_markdown(table.caption)}\n"
-
-
-def table_latex(table: Table) -> str:
-    """A floating table for a paper; needs the package booktabs and nothing else."""
-    lines = []
-    for number, row in enumerate(table.rows):
-        if number in table.sections:
-            lines += [r"\midrule"] if number else []
-            lines.append(rf"\multicolumn{{{len(table.header)}}}{{l}}{{\textit{{{latex(table.sections[number])}}}}} \\")
-        cells = [rf"\textbf{{{latex(cell.text)}}}" if cell.is_best else latex(cell.text) for cell in row]
-        lines.append(rf"{' & '.join(cells)} \\")
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"\centering",
-            rf"\caption{{{latex(table.caption)}}}",
-            rf"\label{{tab:{table.name.replace('_', '-')}}}",
-            rf"\begin{{tabular}}{{l{'r' * (len(table.header) - 1)}}}",
-            r"\toprule",
-            rf"{' & '.join(latex(name) for name in table.header)} \\",
-            r"\midrule",
-            *lines,
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-            "",
-        ]
-    )
-
-
-# What LaTeX would take for a command, and the signs of our tables that its fonts have in mathematics only.
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": "$<$",
-    ">": "$>$",
-    "²": "$^2$",
-    RECONSTRUCTION: r"$^\dagger$",
-    **{
-        sign: rf"$\{word}$"
-        for sign, word in zip("±Δ≈στε", ("pm", "Delta", "approx", "sigma", "tau", "varepsilon"), strict=True)
-    },
-}
-
-
-def latex(text: str) -> str:
-    """Text for LaTeX: nothing in it is a command."""
-    return "".join(_LATEX.get(letter, letter) for letter in text)
 
 
 def mib(payload_bytes: float) -> str:

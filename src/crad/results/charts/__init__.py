@@ -32,7 +32,11 @@ def make_charts(runs: Sequence[RunRecords]) -> list[Chart]:
     """Every chart for which there is data; runs on other data, or divided otherwise, get charts of their own."""
     if not charts_available():
         raise ConfigError(f"charts need Altair and vl-convert: {INSTALL}")
-    return [chart for label, own in worlds(runs).items() for chart in _charts_of(own, label)]
+    from altair.utils.schemapi import debug_mode
+
+    # Altair would hold every piece against the grammar, a third of the work; the tests do that for every chart.
+    with debug_mode(False):
+        return [chart for label, own in worlds(runs).items() for chart in _charts_of(own, label)]
 
 
 def make_study_charts(paper: PaperExperiment, cells: Sequence[PlannedCell], finished: Finished) -> list[Chart]:

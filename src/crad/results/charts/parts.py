@@ -29,7 +29,7 @@ def finished(
     `more`: data beside the rows, by the name that the figure knows it by. Altair never sees any of it: it would check
     every number against the grammar, which takes half a minute for a hundred clients.
     """
-    spec: dict[str, Any] = figure.properties(background="transparent").configure(**SIZES).to_dict()
+    spec: dict[str, Any] = figure.properties(background="transparent").configure(**SIZES).to_dict(validate=False)
     # Vega puts the description on the drawing, where a screen reader finds it.
     spec |= {"description": alt_text, "datasets": {"rows": rows, **(more or {})}}
     return Chart(name, title, caption, alt_text, spec, rows)
