@@ -29,6 +29,7 @@ READ_S = 30.0  # of silence in the middle of an answer
 MAX_ANSWER_BYTES = 4096
 MAX_AGREEMENT_BYTES = 4 << 20
 MAX_REASON = 500  # characters
+OLDER_TLS = ("alert protocol version", "unsupported protocol", "wrong version number")  # in OpenSSL's words
 
 Told = TypeVar("Told", bound=BaseModel)
 
@@ -196,6 +197,8 @@ def why(error: httpx.TransportError) -> str:
     cause = _tls_cause(error)
     if isinstance(cause, ssl.SSLCertVerificationError):
         return f"whoever answers there does not prove to be it: {printable(cause.verify_message or cause.args[0])}"
+    if isinstance(error, httpx.ConnectError) and _is_older_tls(cause):
+        return "it does not speak TLS 1.3, and nothing older is taken: perhaps it is not crad that answers"
     if "alert" in str(error):
         return "it refuses our certificate: the other side must have the same federation.toml, and ours must be valid"
     if is_disconnect(error):
@@ -219,6 +222,11 @@ def _tls_cause(error: BaseException | None) -> BaseException | None:
     while error is not None and not isinstance(error, ssl.SSLError):
         error = error.__cause__ or error.__context__
     return error
+
+
+def _is_older_tls(cause: BaseException | None) -> bool:
+    """The handshake failed over the version; a server that knows no common one may also just hang up."""
+    return isinstance(cause, ssl.SSLEOFError) or any(words in str(cause).lower() for words in OLDER_TLS)
 
 
 def _first_byte(response: httpx.Response) -> int:
