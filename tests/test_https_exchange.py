@@ -349,16 +349,15 @@ def test_a_round_published_anew_is_fetched_anew(town):
     assert town[0].refusals == []
 
 
-def test_a_part_spoilt_on_our_own_disk_is_refused_and_fetched_again(town):
-    town[1].publish(numbers=LARGE)
+def test_a_part_spoilt_on_our_own_disk_is_fetched_anew_and_nobody_blamed(town):
+    sent = town[1].publish(numbers=LARGE)
     town[1].server.fault = Fault.SLOW
     town[0].collect(1, deadline_s=0.6)
     (part,) = part_files(town[0])
     part.write_bytes(bytes(part.stat().st_size))
     town[1].server.fault = Fault.NONE
-    assert town[0].collect(1)[1] == [1]
-    assert "does not match its sha256" in town[0].refusals[0][1]
-    assert town[0].collect(1)[1] == []
+    assert is_whole(town[0].collect(1)[0][1], sent)
+    assert town[0].refusals == []
 
 
 # --- hostile or broken members: refused by name, and the round goes on; tests/test_peer_faults.py has all of them
@@ -391,12 +390,12 @@ def test_a_body_that_was_not_signed_for_is_refused(town, fault, match):
     assert part_files(town[0]) == []
 
 
-def test_another_part_than_asked_for_is_refused(town):
-    town[1].publish(numbers=LARGE)
+def test_another_part_than_asked_for_is_not_put_behind_the_first(town):
+    sent = town[1].publish(numbers=LARGE)
     town[1].server.fault = Fault.SLOW
     town[0].collect(1, deadline_s=0.6)
     town[1].server.fault = Fault.ANOTHER_PART
-    refused(town, "another part")
+    assert is_whole(town[0].collect(1)[0][1], sent), "fetched from its beginning"
 
 
 def test_a_snapshot_larger_than_agreed_is_not_even_downloaded(town):
@@ -440,7 +439,7 @@ def test_a_full_disk_while_fetching_stops_the_round_and_keeps_what_is_there(town
     folder.mkdir(parents=True)
     part = folder / f"snapshot-clinic-b-{message_digest(message)[:16]}.safetensors.part"
     part.symlink_to("/dev/full")
-    with pytest.raises(RunError, match=r"round-00001: No space left on device: free space there and join again"):
+    with pytest.raises(RunError, match=r"in: No space left on device: free space there and join again"):
         town[0].collect(1)
     part.unlink()
     assert town[0].refusals == []  # nobody else is to blame
