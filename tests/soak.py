@@ -191,13 +191,14 @@ def main() -> int:
     parser.add_argument("--kills", type=int, help="at most one after each round but the last, which is the default")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--patience", type=float, default=3600.0, metavar="SECONDS", help="then they count as hanging")
+    parser.add_argument("--lean", action="store_true", help="fork members from one that has imported all; no ONNX")
     parser.add_argument("--folder", type=Path, help="an empty one to keep everything in")
     words = parser.parse_args()
     kills = words.rounds if words.kills is None else words.kills
     with tempfile.TemporaryDirectory() as temporary:
         folder = words.folder or Path(temporary)
         settings = {"peers": words.peers, "rounds": words.rounds, "kills": kills, "seed": words.seed}
-        outcome = soak(folder, **settings, patience_s=words.patience)
+        outcome = soak(folder, **settings, patience_s=words.patience, is_lean=words.lean)
     print(
         f"{words.peers} members, {words.rounds} rounds, {len(outcome.kills)} kills in {outcome.seconds:.0f} s; "
         f"rounds skipped by those who were killed: {outcome.skipped or 'none'}; "
