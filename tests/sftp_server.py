@@ -52,7 +52,7 @@ class SftpServer:
                     transport.start_server(server=Login(self.password))
 
 
-class Login(paramiko.ServerInterface):
+class Login(paramiko.ServerInterface):  # type: ignore[misc]  # a base without types
     """One user with one password, who may open sessions."""
 
     def __init__(self, password: str) -> None:
@@ -66,7 +66,7 @@ class Login(paramiko.ServerInterface):
         return paramiko.OPEN_SUCCEEDED
 
 
-class Files(paramiko.SFTPServerInterface):
+class Files(paramiko.SFTPServerInterface):  # type: ignore[misc]
     """The files below one folder."""
 
     def __init__(self, server, *args, root: Path, **more):
@@ -74,7 +74,7 @@ class Files(paramiko.SFTPServerInterface):
         self._root = root
 
     def _at(self, path: str) -> str:
-        return str(self._root) + self.canonicalize(path)
+        return f"{self._root}{self.canonicalize(path)}"
 
     def list_folder(self, path):
         return self._told(lambda: [_described(entry) for entry in os.scandir(self._at(path))])
@@ -123,5 +123,5 @@ class Files(paramiko.SFTPServerInterface):
         return paramiko.SFTP_OK if answer is None else answer
 
 
-def _described(entry: os.DirEntry) -> paramiko.SFTPAttributes:
+def _described(entry: os.DirEntry[str]) -> paramiko.SFTPAttributes:
     return paramiko.SFTPAttributes.from_stat(entry.stat(), entry.name)

@@ -34,8 +34,8 @@ def crad(monkeypatch, capsys):
 def home(crad, tiny_npz, tmp_path) -> Path:
     """Two members and their agreement."""
     for name in ("clinic-a", "clinic-b"):
-        words = ("--name", name, "--folder", tmp_path / name, "--address", f"{name}.example.org:8443")
-        code, out, _ = crad("peer", "init", *words, "--model", "cnn6@0.125")
+        own = ("--name", name, "--folder", tmp_path / name, "--address", f"{name}.example.org:8443")
+        code, out, _ = crad("peer", "init", *own, "--model", "cnn6@0.125")
         assert code == 0
         assert "key.pem never leaves this machine" in out
         path = tmp_path / name / "peer.toml"
@@ -46,7 +46,7 @@ def home(crad, tiny_npz, tmp_path) -> Path:
     code, out, _ = crad("peer", "invite", *words, "--output", tmp_path / "federation.toml")
     assert (code, "4 classes" in out, "7 rounds of crad" in out) == (0, True, True)
     assert crad("peer", "trust", tmp_path / "federation.toml", tmp_path / "clinic-b" / "member.toml")[0] == 0
-    return tmp_path
+    return Path(tmp_path)
 
 
 def test_an_agreement_has_what_the_members_said_of_themselves(home):

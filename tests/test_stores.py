@@ -73,8 +73,9 @@ def members(store, tmp_path):
         for own in range(3)
     ]
     yield exchanges
-    for one in [*exchanges, *ledgers]:
-        one.close()
+    for exchange, ledger in zip(exchanges, ledgers, strict=True):
+        exchange.close()
+        ledger.close()
 
 
 def snapshot(peer: int, *, round_index: int = ROUND) -> Message:
