@@ -9,38 +9,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import os
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 
-import crad.cli
 from crad.federation.checkpoint import latest_round
 from crad.randomness import stream
 from crad.results.run_directory import RunDirectory
-from tests.clinics import SETTINGS, Clinics, found_clinics
+from tests.clinics import SETTINGS, Clinics, Process, found_clinics
 
 LOOK_S = 0.1
 AWAY_S = 0.5  # between a kill and the new start
 DEADLINE_S = 120.0  # of a round: longer than a member takes to come back on a busy machine
-
-
-class Process(Protocol):
-    """What of a process is needed here, however it was started."""
-
-    @property
-    def pid(self) -> int: ...
-    def poll(self) -> int | None: ...
-    def kill(self) -> None: ...
-    def wait(self) -> int | None: ...
 
 
 @dataclass(frozen=True)
@@ -118,41 +104,9 @@ def _run(clinics: Clinics, outcome: Soak, *, kills: int, seed: int, until: float
 def _start(clinics: Clinics, number: int, *, is_lean: bool) -> Process:
     path = clinics.folder / f"clinic-{number}" / "log.txt"
     if is_lean:
-        return Forked(clinics.site(number), path)
+        return clinics.join_forked(number, log=path)
     with path.open("a") as log:
         return clinics.join(number, log=log)
-
-
-class Forked:
-    """A member forked from a process that has everything imported, which is most of what a start costs."""
-
-    def __init__(self, site: Path, log: Path) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["crad.cli", "crad.node.joining", "torch._dynamo"])
-        self._process = context.Process(target=_join_here, args=(site, log))
-        self._process.start()
-        self.pid = self._process.pid or 0
-
-    def poll(self) -> int | None:
-        return self._process.exitcode
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def wait(self) -> int | None:
-        self._process.join()
-        return self._process.exitcode
-
-
-def _join_here(site: Path, log: Path) -> None:
-    """`crad peer join` in this very process, without the export to ONNX, which takes seconds."""
-    place = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    for stream_number in (1, 2):
-        os.dup2(place, stream_number)
-    torch.set_num_threads(1)
-    sys.modules["onnx"] = None  # type: ignore[assignment]  # as if it were not installed
-    sys.argv = ["crad", "peer", "join", "--site", str(site)]
-    crad.cli.main()
 
 
 def _is_at_work(clinics: Clinics, number: int, process: Process) -> bool:
@@ -237,13 +191,14 @@ def main() -> int:
     parser.add_argument("--kills", type=int, help="at most one after each round but the last, which is the default")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--patience", type=float, default=3600.0, metavar="SECONDS", help="then they count as hanging")
+    parser.add_argument("--lean", action="store_true", help="fork members from one that has imported all; no ONNX")
     parser.add_argument("--folder", type=Path, help="an empty one to keep everything in")
     words = parser.parse_args()
     kills = words.rounds if words.kills is None else words.kills
     with tempfile.TemporaryDirectory() as temporary:
         folder = words.folder or Path(temporary)
         settings = {"peers": words.peers, "rounds": words.rounds, "kills": kills, "seed": words.seed}
-        outcome = soak(folder, **settings, patience_s=words.patience)
+        outcome = soak(folder, **settings, patience_s=words.patience, is_lean=words.lean)
     print(
         f"{words.peers} members, {words.rounds} rounds, {len(outcome.kills)} kills in {outcome.seconds:.0f} s; "
         f"rounds skipped by those who were killed: {outcome.skipped or 'none'}; "

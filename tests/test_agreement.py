@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
+import tomllib
 from dataclasses import asdict, replace
 from typing import get_args
 
@@ -23,10 +25,11 @@ from crad.network.agreement import (
     differences,
     make_agreement,
     read_agreement,
+    renew_member,
     to_toml,
 )
 from crad.network.fields import split_address
-from crad.network.identity import create_identity, fingerprint
+from crad.network.identity import create_identity, fingerprint, renew_certificate
 from tests.organisations import Authority, agreed, agreement_table, make_identities, member_table, with_addresses
 
 EXAMPLES = settings(max_examples=40, derandomize=True, database=None, deadline=None)
@@ -257,7 +260,23 @@ def test_a_members_key_architecture_and_number_are_agreed_on(identities, agreeme
     lines = differences(agreement, make_agreement(table))
     assert "members.clinic-a.number: 0 here, 1 there" in lines
     assert "members.clinic-b.architecture: 'cnn6@0.125' here, 'cnn6-wide' there" in lines
-    assert any(line.startswith("members.clinic-c.fingerprint: 'sha256:") for line in lines)
+    assert any(line.startswith("members.clinic-c.key: 'sha256:") for line in lines)
+
+
+def test_a_renewed_certificate_of_the_same_key_keeps_the_hash(agreement, identities, tmp_path):
+    shutil.copytree(identities[1].folder, tmp_path / "keys")
+    renewed = Member(**member_table(renew_certificate(tmp_path / "keys")))
+    newer = renew_member(agreement, renewed)
+    assert newer is not None
+    assert newer.hash == agreement.hash
+    assert newer.member("clinic-b").pin == renewed.pin != agreement.member("clinic-b").pin
+    assert (newer.members[0], newer.members[2]) == (agreement.members[0], agreement.members[2])
+    assert make_agreement(tomllib.loads(to_toml(newer))) == newer
+
+
+def test_another_key_is_no_renewal(agreement, tmp_path):
+    assert renew_member(agreement, Member(**member_table(create_identity(tmp_path / "b", "clinic-b")))) is None
+    assert renew_member(agreement, Member(**member_table(create_identity(tmp_path / "d", "clinic-d")))) is None
 
 
 def test_a_new_member_is_named(agreement, identities, tmp_path):

@@ -185,7 +185,7 @@ def test_the_last_two_rounds_are_kept(federation):
     for round_index in (1, 2, 3):
         federation.publish(B, round_index=round_index)
         federation.publish(C, round_index=round_index)
-        assert federation.collect(round_index=round_index)[1] == []
+        assert federation.collect(round_index=round_index, deadline_s=5)[1] == []
     assert [federation.files.exists(federation.manifest_path(B, round_index=index)) for index in (1, 2, 3)] == [
         *(False, True, True)
     ]
@@ -332,7 +332,7 @@ def test_a_refused_body_is_not_downloaded_at_every_look(federation, monkeypatch)
     federation.collect()
     assert len([path for path, _ in reads if "clinic-b" in path]) == 1
     monkeypatch.setattr(bucket_search, "BAD_BODY_S", 0.0)
-    federation.collect()
+    federation.collect(deadline_s=1)
     assert len([path for path, _ in reads if "clinic-b" in path]) > 2  # but when some time has passed
 
 

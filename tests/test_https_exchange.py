@@ -5,11 +5,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import signal
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 import time
 from datetime import UTC, datetime, timedelta
@@ -21,7 +18,6 @@ import pytest
 from crad.errors import ConfigError, ExchangeError, RunError
 from crad.federation.message import read_manifest
 from crad.network import fetch, https_exchange, patience
-from crad.network.agreement import to_toml
 from crad.network.envelope import seal
 from crad.network.identity import create_identity
 from crad.network.ledger import OutgoingLedger, totals
@@ -353,70 +349,18 @@ def test_a_round_published_anew_is_fetched_anew(town):
     assert town[0].refusals == []
 
 
-def test_a_part_spoilt_on_our_own_disk_is_refused_and_fetched_again(town):
-    town[1].publish(numbers=LARGE)
+def test_a_part_spoilt_on_our_own_disk_is_fetched_anew_and_nobody_blamed(town):
+    sent = town[1].publish(numbers=LARGE)
     town[1].server.fault = Fault.SLOW
     town[0].collect(1, deadline_s=0.6)
     (part,) = part_files(town[0])
     part.write_bytes(bytes(part.stat().st_size))
     town[1].server.fault = Fault.NONE
-    assert town[0].collect(1)[1] == [1]
-    assert "does not match its sha256" in town[0].refusals[0][1]
-    assert town[0].collect(1)[1] == []
+    assert is_whole(town[0].collect(1)[0][1], sent)
+    assert town[0].refusals == []
 
 
-CHILD = """
-import asyncio, sys, time
-from pathlib import Path
-from crad.network.agreement import read_agreement
-from crad.network.identity import load_identity
-from crad.network.ledger import OutgoingLedger
-from crad.network.server import SnapshotServer
-
-class Slow(SnapshotServer):
-    def application(self):
-        inner = super().application()
-        async def application(scope, receive, send):
-            async def slowly(message):
-                await send(message)
-                await asyncio.sleep(0.2 if message.get("more_body") else 0)
-            await inner(scope, receive, slowly)
-        return application
-
-agreement, keys, folder, listen = sys.argv[1:]
-ledger = OutgoingLedger(Path(folder) / "ledger.jsonl")
-with Slow(read_agreement(Path(agreement)), load_identity(Path(keys)), Path(folder), listen=listen, ledger=ledger):
-    print("ready", flush=True)
-    time.sleep(60)
-"""
-
-
-def test_a_server_killed_in_the_middle_of_a_transfer_is_resumed_after_its_restart(identities, town, tmp_path):
-    sent = town[1].publish(numbers=LARGE)
-    town[1].close()
-    (tmp_path / "federation.toml").write_text(to_toml(town.agreement))
-    words = [tmp_path / "federation.toml", identities[1].folder, town[1].folder, town[1].address]
-    child = subprocess.Popen([sys.executable, "-c", CHILD, *map(str, words)], stdout=subprocess.PIPE, text=True)
-    try:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "ready\n"
-        waiting = Background(lambda: town[0].collect(1, deadline_s=30))
-        while not any(part.stat().st_size > MEGABYTE for part in part_files(town[0])):
-            time.sleep(0.01)
-    finally:
-        child.send_signal(signal.SIGKILL)
-        child.communicate()
-    before = len(town[1].left())
-    again = Organisation(identities[1], town.agreement, town[1].folder.parent, listen=town[1].address)
-    got, missing = waiting.wait(30)
-    again.close()
-    assert (is_whole(got[1], sent), missing) == (True, [])
-    resumed = again.left()[before:]
-    assert resumed[0].first > MEGABYTE
-    assert sum(piece.bytes for piece in resumed) == len(sent.body) - resumed[0].first
-
-
-# --- hostile or broken members: refused by name, and the round goes on
+# --- hostile or broken members: refused by name, and the round goes on; tests/test_peer_faults.py has all of them
 
 
 def refused(town, match, *, round_index=1):
@@ -446,12 +390,12 @@ def test_a_body_that_was_not_signed_for_is_refused(town, fault, match):
     assert part_files(town[0]) == []
 
 
-def test_another_part_than_asked_for_is_refused(town):
-    town[1].publish(numbers=LARGE)
+def test_another_part_than_asked_for_is_not_put_behind_the_first(town):
+    sent = town[1].publish(numbers=LARGE)
     town[1].server.fault = Fault.SLOW
     town[0].collect(1, deadline_s=0.6)
     town[1].server.fault = Fault.ANOTHER_PART
-    refused(town, "another part")
+    assert is_whole(town[0].collect(1)[0][1], sent), "fetched from its beginning"
 
 
 def test_a_snapshot_larger_than_agreed_is_not_even_downloaded(town):
@@ -470,22 +414,6 @@ def deceive(member, message, *, round_index, identity=None, agreement=None):
         agreement=agreement or member.agreement,
     )
     member.server.outbox.publish(round_index, "snapshot", envelope=envelope, message=message)
-
-
-def test_a_replayed_round_is_refused(town):
-    old = town[1].publish(round_index=1)
-    deceive(town[1], old, round_index=2)
-    refused(town, "round 1; expected 'snapshot' of round 2", round_index=2)
-
-
-def test_a_snapshot_that_says_another_round_is_refused(town):
-    deceive(town[1], snapshot(1, 9), round_index=1)
-    refused(town, "round 9; expected 'snapshot' of round 1")
-
-
-def test_a_member_that_presents_the_snapshot_of_another_is_refused(town, identities):
-    deceive(town[1], snapshot(2), round_index=1, identity=identities[2])
-    refused(town, "clinic-b presents 'snapshot' of 'clinic-c'")
 
 
 def test_a_stale_agreement_is_refused_and_the_difference_named(identities, tmp_path):
@@ -511,7 +439,7 @@ def test_a_full_disk_while_fetching_stops_the_round_and_keeps_what_is_there(town
     folder.mkdir(parents=True)
     part = folder / f"snapshot-clinic-b-{message_digest(message)[:16]}.safetensors.part"
     part.symlink_to("/dev/full")
-    with pytest.raises(RunError, match=r"round-00001: No space left on device: free space there and join again"):
+    with pytest.raises(RunError, match=r"in: No space left on device: free space there and join again"):
         town[0].collect(1)
     part.unlink()
     assert town[0].refusals == []  # nobody else is to blame
@@ -533,7 +461,7 @@ def test_a_full_disk_while_publishing_leaves_the_round_before_untouched(town, mo
     assert not list((town[1].folder / "out").rglob(".*"))
 
 
-# --- who may connect
+# --- who may connect; tests/test_peer_faults.py has strangers
 
 
 def knock(address, context, *, name="clinic-b"):
@@ -563,18 +491,9 @@ def test_a_member_is_answered(town, identities):
     assert knock(town[1].address, context_for(town, identities[0])) == "HTTP/1.1 200 OK"
 
 
-def test_whoever_shows_no_certificate_is_refused(town):
-    assert not knock(town[1].address, context_for(town)).startswith("HTTP")
-
-
 @pytest.mark.parametrize("name", ["clinic-a", "clinic-z"])
 def test_a_certificate_of_ones_own_making_is_refused(town, tmp_path, name):
     stranger = create_identity(tmp_path / "stranger", name)  # with a stolen name, too
-    assert not knock(town[1].address, context_for(town, stranger)).startswith("HTTP")
-
-
-def test_a_certificate_of_a_foreign_authority_is_refused(town, tmp_path):
-    stranger = Authority().issue(create_identity(tmp_path / "stranger", "clinic-a"))
     assert not knock(town[1].address, context_for(town, stranger)).startswith("HTTP")
 
 
@@ -586,12 +505,6 @@ def test_an_expired_certificate_is_refused(identities, tmp_path):
         town[0].publish()
         assert town[1].collect(0)[1] == [0]  # nor is its server believed
         assert "certificate has expired" in town[1].refusals[0][1]
-
-
-def test_tls_1_2_is_refused(town, identities):
-    context = context_for(town, identities[0])
-    context.maximum_version = ssl.TLSVersion.TLSv1_2
-    assert knock(town[1].address, context).startswith("refused: SSL")
 
 
 def test_a_certificate_of_the_authority_does_not_make_a_member(tmp_path):

@@ -52,7 +52,7 @@ STATISTICS = Statistics(counts=(5, 0, 2.5), accuracies=(0.8, 0, 1), cross_entrop
 def world() -> World:
     images, labels = np.zeros((2, 8, 8, 1), dtype=np.uint8), np.array([0, 1])
     return World(
-        experiment=Experiment(models=("cnn6", "cnn6-wide"), width=0.125, clients=2),
+        experiment=Experiment(models=("cnn6-wide", "cnn6"), width=0.125, clients=2),
         dataset=Dataset("tiny", images, labels, images, labels, ("a", "b", "c"), "none", None),
         shards=(),
         proxy=np.empty(0, dtype=np.int64),
@@ -341,10 +341,8 @@ def test_an_unknown_statistic_is_refused():
 
 
 @pytest.mark.parametrize("name", ["resnet18", "cnn6", "cnn6@0.25", "cnn6@0.1250", "", "CNN6@0.125", "cnn6@nan"])
-def test_an_architecture_outside_the_settings_is_refused_with_the_known_ones(name):
-    assert_refused(
-        forged(architecture=name), f"architecture {name!r}", "this federation has cnn6-wide@0.125, cnn6@0.125"
-    )
+def test_an_architecture_outside_the_settings_is_refused_with_the_right_one(name):
+    assert_refused(forged(architecture=name), f"architecture {name!r}", "its own in this federation is cnn6@0.125")
 
 
 def test_a_snapshot_without_an_architecture_is_refused():
@@ -365,8 +363,11 @@ def test_an_import_path_of_a_peer_is_never_imported(tmp_path, monkeypatch):
     assert trap.exists()
 
 
-def test_the_other_architecture_of_the_federation_does_not_fit_these_tensors():
-    assert_refused(forged(architecture="cnn6-wide@0.125"), "tensor", "expected")
+def test_a_peer_is_bound_to_its_own_architecture():
+    """Another member's is refused too, although everybody can run it and the tensors fit it."""
+    wide = new_model(world(), Architecture("cnn6-wide", 0.125), seed=5).state_dict()
+    body = bytes(pack(wide, kind="snapshot", peer=SENDER, round_index=ROUND).body)
+    assert_refused(forged(body=body, architecture="cnn6-wide@0.125"), "its own in this federation is cnn6@0.125")
 
 
 # --- the body

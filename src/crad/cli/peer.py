@@ -90,13 +90,13 @@ def trust_command(
         typer.Option("--fingerprint", help="What the member read out to you; refused if none of them matches."),
     ] = None,
 ) -> None:
-    """Add members to an agreement. Compare the fingerprint with what they tell you by phone.
+    """Add members to an agreement, or take a member's renewed certificate. Compare fingerprints by phone.
 
     Example: crad peer trust federation.toml clinic-b/member.toml
     """
     _need_network()
     from crad.federation.files import write_atomically
-    from crad.network.agreement import add_member, read_agreement, to_toml
+    from crad.network.agreement import add_member, read_agreement, renew_member, to_toml
     from crad.network.setup import read_member_toml
 
     whole = read_agreement(agreement)
@@ -106,10 +106,42 @@ def trust_command(
             raise ConfigError(
                 f"{path}: the certificate of {member.name} has the fingerprint {member.pin}, not that one"
             )
-        whole = add_member(whole, member)
+        renewed = renew_member(whole, member)
+        whole = add_member(whole, member) if renewed is None else renewed
+        if renewed is not None:
+            typer.echo(f"{member.name} is there with the same key; its certificate is the new one now:")
         typer.echo(f"{member.name}  {member.address or 'no address'}  {member.architecture}  {member.pin}")
     write_atomically(agreement, to_toml(whole).encode())
     typer.echo(f"{agreement}: {len(whole.members)} members, hash {whole.hash[:12]}; every member needs this very file.")
+
+
+@app.command("renew")
+def renew_command(site: SiteFile = PEER_TOML) -> None:
+    """Make a new certificate for our old key, before the pinned one ends; the agreement's hash stays, and so the state.
+
+    Example: crad peer renew --site clinic-a/peer.toml
+    """
+    _need_network()
+    from crad.network.identity import fingerprint, renew_certificate
+    from crad.network.setup import member_entry, member_toml
+
+    settings, agreement = _read(site)
+    ours = agreement.member(settings.name)
+    if ours.certificate is None:
+        raise ConfigError(
+            f"the authority of {agreement.name} issues certificates: send it {settings.keys / 'request.pem'}, and put "
+            f"what it sends back into {settings.keys / 'certificate.pem'}"
+        )
+    identity = renew_certificate(settings.keys)
+    path = site.parent / MEMBER_TOML
+    entry = member_entry(identity, address=ours.address, architecture=ours.architecture)
+    path.write_text(member_toml(entry), encoding="utf-8")
+    typer.echo(f"Fingerprint: {fingerprint(identity.certificate)}")
+    typer.echo(f"Valid until {identity.certificate.not_valid_after_utc:%Y-%m-%d}; key and agreement stay the same.")
+    typer.echo(
+        f"Next: send {path} to all others. Everybody, ourselves too: crad peer trust {settings.agreement} {path.name}, "
+        "then join again."
+    )
 
 
 @app.command("doctor")

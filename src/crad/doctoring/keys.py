@@ -35,7 +35,7 @@ def check_keys(agreement: Agreement, site: Site, findings: Findings) -> Identity
         return None
     text = f"the one that the agreement has, valid for {days} more days"
     if days < SOON_DAYS:
-        findings.warn("certificate", text, "renew it in time: all members need the new agreement", days_left=days)
+        findings.warn("certificate", text, "crad peer renew, in time: all members need the new one", days_left=days)
     else:
         findings.ok("certificate", text, days_left=days)
     _check_others(agreement, site, findings)
@@ -55,4 +55,5 @@ def _check_others(agreement: Agreement, site: Site, findings: Findings) -> None:
         if days < SOON_DAYS:
             is_over = days < 0
             text = "its certificate has expired" if is_over else f"its certificate is valid for {days} more days"
-            findings.warn(member.name, text, "it needs a new one, and all of us the agreement with it", days_left=days)
+            advice = "it needs a new one (crad peer renew), and all of us too (crad peer trust)"
+            findings.warn(member.name, text, advice, days_left=days)

@@ -33,7 +33,6 @@ class TeacherShelf:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._allowed = {world.architecture_of(i).id for i in range(world.experiment.clients)}
         self._models: dict[str, nn.Module] = {}
         self._decoded: dict[int, tuple[Message, Snapshot]] = {}
         self._prepared: dict[int, tuple[Snapshot, PreparedTeacher]] = {}
@@ -49,17 +48,18 @@ class TeacherShelf:
         if known is not None and known[1].round_index == round_index and _is_same(known[0], message):
             return known[1]
         manifest = read_manifest(message, sender=sender, round_index=round_index, kind=SNAPSHOT)
-        if manifest.architecture not in self._allowed:
-            # Names outside the settings are never looked up: resolving one may import code.
+        agreed = self._world.architecture_of(sender).id
+        if manifest.architecture != agreed:
+            # What a peer names is never looked up: resolving a name may import code.
             raise SnapshotError(
-                f"peer {sender} sent architecture {_quoted(manifest.architecture)}, this federation has "
-                f"{', '.join(sorted(self._allowed))}"
+                f"peer {sender} sent architecture {_quoted(manifest.architecture)}, its own in this federation is "
+                f"{agreed}"
             )
         statistics = _check_statistics(manifest.statistics, sender=sender, num_classes=self._world.num_classes)
-        expected = self._model(manifest.architecture).state_dict()
+        expected = self._model(agreed).state_dict()
         tensors = read_body(message, sender=sender, expected=expected)
         self.forget_other_rounds(round_index)
-        snapshot = Snapshot(sender, round_index, manifest.architecture, statistics, tensors)
+        snapshot = Snapshot(sender, round_index, agreed, statistics, tensors)
         self._decoded[sender] = (message, snapshot)
         return snapshot
 

@@ -1,6 +1,7 @@
 """federation.toml: what all members of a federation have agreed on, one file for all of them.
 
-Its hash travels with every manifest. Where a member is reached is not part of the hash: an address may change.
+Its hash travels with every manifest. Where a member is reached is not part of the hash: an address may change. Nor is
+the date of a pinned certificate: the key is what a member is known by, and a renewed certificate has the same.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from crad.config import PUBLISHED, RECIPES, AtLeastOne, Experiment, Positive
 from crad.errors import ConfigError, printable, unknown_name
 from crad.network.fields import Address, ArchitectureId, AuthorityPem, Fingerprint, Level, Line, MemberPem, Name
-from crad.network.identity import fingerprint, name_in, read_certificate
+from crad.network.identity import fingerprint, key_fingerprint, name_in, read_certificate
 
 # What of an experiment all members must do alike; the rest is each one's own or stands elsewhere in the agreement.
 SETTINGS = (
@@ -38,7 +39,8 @@ NOTHING = "nothing"
 HTTPS = "https"
 HEADER = """\
 # The agreement of this federation: the same file for every member. Its hash travels with everything that is sent,
-# and a member with another hash is refused. Addresses are not part of the hash: they may change.
+# and a member with another hash is refused. Addresses are not part of the hash: they may change. Nor is a certificate
+# that is renewed for the same key.
 """
 
 
@@ -83,6 +85,13 @@ class Member(BaseModel):
         if self.certificate is None:
             return self.fingerprint
         return fingerprint(read_certificate(self.certificate.encode()))
+
+    @property
+    def recognised_by(self) -> dict[str, str | None]:
+        """What all agree on: the key of a certificate that is there, else the fingerprint, if there is one."""
+        if self.certificate is None:
+            return {"fingerprint": self.fingerprint}
+        return {"key": key_fingerprint(read_certificate(self.certificate.encode()))}
 
 
 class Agreement(BaseModel):
@@ -153,11 +162,11 @@ class Agreement(BaseModel):
         return Experiment(**{**agreed, "augment": self.augmentation != "none", **own})
 
     def canonical(self) -> dict[str, Any]:
-        """What the hash is taken of: no addresses, certificates as fingerprints, members by name."""
+        """What the hash is taken of: no addresses, keys and certificates as fingerprints, members by name."""
         table = self.model_dump(mode="json", exclude={"members", "authority"})
         authority = self.authority and fingerprint(x509.load_pem_x509_certificate(self.authority.encode()))
         members = {
-            member.name: {"number": number, "architecture": member.architecture, "fingerprint": member.pin}
+            member.name: {"number": number, "architecture": member.architecture, **member.recognised_by}
             for number, member in enumerate(self.members)
         }
         return {**table, "authority": authority, "members": members}
@@ -210,6 +219,16 @@ def add_member(agreement: Agreement, member: Member) -> Agreement:
     members = [*agreement.members, member]
     table = agreement.model_dump(mode="json", exclude_none=True, exclude={"members"})
     return make_agreement({**table, "members": [one.model_dump(mode="json", exclude_none=True) for one in members]})
+
+
+def renew_member(agreement: Agreement, member: Member) -> Agreement | None:
+    """The same agreement with a newer certificate of a member, if the member is there with the same key."""
+    known = next((one for one in agreement.members if one.name == member.name), None)
+    if known is None or known.certificate is None or known.recognised_by != member.recognised_by:
+        return None
+    renewed = known.model_copy(update={"certificate": member.certificate, "fingerprint": member.fingerprint})
+    members = tuple(renewed if one is known else one for one in agreement.members)
+    return agreement.model_copy(update={"members": members})
 
 
 def differences(mine: Agreement, theirs: Agreement | Mapping[str, object]) -> list[str]:

@@ -15,16 +15,12 @@ from crad.federation.message import Message
 from crad.network.agreement import Agreement
 from crad.network.arrivals import Announced
 from crad.network.bucket import Bucket
-from crad.network.inbox import Inbox
+from crad.network.inbox import Inbox, LateError
 from crad.network.outbox import disk_fault
 from crad.network.patience import Patience, Verdict
 from crad.network.store import StoreError
 
 BAD_BODY_S = 60.0  # until a body that was refused is downloaded again
-
-
-class LateError(Exception):
-    """The time for this round is over, in the middle of a download."""
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import httpx
@@ -17,11 +15,10 @@ from pydantic import BaseModel, Field, ValidationError
 
 from crad.errors import SnapshotError, printable
 from crad.network.agreement import Agreement
-from crad.network.arrivals import Announced, Rounds, check_received
+from crad.network.arrivals import Announced, Rounds
 from crad.network.envelope import max_envelope_bytes
 from crad.network.fields import split_address
 from crad.network.identity import Identity
-from crad.network.inbox import hash_part
 from crad.network.tls import MemberContext
 
 CONNECT_S = 10.0
@@ -29,16 +26,13 @@ READ_S = 30.0  # of silence in the middle of an answer
 MAX_ANSWER_BYTES = 4096
 MAX_AGREEMENT_BYTES = 4 << 20
 MAX_REASON = 500  # characters
+OLDER_TLS = ("alert protocol version", "unsupported protocol", "wrong version number")  # in OpenSSL's words
 
 Told = TypeVar("Told", bound=BaseModel)
 
 
 class ChangedError(Exception):
     """The member has published the round anew: what it announced before is no longer there."""
-
-
-class LateError(Exception):
-    """The time for this round is over."""
 
 
 @dataclass(frozen=True)
@@ -129,30 +123,22 @@ class MemberClient:
             raise SnapshotError(f"{self.member.name} answered a probe of {size} bytes with {len(answer.body)}")
         return time.perf_counter() - began
 
-    def download(
-        self, announced: Announced, part: Path, *, round_index: int, kind: str, is_late: Callable[[], bool]
-    ) -> None:
-        """The announced body into `part`, going on where an earlier try ended; refused if it is another.
-
-        Raises LateError as soon as `is_late`; what has arrived stays for the next try.
-        """
-        size, etag = announced.manifest.size, f'"{announced.manifest.sha256}"'
-        digest, start = hash_part(part, most=size)
-        if start < size:
-            headers = {"Range": f"bytes={start}-", "If-Range": etag} if start else {}
-            path = f"/v1/snapshot/{round_index}/{kind}"
-            with self._stream(path, headers=headers) as response:
-                if response.status_code not in (200, 206) or response.headers.get("ETag") != etag:
-                    raise ChangedError
-                if response.status_code == 200 or _first_byte(response) != start:
-                    _check_from_start(response, self.member.name)
-                    digest, start = hashlib.sha256(), 0
-                start = _write(response, part, start=start, size=size, digest=digest, is_late=is_late)
-        try:
-            check_received(announced, size=start, sha256=digest.hexdigest(), name=self.member.name)
-        except SnapshotError:
-            part.unlink(missing_ok=True)
-            raise
+    def body(self, announced: Announced, *, round_index: int, kind: str, start: int) -> Iterator[bytes]:
+        """The announced body from this byte on, as it comes."""
+        if start == announced.manifest.size:
+            return
+        etag = f'"{announced.manifest.sha256}"'
+        headers = {"Range": f"bytes={start}-", "If-Range": etag} if start else {}
+        with self._stream(f"/v1/snapshot/{round_index}/{kind}", headers=headers) as response:
+            if response.status_code not in (200, 206) or response.headers.get("ETag") != etag:
+                raise ChangedError
+            known = start  # bytes that come again, where the whole is sent
+            if response.status_code == 206:
+                _check_begins_at(start, response, name=self.member.name)
+                known = 0
+            for chunk in response.iter_raw():
+                yield chunk[known:]
+                known = max(0, known - len(chunk))
 
     def ask(self, path: str, *, limit: int = MAX_ANSWER_BYTES, read_s: float | None = None) -> Answer:
         """One GET; of the answer's body no more than `limit` bytes are read."""
@@ -196,6 +182,8 @@ def why(error: httpx.TransportError) -> str:
     cause = _tls_cause(error)
     if isinstance(cause, ssl.SSLCertVerificationError):
         return f"whoever answers there does not prove to be it: {printable(cause.verify_message or cause.args[0])}"
+    if isinstance(error, httpx.ConnectError) and _is_older_tls(cause):
+        return "it does not speak TLS 1.3, and nothing older is taken: perhaps it is not crad that answers"
     if "alert" in str(error):
         return "it refuses our certificate: the other side must have the same federation.toml, and ours must be valid"
     if is_disconnect(error):
@@ -221,35 +209,12 @@ def _tls_cause(error: BaseException | None) -> BaseException | None:
     return error
 
 
-def _first_byte(response: httpx.Response) -> int:
-    first = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
-    return int(first) if first.isdecimal() else -1
+def _is_older_tls(cause: BaseException | None) -> bool:
+    """The handshake failed over the version; a server that knows no common one may also just hang up."""
+    return isinstance(cause, ssl.SSLEOFError) or any(words in str(cause).lower() for words in OLDER_TLS)
 
 
-def _check_from_start(response: httpx.Response, name: str) -> None:
-    if response.status_code == 206:
-        said = printable(response.headers.get("Content-Range", "nothing"))
-        raise SnapshotError(f"{name} sent another part of its snapshot than it was asked for ({said})")
-
-
-def _write(
-    response: httpx.Response,
-    part: Path,
-    *,
-    start: int,
-    size: int,
-    digest: hashlib._Hash,
-    is_late: Callable[[], bool],
-) -> int:
-    """Append what comes; stops one byte after the announced size, which is enough to be refused."""
-    with part.open("ab" if start else "wb") as file:
-        for chunk in response.iter_raw():
-            if is_late():
-                raise LateError
-            piece = chunk[: size + 1 - start]
-            file.write(piece)
-            digest.update(piece)
-            start += len(piece)
-            if start > size:
-                return start
-    return start
+def _check_begins_at(start: int, response: httpx.Response, *, name: str) -> None:
+    said = response.headers.get("Content-Range", "nothing")
+    if not said.startswith(f"bytes {start}-"):
+        raise SnapshotError(f"{name} sent another part of its snapshot than it was asked for ({printable(said)})")

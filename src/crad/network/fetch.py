@@ -5,17 +5,18 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import httpx
 
 from crad.errors import CradError, SnapshotError
-from crad.federation.message import Message, message_in_file
+from crad.federation.message import Message
 from crad.network.agreement import Agreement, differences
 from crad.network.arrivals import Announced, check_announced
-from crad.network.client import Answer, ChangedError, LateError, MemberClient, is_disconnect, is_imposter, why
+from crad.network.client import Answer, ChangedError, MemberClient, is_disconnect, is_imposter, why
 from crad.network.envelope import StaleAgreementError
+from crad.network.inbox import Inbox, LateError
 from crad.network.outbox import disk_fault
 from crad.network.patience import Verdict
 
@@ -42,7 +43,7 @@ class Want:
 
     round_index: int
     kind: str
-    folder: Path
+    inbox: Inbox
     stop: threading.Event = field(default_factory=threading.Event)
     endings: queue.Queue[tuple[int, Ending]] = field(default_factory=queue.Queue)
 
@@ -64,7 +65,7 @@ class Fetch(threading.Thread):
         except SnapshotError as error:
             ending = Ending("refused", str(error))
         except OSError as error:
-            ending = Ending("fault", error=disk_fault(self._want.folder, error))
+            ending = Ending("fault", error=disk_fault(self._want.inbox.folder, error))
         except Exception as error:  # told to the one who waits, who must not wait for ever
             ending = Ending("fault", error=error)
         if self._want.stop.is_set() and ending.verdict == "fault" and not isinstance(ending.error, CradError):
@@ -127,23 +128,23 @@ class Fetch(threading.Thread):
             raise SnapshotError(f"{self.client.member.name} has another agreement: {'; '.join(lines)}") from error
 
     def _download(self, announced: Announced) -> Message:
-        """The body in a file that is named by its content, so that what has arrived can be trusted to belong to it."""
-        want, name = self._want, self.client.member.name
+        want = self._want
         self._last_failure = "its snapshot has not come in full"
-        whole = want.folder / f"{want.kind}-{name}-{announced.manifest.sha256[:16]}.safetensors"
-        part = whole.with_name(f"{whole.name}.part")
-        if whole.exists():
-            whole.replace(part)  # fetched before a restart: checked again like a part that happens to be complete
-        before = part.stat().st_size if part.exists() else 0
-        try:
-            self.client.download(
-                announced, part, round_index=want.round_index, kind=want.kind, is_late=want.stop.is_set
-            )
-        finally:
-            if part.exists() and part.stat().st_size > before:
+
+        def chunks_from(start: int) -> Iterator[bytes]:
+            for chunk in self.client.body(announced, round_index=want.round_index, kind=want.kind, start=start):
+                if want.stop.is_set():
+                    raise LateError
                 self._disconnects, self._pause_s = 0, PAUSE_S  # it goes on, however slowly
-        part.replace(whole)
-        return message_in_file(announced.raw, whole)
+                yield chunk
+
+        return want.inbox.receive(
+            announced,
+            round_index=want.round_index,
+            kind=want.kind,
+            name=self.client.member.name,
+            chunks_from=chunks_from,
+        )
 
     def _after_failure(self, error: httpx.TransportError) -> Ending | None:
         reason = why(error)

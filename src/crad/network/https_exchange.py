@@ -6,36 +6,33 @@ A round needs no coordinator. It goes on when all others have come, or when the 
 from __future__ import annotations
 
 import queue
-import shutil
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 
-from crad.errors import ConfigError, ExchangeError, SnapshotError
-from crad.federation.exchange import KEPT_ROUNDS, Ledger
+from crad.errors import ExchangeError, SnapshotError
 from crad.federation.message import Message
 from crad.network.agreement import Agreement
-from crad.network.arrivals import KIND, common_round
+from crad.network.arrivals import common_round
 from crad.network.client import Hello, MemberClient
 from crad.network.envelope import seal
 from crad.network.fetch import Ending, Fetch, Want
 from crad.network.gate import Notice
 from crad.network.identity import Identity
-from crad.network.outbox import Published, disk_fault
+from crad.network.member_exchange import MemberExchange, Refused
+from crad.network.outbox import Published
 from crad.network.patience import Patience
 from crad.network.server import SnapshotServer
 
 HELLO_S = 3.0
 ASK_AGAIN_S = 60.0  # those whose message was refused, where without them the round cannot go on
 LEAVE_S = 2.0  # for a fetch that is no longer wanted to end
-Refused = Callable[[str, str], None]  # the member's name, and why
 
 
-class HttpsExchange:
+class HttpsExchange(MemberExchange):
     """One member's end of the exchange. `server` gives out what it publishes."""
 
     def __init__(
@@ -50,13 +47,8 @@ class HttpsExchange:
         on_refused: Refused = lambda name, reason: None,
         notice: Notice = lambda text: None,
     ) -> None:
-        if agreement.members[own].name != identity.name:
-            raise ConfigError(f"member {own} of the agreement is {agreement.members[own].name}, not {identity.name}")
-        self._agreement, self._identity, self._server, self._own = agreement, identity, server, own
-        self._on_refused, self._notice = on_refused, notice
-        self._inbox = folder / "in"
-        self.refused: Counter[str] = Counter()  # snapshots refused, by member
-        self.ledger = Ledger()
+        super().__init__(agreement, identity, folder, own=own, on_refused=on_refused, notice=notice)
+        self._server = server
         others = [number for number in range(len(agreement.members)) if number != own]
         for other in others:  # all keys are there from the start: the server's thread only adds to them
             self.ledger.count(sender=own, receiver=other, payload_bytes=0)
@@ -70,47 +62,6 @@ class HttpsExchange:
         """This member starts, or starts again, at this round: nobody need wait for an older one of it."""
         self._server.outbox.begin(round_index)
         self._server.announce()
-
-    def publish(self, round_index: int, *, sender: int, kind: str, message: Message) -> None:
-        """Make our own message of this round available to the others."""
-        assert sender == self._own, "a member publishes its own"
-        if KIND.fullmatch(kind) is None:
-            raise ConfigError(f"kind {kind!r}: others cannot ask for it; use letters, digits, '_', '.' and '-'")
-        most = self._agreement.max_snapshot_bytes
-        if len(message.body) > most:
-            raise ConfigError(f"our {kind} has {len(message.body)} bytes, the agreement allows {most}: nobody takes it")
-        envelope = seal(message.manifest, kind=kind, identity=self._identity, agreement=self._agreement)
-        self._server.outbox.publish(round_index, kind, envelope=envelope, message=message)
-        self._server.announce()
-
-    def collect(
-        self,
-        round_index: int,
-        *,
-        receiver: int,
-        peers: Iterable[int],
-        kind: str,
-        deadline_s: float | None = None,
-        quorum: int | None = None,
-    ) -> tuple[dict[int, Message], list[int]]:
-        """The others' messages of this round, and who is missing; deadline and quorum are the agreement's if not given.
-
-        Below the quorum it waits on until the agreement's `give_up_s`, then ExchangeError.
-        """
-        assert receiver == self._own, "a member collects for itself"
-        wanted = list(peers)
-        self._forget(before=round_index - KEPT_ROUNDS + 1)
-        want = Want(round_index, kind, self._inbox / f"round-{round_index:05d}")
-        try:
-            want.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise disk_fault(want.folder, error) from error
-        patience = Patience.agreed(self._agreement, num_wanted=len(wanted), deadline_s=deadline_s, quorum=quorum)
-        endings = self._gather(wanted, want, patience)
-        got = {number: message for number in wanted if (message := endings[number].message) is not None}
-        for number, message in got.items():
-            self.ledger.count(sender=number, receiver=receiver, payload_bytes=message.payload_bytes)
-        return got, [number for number in wanted if number not in got]
 
     def latest(self) -> int | None:
         """The round that the others have reached (`common_round`), None before the first or if nobody answers."""
@@ -127,7 +78,19 @@ class HttpsExchange:
             client.drop()
             client.close()
 
-    def _gather(self, wanted: Sequence[int], want: Want, patience: Patience) -> dict[int, Ending]:
+    def _send(self, round_index: int, kind: str, message: Message) -> None:
+        envelope = seal(message.manifest, kind=kind, identity=self._identity, agreement=self._agreement)
+        self._server.outbox.publish(round_index, kind, envelope=envelope, message=message)
+        self._server.announce()
+
+    def _gather(self, round_index: int, kind: str, wanted: Sequence[int], patience: Patience) -> dict[int, Message]:
+        endings = self._fetch_all(wanted, Want(round_index, kind, self._inbox), patience)
+        for number, ending in endings.items():
+            if ending.verdict not in ("came", "refused"):
+                self._notice(f"round {round_index} goes on without {self._name(number)}: {ending.reason}")
+        return {number: ending.message for number, ending in endings.items() if ending.message is not None}
+
+    def _fetch_all(self, wanted: Sequence[int], want: Want, patience: Patience) -> dict[int, Ending]:
         """Fetch from all at once until the round can go on; everybody's ending, also of those who are too late."""
         endings: dict[int, Ending] = {}
         fetches = {number: self._start(number, want) for number in wanted}
@@ -148,9 +111,6 @@ class HttpsExchange:
         for number in wanted:
             if number not in endings:
                 endings[number] = self._note(number, Ending("late", "it did not answer in time"))
-        for number, ending in endings.items():
-            if ending.verdict not in ("came", "refused"):
-                self._notice(f"round {want.round_index} goes on without {self._name(number)}: {ending.reason}")
         return endings
 
     def _start(self, number: int, want: Want, *, after_s: float = 0.0) -> Fetch:
@@ -162,8 +122,7 @@ class HttpsExchange:
         if ending.error is not None:
             raise ending.error
         if ending.verdict == "refused":
-            self.refused[self._name(number)] += 1
-            self._on_refused(self._name(number), ending.reason)
+            self._refuse(self._name(number), ending.reason)
         return ending
 
     def _say_who_is_missing(self, want: Want, patience: Patience, endings: Mapping[int, Ending]) -> None:
@@ -211,13 +170,6 @@ class HttpsExchange:
         receiver = self._agreement.number(name)
         self._server.outbox.note_reader(published, name)
         self.ledger.count(sender=self._own, receiver=receiver, payload_bytes=published.payload_bytes)
-
-    def _forget(self, *, before: int) -> None:
-        """Remove what came in rounds that nobody learns from any more."""
-        for folder in self._inbox.glob("round-*"):
-            number = folder.name.removeprefix("round-")
-            if number.isdecimal() and int(number) < before:
-                shutil.rmtree(folder, ignore_errors=True)
 
     def _name(self, number: int) -> str:
         return self._agreement.members[number].name

@@ -5,6 +5,7 @@ The certificate is self-signed and pinned in the agreement, or issued by the aut
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Callable
@@ -19,11 +20,13 @@ from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
     PrivateFormat,
+    PublicFormat,
     load_pem_private_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from crad.errors import ConfigError
+from crad.federation.files import write_atomically
 
 KEY, CERTIFICATE, REQUEST = "key.pem", "certificate.pem", "request.pem"
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -74,6 +77,18 @@ def create_identity(folder: Path, name: str, *, days: float = 825, now: datetime
     return Identity(name, certificate, folder, key)
 
 
+def renew_certificate(folder: Path, *, days: float = 825, now: datetime | None = None) -> Identity:
+    """A new self-signed certificate for the key that is there: the member stays who it is."""
+    identity = load_identity(folder)
+    begin = (now or datetime.now(UTC)) - CLOCK_SKEW
+    certificate = _self_signed(identity.key, identity.name, begin=begin, end=begin + CLOCK_SKEW + timedelta(days=days))
+    try:
+        write_atomically(identity.certificate_path, certificate.public_bytes(Encoding.PEM))
+    except OSError as error:
+        raise ConfigError(f"cannot write the certificate into {folder}: {error.strerror}") from error
+    return Identity(identity.name, certificate, folder, identity.key)
+
+
 def load_identity(folder: Path) -> Identity:
     """The identity in a folder; refused if key and certificate do not belong together or others can read the key."""
     if _read(folder / KEY) and (folder / KEY).stat().st_mode & 0o077:
@@ -103,6 +118,12 @@ def check_name(name: str) -> str:
 def fingerprint(certificate: x509.Certificate) -> str:
     """What two people can compare on the telephone: `sha256:` and the digest of the whole certificate."""
     return f"sha256:{certificate.fingerprint(hashes.SHA256()).hex()}"
+
+
+def key_fingerprint(certificate: x509.Certificate) -> str:
+    """The same of the key alone: it outlives a renewed certificate."""
+    public = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return f"sha256:{hashlib.sha256(public).hexdigest()}"
 
 
 def read_certificate(pem: bytes) -> x509.Certificate:

@@ -14,6 +14,10 @@ from crad.network.arrivals import Announced, check_received
 HASHED_BYTES = 1 << 20
 
 
+class LateError(Exception):
+    """The time for this round is over, in the middle of a transfer; what has arrived stays for the next try."""
+
+
 class Inbox:
     """The bodies of one member's others, a folder for each round."""
 
@@ -51,7 +55,7 @@ class Inbox:
         announced: Announced, part: Path, whole: Path, *, name: str, chunks_from: Callable[[int], Iterable[bytes]]
     ) -> Message:
         size = announced.manifest.size
-        digest, length = hash_part(part, most=size)
+        digest, length = _hash_part(part, most=size)
         length = _append(part, chunks_from(length), digest=digest, length=length, most=size)
         try:
             check_received(announced, size=length, sha256=digest.hexdigest(), name=name)
@@ -69,7 +73,7 @@ class Inbox:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def hash_part(part: Path, *, most: int) -> tuple[hashlib._Hash, int]:
+def _hash_part(part: Path, *, most: int) -> tuple[hashlib._Hash, int]:
     """The digest and length of what has arrived so far; a part that is too long is none of ours."""
     digest = hashlib.sha256()
     if not part.exists():

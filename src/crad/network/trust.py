@@ -37,7 +37,7 @@ def check_dates(certificate: x509.Certificate, *, who: str, now: datetime | None
     if now > certificate.not_valid_after_utc:
         raise SnapshotError(
             f"the certificate of {who} expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC: "
-            f"{who} needs a new one, and all others the agreement with it"
+            f"{who} needs a new one (crad peer renew), and all others too (crad peer trust)"
         )
 
 

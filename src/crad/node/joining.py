@@ -16,7 +16,7 @@ from crad.network.refusals import read_refusals
 from crad.network.site import Site
 from crad.node.line import open_exchange, wait_for_readers
 from crad.node.part import Part, prepare_part
-from crad.node.place import LEDGER, REFUSALS, STATUS
+from crad.node.place import LEDGER, REFUSALS, STATUS, word_about_earlier
 from crad.node.status import Status
 from crad.node.training import Trained, take_part, train_alone
 from crad.results.participant import participant_page, participant_record
@@ -34,6 +34,9 @@ class Joined:
 
 def join(agreement: Agreement, site: Site, *, hooks: Hooks) -> Joined:
     """Take part until the last round, train alone for comparison, and write what came of both."""
+    earlier = word_about_earlier(agreement, site)
+    if earlier is not None:
+        hooks.on_notice(earlier)
     part = prepare_part(agreement, site)
     with open_exchange(part, site, notice=hooks.on_notice) as exchange:
         federated = take_part(part, exchange, hooks=hooks)

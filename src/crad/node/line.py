@@ -13,6 +13,7 @@ from crad.network.bucket_exchange import BucketExchange
 from crad.network.https_exchange import HttpsExchange
 from crad.network.identity import Identity, fingerprint, load_identity
 from crad.network.ledger import OutgoingLedger
+from crad.network.member_exchange import MemberExchange
 from crad.network.refusals import RefusalLog
 from crad.network.server import SnapshotServer
 from crad.network.site import Site
@@ -21,7 +22,6 @@ from crad.node.place import LEDGER, REFUSALS
 from crad.results.run_directory import RunDirectory
 
 WAIT_S = 0.2
-MemberExchange = HttpsExchange | BucketExchange
 
 
 @contextmanager

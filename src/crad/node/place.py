@@ -14,3 +14,17 @@ HASH_LETTERS = 12  # of the federation's hash in a folder's name
 def state_folder(agreement: Agreement, site: Site) -> Path:
     """Where all of this member's part in this agreement lies."""
     return site.state / agreement.hash[:HASH_LETTERS]
+
+
+def word_about_earlier(agreement: Agreement, site: Site) -> str | None:
+    """What to tell a member whose state is of other agreements alone: nothing of it is lost, and nothing used."""
+    if state_folder(agreement, site).exists():
+        return None
+    others = sorted(path.parent.name for path in site.state.glob("*/rounds.jsonl"))
+    if not others:
+        return None
+    return (
+        f"{site.state} holds our part in another agreement ({', '.join(others)}), which stays as it is; this one is "
+        f"{agreement.hash[:HASH_LETTERS]}, and training begins anew: to go on with the old one, stop and put its "
+        "federation.toml back"
+    )

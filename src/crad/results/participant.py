@@ -176,7 +176,8 @@ def _left_section(record: Mapping[str, Any]) -> str:
     caption = "Bytes that left this machine, by receiver; ledger.jsonl has every piece with time, round and sha256."
     budget = record["private_counts"]
     spent = (
-        f"Class counts were noised once for all rounds: epsilon {budget['epsilon_spent']:g} spent."
+        f"Class counts were noised once for all rounds: epsilon {budget['epsilon_spent']:g} spent by this agreement. "
+        "Accuracies were not: they are exact shares of the true counts, and this epsilon does not cover them."
         if budget["is_private"]
         else "Class counts were published as they are (private_counts is not set)."
     )

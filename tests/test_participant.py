@@ -1,0 +1,67 @@
+"""What a member is told at the end, from records small enough to check by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from crad.results.participant import participant_page, participant_record
+
+
+def record_of(
+    round_index: int, *, hits: list[int], trust: dict[str, list[float]], missing: list[int]
+) -> dict[str, Any]:
+    """A line of rounds.jsonl of a member with two classes and four test images of the first, none of the second."""
+    accuracy = 100.0 * sum(hits) / 4
+    client = {"local_accuracy": accuracy, "local": {"counts": [4, 0], "hits": hits}, "trust": trust, "notes": {}}
+    return {
+        "round": round_index,
+        "validation_accuracy": accuracy,
+        "local_accuracy": accuracy,
+        "missing": {"0": missing} if missing else {},
+        "clients": [client],
+    }
+
+
+def told(**changes: Any) -> dict[str, Any]:
+    joined = [
+        record_of(1, hits=[2, 0], trust={"1": [1.0, 0.0], "2": [0.0, 0.0]}, missing=[]),
+        record_of(2, hits=[3, 0], trust={"1": [0.5, 1.0]}, missing=[2]),
+    ]
+    given: dict[str, Any] = {
+        "federation": "colon",
+        "member": "a",
+        "members": ["a", "b", "c"],
+        "class_names": ["benign", "malignant"],
+        "joined": joined,
+        "joined_best": joined[1],
+        "alone_best": record_of(1, hits=[1, 0], trust={}, missing=[]),
+        "refused": {"c": {"not signed": 2}},
+        "left": {"b": {"snapshot": 1000}},
+        "private_counts": None,
+    }
+    return participant_record(**{**given, **changes})
+
+
+def test_the_difference_is_of_the_own_test_images():
+    record = told()
+    assert (record["difference"], record["missing"]) == (50.0, {"c": 1})
+    assert record["per_class"] == [
+        {"name": "benign", "test_samples": 4, "federated": 75.0, "alone": 25.0},
+        {"name": "malignant", "test_samples": 0, "federated": None, "alone": None},
+    ]
+    assert record["trusted"] == [{"member": "b", "shares": [0.75, 0.5]}, {"member": "c", "shares": [0.0, 0.0]}]
+    page = participant_page(record, versions={})
+    assert "Joining helped." in page
+    assert "Not used from c: not signed (2 times)" in page
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "said"),
+    [(0.5, "epsilon 0.5 spent by this agreement. Accuracies were not"), (None, "published as they are")],
+)
+def test_the_budget_is_told_with_what_it_does_not_cover(epsilon, said):
+    record = told(private_counts=epsilon)
+    assert record["private_counts"]["epsilon_spent"] == epsilon
+    assert said in participant_page(record, versions={})
