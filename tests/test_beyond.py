@@ -193,9 +193,9 @@ small,crad,crad,b,global_accuracy,50.5,0.707107,1 2,crad,,,,,,paper
 small,mixed,"crad, mixup",b,global_accuracy,66.6667,28.006,1 2 3,crad,0,-12.7062,12.7062,1 2,,paper
 """
 GOLDEN_LATEX = r"""
-\multicolumn{5}{l}{\textit{A}} \\
+\multicolumn{5}{@{}l}{\textit{A}} \\
 local & 15.00 $\pm$ 10.00 & $-$5.00 & $-$5.00 to $-$5.00 & worse \\
-crad & 20.00 $\pm$ 10.00 & - & - &  \\
+crad & 20.00 $\pm$ 10.00 & -- & -- &  \\
 crad, mixup & \textbf{22.00 $\pm$ 9.95} & +2.00 & +1.75 to +2.25 & better \\
 \midrule
 """
