@@ -6,6 +6,7 @@ They send what a healthy federation sent in simulation, or what their fault make
 from __future__ import annotations
 
 import enum
+import os
 import socket
 import ssl
 import threading
@@ -117,8 +118,8 @@ def _live(folder: Path, number: int, messages: Path, fault: Fault) -> None:
         publishers.append(Publisher(organisation, _published(number, messages, fault), fault))
         publishers[0].publish(1)
     (home / "ready").touch()
-    context = _context(identity, fault)
-    while True:
+    context, parent = _context(identity, fault), os.getppid()
+    while os.getppid() == parent:  # nobody is left behind by a test that was killed
         for publisher in publishers:
             publisher.publish(finished_rounds(under_test) + 1)
         _knock(door, context, home / "answers.txt")
