@@ -27,7 +27,7 @@ from crad.federation.work import Outcome, Task
 from crad.federation.world import build_world
 from crad.learning.evaluation import ClassScore
 from crad.methods import resolve_method
-from tests.conftest import change
+from tests.conftest import change, hearing_ctrl_c
 from tests.test_resume import assert_same_end
 
 
@@ -130,14 +130,18 @@ def test_what_a_worker_raises_is_raised_here(tiny, tmp_path, monkeypatch):
 def test_no_worker_outlives_the_command(experiment, alone, tmp_path, number):
     (tmp_path / "experiment.toml").write_text(to_toml(change(experiment, workers=2, rounds=50)))
     command = [sys.executable, "-m", "crad", "run", "--config", "experiment.toml", "--output", "run"]
-    with (tmp_path / "log").open("w") as log:
+    with (tmp_path / "log").open("w") as log, hearing_ctrl_c():
         process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
-    rounds = tmp_path / "run" / "rounds.jsonl"
-    wait_until(lambda: rounds.is_file() and rounds.read_text().count("\n") >= 1)
-    workers = children(process.pid)
-    assert len(workers) == 2
-    process.send_signal(number)
-    process.wait(timeout=60)
+    try:
+        rounds = tmp_path / "run" / "rounds.jsonl"
+        wait_until(lambda: rounds.is_file() and rounds.read_text().count("\n") >= 1)
+        workers = children(process.pid)
+        assert len(workers) == 2
+        process.send_signal(number)
+        process.wait(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), seconds=10)
     log_text = (tmp_path / "log").read_text()
     assert "Traceback" not in log_text, log_text
