@@ -162,6 +162,7 @@ class Inspector {
     const by = { client: (one) => one.client, count: (one) => -one.count, says: (one) => -one.says, weight: (one) => -one.weight };
     const key = by[this.order];
     const isVerified = trace.teachers.some((one) => one.alarms !== null);
+    this.find(".teachers").classList.toggle("verified", isVerified); // one more column has to fit
     const ordered = [...trace.teachers].sort((one, other) => key(one) - key(other) || one.client - other.client);
     const ticks = [0, 25, 50, 75, 100].map((tick) => make("span", { class: "tick", style: at(tick / 100) }, String(tick)));
     const heads = ["teacher", "samples"].map((text, i) => make("th", { scope: "col", class: i ? null : "words" }, text));
