@@ -6,6 +6,7 @@ Shapes: K teachers, B samples, C classes.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -47,7 +48,7 @@ EXAMPLES = settings(max_examples=40, derandomize=True, database=None, deadline=N
 
 def test_with_the_published_settings_crad_plus_is_crad_to_the_last_bit(tiny, tmp_path):
     """Records, weights, momentum and random state, and in one process as in two."""
-    variants = {
+    variants: dict[str, dict[str, Any]] = {
         "crad": {"method": "crad"},
         "spelled-out": {"method": "crad", **PLAIN},
         "plus": {"method": "crad-plus", **PLAIN},

@@ -10,16 +10,19 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import crad.api
+from crad.api import Hooks
 from crad.cli import main
 from crad.cli.reproduce import _by_reason
 from crad.config import Experiment, read_toml
-from crad.errors import DataError
+from crad.errors import BusyError, DataError
 from crad.federation.checkpoint import save_checkpoint
+from crad.following import join_hooks
 from crad.reproducing import one_page_of
 from crad.results.paper import NAMES
 from crad.results.runs import RunRecords
@@ -379,6 +382,46 @@ def test_a_run_that_was_begun_is_resumed(toy, tmp_path, asked, monkeypatch):
     assert "round 2/2" in err
     assert "round 1/2" not in err
     assert tidy(interrupted, "context") == tidy(toy[0], "context"), "as if it had not been interrupted"
+
+
+def test_two_commands_share_a_plan(tmp_path, monkeypatch):
+    """The second one comes while the first works on its first run: each trains one of the two."""
+    really_run, trained = crad.api.run, []
+    second: list[Any] = []
+
+    def second_command(record):
+        second.extend(reproduce("privacy", "--output", tmp_path, rounds=1))
+
+    def run(experiment, *, hooks, **settings):
+        trained.append(experiment.private_counts)
+        if len(trained) == 1:
+            hooks = join_hooks([hooks, Hooks(on_round=second_command)])
+        return really_run(experiment, hooks=hooks, **settings)
+
+    monkeypatch.setattr(crad.api, "run", run)
+    code, _, err = reproduce("privacy", "--output", tmp_path, rounds=1)
+
+    assert trained == [None, 1.0], "nothing is trained twice"
+    assert (code, second[0]) == (0, 0)
+    assert "1 run left to another process: not in these tables yet" in second[2]
+    assert "left to another" not in err, "the first reads what the second has finished"
+    assert [row["seeds"] for row in tidy(tmp_path, "privacy") if row["metric"] == "global_accuracy"] == ["1024"] * 2
+
+
+def test_a_run_that_another_command_gave_up_is_taken_over(tmp_path, monkeypatch):
+    really_run, trained = crad.api.run, []
+
+    def run(experiment, **settings):
+        trained.append(experiment.private_counts)
+        if len(trained) == 1:
+            raise BusyError("in use")
+        return really_run(experiment, **settings)
+
+    monkeypatch.setattr(crad.api, "run", run)
+    code, _, err = reproduce("privacy", "--output", tmp_path, rounds=1)
+
+    assert (code, trained) == (0, [None, 1.0, None])
+    assert "left to another" not in err
 
 
 def test_a_run_that_fails_is_named_and_the_others_finish(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crad.config import EXECUTION_FIELDS, Experiment
-from crad.errors import ConfigError, RunError
+from crad.errors import BusyError, ConfigError, RunError
 from crad.federation import files
 from crad.federation.files import write_atomically, write_flushed
 from crad.results.run_directory import RunDirectory, identity
@@ -399,3 +399,43 @@ def test_a_line_that_is_no_record_is_refused(begun):
     begun.rounds_file.write_text(json.dumps([1]) + "\n")
     with pytest.raises(RunError):
         begun.cut_rounds(after=1)
+
+
+def test_of_two_processes_that_begin_a_run_one_does(tmp_path, monkeypatch):
+    directory, experiment = RunDirectory(tmp_path / "run"), Experiment()
+    with monkeypatch.context() as patched:  # both have looked before either has written
+        patched.setattr(RunDirectory, "check_free", lambda self, experiment: None)
+        directory.create(experiment)
+        before = directory.experiment_file.stat().st_ino
+        with pytest.raises(BusyError, match=r"run is in use by another process"):
+            directory.create(experiment)
+
+    assert directory.experiment_file.stat().st_ino == before
+    assert [path.name for path in directory.path.iterdir()] == ["experiment.toml"]
+
+
+def test_a_run_that_another_process_is_about_to_begin_is_no_foreign_folder(tmp_path):
+    (tmp_path / ".experiment.toml.17.writing").write_bytes(b"data")
+    RunDirectory(tmp_path).create(Experiment())
+    assert RunDirectory(tmp_path).experiment() == Experiment()
+
+
+def test_a_run_is_busy_while_somebody_holds_its_lock(tmp_path):
+    directory = RunDirectory(tmp_path / "run")
+    seen = [directory.is_busy]
+    directory.create(Experiment())
+    seen.append(directory.is_busy)
+    with directory.locked():
+        seen.append(directory.is_busy)
+    seen.append(directory.is_busy)
+
+    assert seen == [False, False, True, False]
+
+
+def test_without_hard_links_a_run_can_be_begun_too(tmp_path, monkeypatch):
+    def refuse(source, target):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    RunDirectory(tmp_path / "run").create(Experiment())
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["experiment.toml"]

@@ -8,6 +8,7 @@
     ├── SnapshotError     bytes from a peer that are refused
     ├── ExchangeError     too few members of a federation can be reached
     └── RunError          a run directory that cannot be used as asked
+        └── BusyError         another process works on it
 
 The command line prints the message of a `CradError` on one line and exits with code 2.
 """
@@ -50,6 +51,10 @@ class ExchangeError(CradError):
 
 class RunError(CradError):
     """A run directory that cannot be used as asked."""
+
+
+class BusyError(RunError):
+    """A run directory that another process works on."""
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> ConfigError:

@@ -13,7 +13,7 @@ import typer
 from crad.cli.lists import parse_list, parse_methods, parse_seeds, settings_by_method
 from crad.cli.options import AsJson, Quiet, Settings, with_experiment_flags
 from crad.config import make_experiment
-from crad.errors import CradError, RunError, unknown_name
+from crad.errors import BusyError, CradError, RunError, unknown_name
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -94,6 +94,11 @@ def reproduce_command(
     if not only_show:
         failed |= {run.path.name: absent[run.experiment.dataset] for run in missing if run not in todo}
         failed |= _run_all(plan, todo, records, durations, display)
+        if busy := sum(run.key not in records and run.path.name not in failed for run in todo):
+            display.say(
+                f"{busy} run{'s' * (busy != 1)} left to another process: not in these tables yet; the same command "
+                "again adds what is finished by then"
+            )
     reports: list[Path] = []
     if records:
         write_tables(plan, records)
@@ -149,14 +154,28 @@ def _known(kind: str, names: list[str] | None, pairs: Sequence[tuple[str, str]],
 def _run_all(
     plan: Plan, todo: Sequence[StoredRun], records: Records, durations: Durations, display: Display
 ) -> dict[str, str]:
-    """Run what is missing and add it to the records; by name why some failed."""
-    from crad.engines.processes import kept_workers
+    """Run what is missing and add it to the records; by name why some failed.
 
-    failed = {}
+    Several commands may share a plan: what another one works on is left to it, what it has finished is read.
+    """
+    from crad.engines.processes import kept_workers
+    from crad.results.run_directory import RunDirectory
+    from crad.results.runs import load_run
+
+    failed: dict[str, str] = {}
     with kept_workers():
-        for number, run in enumerate(todo):
+        for run in [*todo, *todo]:  # again at the end: what another one has finished by then, or given up
+            left = [one for one in todo if one.key not in records and one.path.name not in failed]
+            if run not in left:
+                continue
             try:
-                records[run.key] = _run_one(plan, run, todo[number + 1 :], durations, display)
+                if run.state == "done":
+                    records[run.key] = load_run(run.path)
+                elif not RunDirectory(run.path).is_busy:
+                    others = [one for one in left if one is not run]
+                    records[run.key] = _run_one(plan, run, others, durations, display)
+            except BusyError:
+                continue  # begun elsewhere a moment ago
             except Exception as error:  # a night's plan does not end with one run that does
                 reason = str(error) if isinstance(error, CradError) else f"{type(error).__name__}: {error}"
                 failed[run.path.name] = " ".join(reason.split())

@@ -134,6 +134,9 @@ _kept: list[_Worker] | None = None  # workers that wait for the next run; None: 
 def kept_workers() -> Iterator[None]:
     """Let the runs inside share their workers: starting one takes seconds, which several short runs would feel."""
     global _kept
+    if _kept is not None:  # inside another one, which ends them
+        yield
+        return
     _kept = []
     try:
         yield

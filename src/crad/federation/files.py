@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # the file system has no hard links
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -15,6 +18,22 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+    flush_folder(path.parent)
+
+
+def write_once(path: Path, content: bytes) -> None:
+    """Write a file that must not be there yet: of several processes one does it, the others get FileExistsError."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.writing")
+    try:
+        write_flushed(beside, content)
+        try:
+            os.link(beside, path)
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
     flush_folder(path.parent)
 
 

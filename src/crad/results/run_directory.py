@@ -23,8 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from crad.config import EXECUTION_FIELDS, Experiment, make_experiment, to_toml
-from crad.errors import RunError
-from crad.federation.files import write_atomically, write_flushed
+from crad.errors import BusyError, RunError
+from crad.federation.files import write_atomically, write_flushed, write_once
 from crad.federation.records import Record
 
 ROUND_KEYS = frozenset({"round", "active", "validation_accuracy", "global_accuracy", "local_accuracy", "clients"})
@@ -64,8 +64,11 @@ class RunDirectory:
             whose = "this very experiment" if same else "another experiment"
             cure = "continue it with --resume, or choose another --output" if same else "choose another --output"
             raise RunError(f"{self.path} holds a run of {whose}; {cure}")
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        if self.path.exists() and (not self.path.is_dir() or any(map(self._is_foreign, self.path.iterdir()))):
             raise RunError(f"{self.path} exists and is no run directory; choose another --output")
+
+    def _is_foreign(self, path: Path) -> bool:
+        return not path.name.startswith(f".{self.experiment_file.name}.")  # begun by another process just now
 
     def check_same(self, experiment: Experiment) -> None:
         """Refuse to continue a run with other settings than it began with."""
@@ -84,15 +87,31 @@ class RunDirectory:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise RunError(f"{self.path} is in use by another process; wait for it or end it") from None
+                raise self._busy() from None
             yield
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether another process works on it now."""
+        if not self.experiment_file.is_file():
+            return False
+        try:
+            with self.locked():
+                return False
+        except BusyError:
+            return True
+
+    def _busy(self) -> BusyError:
+        return BusyError(f"{self.path} is in use by another process; wait for it or end it")
 
     def create(self, experiment: Experiment) -> None:
         """Begin a new run."""
         self.check_free(experiment)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.experiment_file, to_toml(experiment).encode())
+            write_once(self.experiment_file, to_toml(experiment).encode())
+        except FileExistsError:
+            raise self._busy() from None
         except OSError as error:
             raise RunError(
                 f"cannot write to {self.path}: {error.strerror or error}; choose another --output"
