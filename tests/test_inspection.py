@@ -14,12 +14,15 @@ import pytest
 import torch
 
 import crad
-from crad import inspection
 from crad.aggregation import RULES
 from crad.cli import main
 from crad.errors import ConfigError, RunError
 from crad.federation.message import Statistics
-from crad.inspection import RunInspector
+from crad.inspection import FAILURE_RULE, SUCCESS_RULE, RunInspector
+from crad.inspection import panel as panel_module
+from crad.inspection import survey as survey_module
+from crad.inspection.cases import CASES_EACH, find_cases, margins
+from crad.inspection.panel import Panel
 from crad.results.traces import ImageTrace, TeacherView, describe, percent, samples
 from tests.conftest import change
 from tests.reference import reference_trace
@@ -52,7 +55,8 @@ def shape(nested):
 
 
 def test_a_class_is_meant_by_its_index_or_its_name():
-    of_pets: Any = SimpleNamespace(world=SimpleNamespace(dataset=SimpleNamespace(class_names=("cat", "dog"))))
+    dataset = SimpleNamespace(class_names=("cat", "dog"))
+    of_pets: Any = SimpleNamespace(panel=SimpleNamespace(world=SimpleNamespace(dataset=dataset)))
     assert [RunInspector.class_of(of_pets, text) for text in ("0", "1", "cat", "dog")] == [0, 1, 0, 1]
     with pytest.raises(ConfigError, match=r"unknown class 'dug'\. Did you mean 'dog'"):
         RunInspector.class_of(of_pets, "dug")
@@ -89,8 +93,8 @@ def test_a_survey_agrees_with_itself(survey):
 
 def test_numbers_are_rounded_and_images_are_pictures(survey, inspector):
     for value in itertools.chain(*survey["probabilities"][0], *survey["students"][0]["weights"][0]):
-        assert round(value, inspection.DIGITS) == value
-    labels = inspector.world.global_test.labels
+        assert round(value, survey_module.DIGITS) == value
+    labels = inspector.panel.world.global_test.labels
     for image in survey["images"]:
         assert base64.b64decode(image["png"])[:8] == b"\x89PNG\r\n\x1a\n"
         assert image["label"] == int(labels[image["index"]])
@@ -98,11 +102,11 @@ def test_numbers_are_rounded_and_images_are_pictures(survey, inspector):
 
 def test_images_show_every_class_in_turn(survey):
     labels = [image["label"] for image in survey["images"]]
-    assert max(map(labels.count, range(4))) - min(map(labels.count, range(4))) <= 2 * inspection.CASES_EACH
+    assert max(map(labels.count, range(4))) - min(map(labels.count, range(4))) <= 2 * CASES_EACH
 
 
 def test_many_clients_and_classes_stay_within_the_budget(inspector, monkeypatch):
-    monkeypatch.setattr(inspection, "SURVEY_NUMBERS", 100)
+    monkeypatch.setattr(survey_module, "SURVEY_NUMBERS", 100)
     survey = inspector.survey()
     # Of 4 teachers x 4 classes x 2 images there is room for 3 students, and then for 2 images.
     assert (len(survey["students"]), len(survey["images"])) == (3, 2)
@@ -112,12 +116,12 @@ def test_many_clients_and_classes_stay_within_the_budget(inspector, monkeypatch)
 
 
 def test_with_more_teachers_fewer_images_are_searched(inspector, monkeypatch):
-    monkeypatch.setattr(inspection, "SEARCHED_OUTPUTS", 4 * 60)
-    assert len(inspector._searched()) == 60
-    monkeypatch.setattr(inspection, "SEARCHED_OUTPUTS", 4)
-    assert len(inspector._searched()) == 50  # never fewer
-    monkeypatch.setattr(inspection, "SEARCHED_IMAGES", 7)
-    assert len(inspector._searched()) == 7
+    monkeypatch.setattr(panel_module, "SEARCHED_OUTPUTS", 4 * 60)
+    assert len(inspector.panel.searched) == 60
+    monkeypatch.setattr(panel_module, "SEARCHED_OUTPUTS", 4)
+    assert len(inspector.panel.searched) == 50  # never fewer
+    monkeypatch.setattr(panel_module, "SEARCHED_IMAGES", 7)
+    assert len(inspector.panel.searched) == 7
 
 
 # --- which cases are the clearest
@@ -141,21 +145,21 @@ def margins_by_hand(q, counts, accuracies, labels, students):
 
 
 def test_the_cases_of_a_run_are_the_clearest_by_the_stated_rules(inspector, survey):
-    q_NBC = inspector._outputs(range(80))
-    counts = [list(statistics.counts) for statistics in inspector._statistics]
-    accuracies = [list(statistics.accuracies) for statistics in inspector._statistics]
-    labels = inspector.world.global_test.labels.tolist()
-    margins = margins_by_hand(q_NBC.double().tolist(), counts, accuracies, labels, range(4))
-    best_gain = max(gain for gain, _ in margins.values())
-    lost = [loss for _, loss in margins.values() if loss is not None]
-    shortfall = max(-gain for gain, _ in margins.values())
+    q_NBC = inspector.panel.outputs(range(80))
+    counts = [list(statistics.counts) for statistics in inspector.panel.statistics]
+    accuracies = [list(statistics.accuracies) for statistics in inspector.panel.statistics]
+    labels = inspector.panel.world.global_test.labels.tolist()
+    by_hand = margins_by_hand(q_NBC.double().tolist(), counts, accuracies, labels, range(4))
+    best_gain = max(gain for gain, _ in by_hand.values())
+    lost = [loss for _, loss in by_hand.values() if loss is not None]
+    shortfall = max(-gain for gain, _ in by_hand.values())
     success, failure = (
         next(case for case in survey["cases"] if case["kind"] == kind) for kind in ("success", "failure")
     )
     assert success["margin"] == pytest.approx(best_gain, abs=2e-5)
     assert failure["margin"] == pytest.approx(max(lost) if lost else shortfall, abs=2e-5)
     for case in survey["cases"]:
-        gain, loss = margins[case["student"], case["image"]]
+        gain, loss = by_hand[case["student"], case["image"]]
         wanted = gain if case["kind"] == "success" else loss if lost else -gain
         assert case["margin"] == pytest.approx(wanted, abs=2e-5)
         assert case["class"] == labels[case["image"]]
@@ -166,18 +170,18 @@ def test_the_cases_of_a_run_are_the_clearest_by_the_stated_rules(inspector, surv
 
 
 def made(q, counts, labels, accuracies=None):
-    """An inspector whose teachers say what a test wants: q [N][B][C], counts [N][C], labels [B]."""
+    """A panel whose teachers say what a test wants: q [N][B][C], counts [N][C], labels [B]."""
     q_NBC = torch.tensor(q, dtype=torch.float64)
-    self = object.__new__(RunInspector)
-    self._rule, self._source, self._tallies = RULES["crad"], "reported", {}
-    self.experiment = crad.Experiment(clients=len(q))
-    self.world = SimpleNamespace(global_test=SimpleNamespace(labels=torch.tensor(labels)))  # type: ignore[assignment]
-    self.teachers = [SimpleNamespace(index=i) for i in range(len(q))]  # type: ignore[misc]
+    panel = object.__new__(Panel)
+    panel._rule, panel._source, panel._tallies = RULES["crad"], "reported", {}
+    panel.experiment = crad.Experiment(clients=len(q))
+    panel.world = SimpleNamespace(global_test=SimpleNamespace(labels=torch.tensor(labels)))  # type: ignore[assignment]
+    panel.teachers = [SimpleNamespace(index=i) for i in range(len(q))]  # type: ignore[misc]
     accuracies = accuracies or [[0.5] * len(row) for row in counts]
-    self._statistics = [
+    panel.statistics = [
         Statistics(counts=tuple(own), accuracies=tuple(right)) for own, right in zip(counts, accuracies, strict=True)
     ]
-    return self, q_NBC
+    return panel, q_NBC
 
 
 # The appendix's failure: a dog, which client 7 (258 samples) gives 63.7 %. The supported agree on 27.5 % with a band of
@@ -190,10 +194,10 @@ def test_the_papers_failure_is_found_as_one():
     certain = [[0.25, 0.75]] * 10  # another image that everybody sees alike
     q = [[one, [dog, 1 - dog]] for one, dog in zip(certain, DOG, strict=True)]
     counts = [[held, 50] for held in HELD]
-    self, q_NBC = made(q, counts, labels=[0, 0])
-    cases = self._cases(q_NBC, students=[9])
+    panel, q_NBC = made(q, counts, labels=[0, 0])
+    cases = find_cases(panel, q_NBC, students=[9])
     failure = next(case for case in cases if case.kind == "failure")
-    trace = self._combine(9, q_NBC)
+    trace = panel.combine(9, q_NBC)
     assert (failure.student, failure.image) == (9, 1)
     assert trace.state[7, 1, 0] == "outlier"
     assert float(trace.consensus[1, 0]) == pytest.approx(0.275)
@@ -217,10 +221,10 @@ def test_the_papers_failure_reads_as_the_paper_tells_it():
 
 def test_where_no_specialist_is_dropped_the_largest_shortfall_is_the_failure():
     q = [[[0.5, 0.5], [0.5, 0.5]], [[0.5, 0.5], [0.2, 0.8]], [[0.5, 0.5], [0.8, 0.2]]]
-    self, q_NBC = made(q, counts=[[9, 9], [9, 9], [0, 9]], labels=[0, 0])
-    cases = self._cases(q_NBC, students=[0])
+    panel, q_NBC = made(q, counts=[[9, 9], [9, 9], [0, 9]], labels=[0, 0])
+    cases = find_cases(panel, q_NBC, students=[0])
     failure = next(case for case in cases if case.kind == "failure")
-    trace = self._combine(0, q_NBC)
+    trace = panel.combine(0, q_NBC)
     assert failure.image == 1
     assert failure.margin == pytest.approx(0.5 - float(trace.target[1, 0]))
 
@@ -228,22 +232,22 @@ def test_where_no_specialist_is_dropped_the_largest_shortfall_is_the_failure():
 def test_the_student_with_the_largest_margin_is_named():
     # Teachers 1 and 2 know the class, teacher 3 holds nothing of it: it hurts only a plain mean.
     q = [[[0.9, 0.1]], [[0.9, 0.1]], [[0.8, 0.2]], [[0.0, 1.0]]]
-    self, q_NBC = made(q, counts=[[50, 50], [50, 50], [50, 50], [0, 50]], labels=[0])
-    success = self._cases(q_NBC, students=[0, 1, 2, 3])[0]
-    gains = {s: float(self._margins(s, q_NBC, torch.tensor([0]))[0][0]) for s in range(4)}
+    panel, q_NBC = made(q, counts=[[50, 50], [50, 50], [50, 50], [0, 50]], labels=[0])
+    success = find_cases(panel, q_NBC, students=[0, 1, 2, 3])[0]
+    gains = {s: float(margins(panel, s, q_NBC, torch.tensor([0]))[0][0]) for s in range(4)}
     assert success.kind == "success"
     assert gains[success.student] == max(gains.values()) == pytest.approx(success.margin)
 
 
 def test_a_rule_that_says_what_the_uniform_average_says_has_no_clear_cases():
     q = [[[0.9, 0.1]], [[0.6, 0.4]], [[0.3, 0.7]]]
-    self, q_NBC = made(q, counts=[[9, 9], [9, 9], [9, 9]], labels=[0])
-    self._rule = RULES["uniform"]
-    assert self._cases(q_NBC, students=[0, 1, 2]) == []
+    panel, q_NBC = made(q, counts=[[9, 9], [9, 9], [9, 9]], labels=[0])
+    panel._rule = RULES["uniform"]
+    assert find_cases(panel, q_NBC, students=[0, 1, 2]) == []
 
 
 def test_without_a_clear_case_clearest_says_what_to_do(inspector, monkeypatch):
-    monkeypatch.setattr(inspector, "_rule", RULES["uniform"])
+    monkeypatch.setattr(inspector.panel, "_rule", RULES["uniform"])
     with pytest.raises(RunError, match=r"no clear success .* choose one with --image"):
         inspector.clearest()
 
@@ -328,8 +332,8 @@ def test_explain_with_an_image_alone_is_about_the_first_student(explain):
 
 def test_explain_states_the_rules_and_says_what_happened(explain, inspector):
     out = " ".join(explain().split())
-    assert inspection.SUCCESS_RULE in out
-    assert inspection.FAILURE_RULE in out
+    assert SUCCESS_RULE in out
+    assert FAILURE_RULE in out
     for trace in inspector.clearest():
         assert describe(trace) in out
 
@@ -346,12 +350,12 @@ def verified(tiny, tmp_path_factory):
 
 def test_the_evidence_is_what_each_student_counts_on_its_own_samples(verified):
     student = 1
-    part = verified.world.images(verified.world.shards[student].train)
-    inputs = verified.world.preparation.inputs(part.images)
-    known = verified._known(student)
-    others = [place for place in verified.teachers if place.index != student]
+    part = verified.panel.world.images(verified.panel.world.shards[student].train)
+    inputs = verified.panel.world.preparation.inputs(part.images)
+    known = verified.panel.known(student)
+    others = [place for place in verified.panel.teachers if place.index != student]
     for k, place in enumerate(others):
-        said = verified._run_of(place)(inputs).argmax(dim=1)
+        said = verified.panel._run_of(place)(inputs).argmax(dim=1)
         for label in range(4):
             is_other = part.labels != label
             alarms = float((said[is_other] == label).double().mean()) if bool(is_other.any()) else 0.0

@@ -1,0 +1,118 @@
+"""How a run's teachers are combined for single test images: the paper's appendix for any run.
+
+Reads the selected round's checkpoint, lets every other client speak as a teacher, and traces the rule. The report's
+inspector shows a survey of it (`inspection.json`), `crad explain` any image and class; both from the same traces.
+
+Shapes: N clients that can teach, C classes.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from torch import Tensor
+
+from crad.aggregation import Trace
+from crad.errors import ConfigError, RunError, unknown_name
+from crad.federation.records import Record
+from crad.federation.world import World
+from crad.inspection.cases import find_cases
+from crad.inspection.panel import Panel
+from crad.inspection.survey import make_survey
+from crad.results.run_directory import RunDirectory
+from crad.results.traces import ImageTrace, TeacherView
+
+
+class RunInspector:
+    """A run at its selected round, ready to be asked about test images."""
+
+    def __init__(self, run: Path, *, world: World | None = None) -> None:
+        """`world`: the run's data, where the caller has it at hand."""
+        self.panel = Panel(run, world=world)
+
+    def trace(self, *, student: int, image: int, class_index: int | None) -> ImageTrace:
+        """One image and class; the class defaults to the true one."""
+        test = self.panel.world.global_test
+        _check_index("student", student, len(self.panel.roster))
+        _check_index("image", image, len(test))
+        asked = int(test.labels[image]) if class_index is None else class_index
+        _check_index("class", asked, self.panel.world.num_classes)
+        q_NBC = self.panel.outputs([image])
+        return self._view(student, image, 0, asked, q_NBC, self.panel.combine(student, q_NBC))
+
+    def class_of(self, text: str) -> int:
+        """The class that is meant by its index or its name."""
+        names = list(self.panel.world.dataset.class_names)
+        if text.isdecimal():
+            return int(text)
+        if text not in names:
+            raise unknown_name("class", text, names)
+        return names.index(text)
+
+    def clearest(self, *, student: int | None = None) -> tuple[ImageTrace, ImageTrace]:
+        """The success and the failure that say most, of one student or of all, by the rules stated above."""
+        if student is not None:
+            _check_index("student", student, len(self.panel.roster))
+        searched = self.panel.searched
+        cases = find_cases(
+            self.panel, self.panel.outputs(searched), students=self.panel.students if student is None else [student]
+        )
+        first = {case.kind: case for case in reversed(cases)}
+        for kind in ("success", "failure"):
+            if kind not in first:
+                raise RunError(
+                    f"no clear {kind} among the first {len(searched)} test images: the targets of method "
+                    f"{self.panel.experiment.method!r} say what a uniform average says; choose one with --image"
+                )
+        return (
+            self.trace(student=first["success"].student, image=first["success"].image, class_index=None),
+            self.trace(student=first["failure"].student, image=first["failure"].image, class_index=None),
+        )
+
+    def survey(self) -> Record:
+        """What the report's inspector shows: some students, some images, every class, every teacher."""
+        return make_survey(self.panel)
+
+    def _view(self, student: int, image: int, row: int, label: int, q_NBC: Tensor, trace: Trace) -> ImageTrace:
+        names = self.panel.world.dataset.class_names
+        known, support_KC = self.panel.known(student), self.panel.support(student)
+        alarms_KC = known["false_alarms"]
+        teachers = [
+            TeacherView(
+                client=self.panel.teachers[n].index,
+                architecture=self.panel.teachers[n].member.architecture.id,
+                count=float(support_KC[k, label]),
+                accuracy=float(known["accuracies"][k, label]),
+                probability=float(q_NBC[n, row, label]),
+                state=str(trace.state[k, row, label]),
+                weight=float(trace.weight[k, row, label]),
+                false_alarms=None if alarms_KC is None else float(alarms_KC[k, label]),
+            )
+            for k, n in enumerate(self.panel.of_student(student))
+        ]
+        return ImageTrace(
+            round_index=self.panel.round_index,
+            student=student,
+            image=image,
+            class_index=label,
+            class_name=names[label],
+            true_class=names[int(self.panel.world.global_test.labels[image])],
+            consensus=float(trace.consensus[row, label]),
+            band=float(trace.band[row, label]),
+            target=float(trace.target[row, label]),
+            uniform=float(q_NBC[self.panel.of_student(student), row, label].mean()),
+            teachers=tuple(teachers),
+        )
+
+
+def write_inspection(directory: RunDirectory, inspector: RunInspector) -> Record:
+    """Put a run's survey beside its other records, as `inspection.json`."""
+    survey = inspector.survey()
+    directory.write_text("inspection.json", json.dumps(survey, separators=(",", ":"), allow_nan=False))
+    return survey
+
+
+def _check_index(what: str, index: int, size: int) -> None:
+    if not 0 <= index < size:
+        raise ConfigError(f"{what} {index} does not exist; choose 0 to {size - 1}")

@@ -1,0 +1,160 @@
+"""A run's models at the selected round, and what they say and are worth to each other.
+
+Shapes: N clients that can teach, K teachers of one student, B images, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from crad.aggregation import Tally, Trace, explain
+from crad.data.tensors import ImageSet
+from crad.errors import RunError
+from crad.federation.checkpoint import latest_round, load_checkpoint, saved_rounds
+from crad.federation.method import Method
+from crad.federation.peer import Peer, class_statistics, training_indices
+from crad.federation.records import partition_record
+from crad.federation.roster import Place, Roster
+from crad.federation.work import load_tensors
+from crad.federation.world import World, build_world
+from crad.learning.device import repeatable
+from crad.learning.teachers import PreparedTeacher, TeacherEngine, soft_predictions
+from crad.methods import resolve_method
+from crad.methods.distillation import Known, known_of
+from crad.results.run_directory import RunDirectory
+from crad.results.selection import best_round
+
+TALLIED_IMAGES = 2000  # of a student's training samples on which its teachers are counted
+SEARCHED_IMAGES = 500  # test images looked through for the clearest cases
+SEARCHED_OUTPUTS = 10_000  # of one image by one teacher: many clients look through fewer images
+
+
+class Panel:
+    """Every client of a run as a teacher of every other, as they stood at the selected round."""
+
+    def __init__(self, run: Path, *, world: World | None = None) -> None:
+        """`world`: the run's data, where the caller has it at hand."""
+        directory = RunDirectory(run)
+        self.experiment = directory.experiment()
+        method = resolve_method(self.experiment.method, self.experiment.method_settings)
+        if not is_inspectable(method, self.experiment.clients) or method.rule is None:
+            raise RunError(
+                f"{run} ran method {self.experiment.method!r} with {self.experiment.clients} clients: no teachers were "
+                "combined by a rule there, so there is nothing to explain"
+            )
+        recipe = self.experiment.recipe
+        self._rule, self._source = method.rule.with_filter(recipe.filter), recipe.evidence
+        self._tallies: dict[int, Tally] = {}
+        self.round_index = _selected_round(directory)
+        self.world = world or build_world(self.experiment)
+        directory.check_same_data(partition_record(self.world))
+        self.roster = Roster(self.world, method.roster(self.world), directory.checkpoint_folder)
+        load_checkpoint(self.roster, round_index=self.round_index)
+        self._engine = TeacherEngine(device=self.world.device, precision=self.experiment.teacher_precision)
+        # With partial participation some have never learned; nobody has been taught by them either.
+        self.teachers = [place for place in self.roster if place.state is not None] or list(self.roster)
+        self.statistics = [
+            class_statistics(self.world, place.index, place.measured, with_cross_entropy=self._rule.needs_cross_entropy)
+            for place in self.teachers
+        ]
+
+    @property
+    def students(self) -> list[int]:
+        """Every client: each is taught by the others."""
+        return [place.index for place in self.roster]
+
+    @property
+    def searched(self) -> list[int]:
+        """The test images among which cases are looked for."""
+        limit = max(50, SEARCHED_OUTPUTS // len(self.teachers))
+        return list(range(min(SEARCHED_IMAGES, limit, len(self.world.global_test))))
+
+    def outputs(self, images: Sequence[int]) -> Tensor:
+        """What every client says about these test images, q_NBC."""
+        where = torch.tensor(images, device=self.world.global_test.images.device)
+        with repeatable(0, self.world.device):
+            return soft_predictions(
+                [partial(self._run_of, place) for place in self.teachers],
+                self.world.preparation.inputs(self.world.global_test.images[where]),
+                temperature=self.experiment.temperature,
+            )
+
+    def of_student(self, student: int) -> list[int]:
+        """The places among the teachers that teach this student: all but itself."""
+        return [k for k, place in enumerate(self.teachers) if place.index != student]
+
+    def combine(self, student: int, q_NBC: Tensor) -> Trace:
+        """What the rule makes of the student's teachers, step by step."""
+        return explain(
+            q_NBC[self.of_student(student)],
+            **self.known(student),
+            rule=self._rule,
+            min_support=self.experiment.min_support,
+            epsilon=self.experiment.epsilon,
+            unsupported=self.experiment.unsupported,
+        )
+
+    def known(self, student: int) -> Known:
+        """What the student knows of its teachers: what they published, and what it counts on its own samples."""
+        statistics = [self.statistics[k] for k in self.of_student(student)]
+        return known_of(statistics, self._tally_of(student), source=self._source)
+
+    def support(self, student: int) -> Tensor:
+        """Samples that speak for each of the student's teachers, [K,C]."""
+        known = self.known(student)
+        return known["counts"] if known["support"] is None else known["support"]
+
+    def _run_of(self, place: Place) -> PreparedTeacher:
+        """One teacher at a time comes from its resting state."""
+        peer = Peer(self.world, place.member)
+        if place.state is not None:
+            peer.load_state(load_tensors(place.state), place.measured)
+        return self._engine.prepare(peer.model.eval().requires_grad_(False), key=place.member.architecture.id)
+
+    def _tally_of(self, student: int) -> Tally | None:
+        if self._source == "reported":
+            return None
+        if not self._tallies:
+            self._count()
+        return self._tallies[student]
+
+    def _count(self) -> None:
+        """Every teacher once over everybody's training samples, as they are: what each student would count of it."""
+        parts = [self._training_part(place) for place in self.roster]
+        self._tallies = {
+            place.index: Tally(len(self.of_student(place.index)), self.world.num_classes) for place in self.roster
+        }
+        with repeatable(0, self.world.device):
+            for n, teacher in enumerate(self.teachers):
+                run = self._run_of(teacher)
+                for place, part in zip(self.roster, parts, strict=True):
+                    chosen = self.of_student(place.index)
+                    if n not in chosen or not len(part):
+                        continue
+                    said_1BC = run(self.world.preparation.inputs(part.images)).unsqueeze(0)
+                    mask_K = torch.arange(len(chosen)) == chosen.index(n)
+                    self._tallies[place.index].add(said_1BC, part.labels, mask_K, is_new=n == chosen[0])
+
+    def _training_part(self, place: Place) -> ImageSet:
+        return self.world.images(training_indices(self.world, place.member.clients)[:TALLIED_IMAGES])
+
+
+def is_inspectable(method: Method, clients: int) -> bool:
+    """Whether a run of the method combines teachers by a rule."""
+    return method.rule is not None and clients > 1
+
+
+def _selected_round(directory: RunDirectory) -> int:
+    best = best_round(directory.full_rounds())
+    saved = saved_rounds(directory.checkpoint_folder)
+    if best is not None and best["round"] in saved:
+        return int(best["round"])
+    latest = latest_round(directory.checkpoint_folder)
+    if latest is None:
+        raise RunError(f"{directory.path} has no complete round yet: continue it with crad run --resume")
+    return latest

@@ -1,0 +1,137 @@
+"""What the report's inspector shows: some students, some images, every class, every teacher (`inspection.json`).
+
+Shapes: N clients that can teach, B images, C classes.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from crad.data.picture import contact_sheet
+from crad.federation.records import Record
+from crad.inspection.cases import FAILURE_RULE, SUCCESS_RULE, find_cases
+from crad.inspection.panel import Panel
+
+SURVEY_IMAGES, SURVEY_STUDENTS = 30, 10
+SURVEY_NUMBERS = 300_000  # weights in a survey: about 2 MB of the page
+DIGITS = 5  # of a probability or a weight
+STATES = {"kept": "k", "unsupported": "u", "outlier": "o"}
+
+
+def make_survey(panel: Panel) -> Record:
+    """What the report's inspector shows: some students, some images, every class, every teacher."""
+    searched = panel.searched
+    q_NBC = panel.outputs(searched)
+    cases = find_cases(panel, q_NBC, students=panel.students)
+    students = _spread([case.student for case in cases[:2]], panel.students, limit=_most_students(panel))
+    cases = [case for case in cases if case.student in students]
+    room = SURVEY_NUMBERS // (len(students) * len(panel.teachers) * panel.world.num_classes)
+    images = _spread([case.image for case in cases], _by_class(panel, searched), limit=min(SURVEY_IMAGES, max(2, room)))
+    shown = torch.tensor(images, device=q_NBC.device)
+    return {
+        "schema": 1,
+        "round": panel.round_index,
+        "method": panel.experiment.method,
+        "temperature": panel.experiment.temperature,
+        "min_support": panel.experiment.min_support,
+        "searched_images": len(searched),
+        "rules": {"success": SUCCESS_RULE, "failure": FAILURE_RULE},
+        "classes": list(panel.world.dataset.class_names),
+        "teachers": [_teacher_record(panel, k) for k in range(len(panel.teachers))],
+        "images": [_image_record(panel, image) for image in images],
+        "probabilities": _rounded(q_NBC[:, shown].transpose(0, 1)),
+        "students": [_student_record(panel, student, q_NBC[:, shown]) for student in students],
+        "cases": [
+            {
+                "kind": case.kind,
+                "student": case.student,
+                "image": case.image,
+                "class": int(panel.world.global_test.labels[case.image]),
+                "margin": round(case.margin, DIGITS),
+            }
+            for case in cases
+            if case.image in images
+        ],
+    }
+
+
+def _most_students(panel: Panel) -> int:
+    room = SURVEY_NUMBERS // (2 * len(panel.teachers) * panel.world.num_classes)
+    return max(1, min(SURVEY_STUDENTS, room))
+
+
+def _by_class(panel: Panel, searched: Sequence[int]) -> list[int]:
+    """The searched images in an order that takes one of every class in turn."""
+    labels = panel.world.global_test.labels.tolist()
+    seen: dict[int, int] = {}
+    turns = []
+    for image in searched:
+        seen[labels[image]] = seen.get(labels[image], 0) + 1
+        turns.append((seen[labels[image]], labels[image], image))
+    return [image for _, _, image in sorted(turns)]
+
+
+def _teacher_record(panel: Panel, k: int) -> Record:
+    place, statistics = panel.teachers[k], panel.statistics[k]
+    return {
+        "client": place.index,
+        "architecture": place.member.architecture.id,
+        "counts": [round(count, 2) for count in statistics.counts],
+        "accuracies": [round(accuracy, DIGITS) for accuracy in statistics.accuracies],
+    }
+
+
+def _image_record(panel: Panel, image: int) -> Record:
+    pixels = panel.world.dataset.test_images[image : image + 1]
+    picture = contact_sheet(pixels, columns=1, gap=0)
+    return {
+        "index": image,
+        "label": int(panel.world.global_test.labels[image]),
+        "png": base64.b64encode(picture).decode(),
+    }
+
+
+def _student_record(panel: Panel, student: int, q_NBC: Tensor) -> Record:
+    """Per image and class what was made of the teachers, who stand in their order without the student."""
+    chosen, trace = panel.of_student(student), panel.combine(student, q_NBC)
+    return {
+        "client": student,
+        "teachers": [panel.teachers[k].index for k in chosen],
+        **_verified_record(panel, student),
+        "consensus": _rounded(trace.consensus),
+        "band": _rounded(trace.band),
+        "target": _rounded(trace.target),
+        "uniform": _rounded(q_NBC[chosen].mean(dim=0)),
+        "weights": _rounded(trace.weight.transpose(0, 1)),
+        "states": [
+            ["".join(STATES[str(state)] for state in row) for row in of_image]
+            for of_image in trace.state.swapaxes(0, 1)
+        ],
+    }
+
+
+def _verified_record(panel: Panel, student: int) -> Record:
+    """What the student knows of its teachers where that is not what they published."""
+    known = panel.known(student)
+    if known["false_alarms"] is None:
+        return {}
+    return {
+        "support": _rounded(panel.support(student)),
+        "accuracies": _rounded(known["accuracies"]),
+        "false_alarms": _rounded(known["false_alarms"]),
+    }
+
+
+def _spread(first: Sequence[int], others: Sequence[int], *, limit: int) -> list[int]:
+    """The first ones and then others, each once, up to a limit, in ascending order."""
+    return sorted(list(dict.fromkeys([*first, *others]))[: max(limit, len(set(first[:2])))])
+
+
+def _rounded(values: Tensor) -> list[object]:
+    nested: list[object] = np.round(values.double().cpu().numpy(), DIGITS).tolist()
+    return nested
