@@ -89,6 +89,15 @@ def test_figures_are_written_in_three_formats(folder, tmp_path, report, monkeypa
     assert set(out.split()) == {f"figures/{name}" for name in names} | {"page.html"}
 
 
+@pytest.mark.parametrize("flag", ["--figures", "--output"])
+def test_a_folder_that_cannot_be_made_is_named(alone, report, tmp_path, flag):
+    (tmp_path / "file").write_text("no folder")
+    line = one_line(report(alone, flag, tmp_path / "file" / "x" / "page.html"))
+    assert "cannot make the folder" in line
+    assert str(tmp_path / "file" / "x") in line
+    assert "choose another" in line
+
+
 def test_figures_without_the_extra_are_refused_before_anything_is_written(alone, report, monkeypatch):
     monkeypatch.setattr("crad.results.charts.charts_available", lambda: False)
     before = (alone / "report.html").stat().st_mtime_ns

@@ -24,7 +24,7 @@ def report_command(runs: Runs, output: Page = None, figures: Figures = None) -> 
 
     Example: crad report runs/first runs/alone --output both.html --figures figures/
     """
-    from crad.errors import ConfigError
+    from crad.errors import ConfigError, RunError
     from crad.federation.files import write_atomically
     from crad.reporting import find_runs, load_for_report
     from crad.results.charts import charts_available, make_charts, save_chart
@@ -36,14 +36,27 @@ def report_command(runs: Runs, output: Page = None, figures: Figures = None) -> 
     if output is not None and output.is_dir():
         raise ConfigError(f"--output {output} is a folder: name the file to write, such as {output / 'report.html'}")
     paths = find_runs(runs)
+    path = output or (paths[0] if len(paths) == 1 else Path()) / "report.html"
+    for folder in (path.parent, *([] if figures is None else [figures])):
+        _make(folder)
     records = [load_for_report(path, notice=lambda text: typer.echo(f"crad: {text}", err=True)) for path in paths]
     page = report_page(records)
-    path = output or (paths[0] if len(paths) == 1 else Path()) / "report.html"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, page.encode())
+    try:
+        write_atomically(path, page.encode())
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}; choose another --output") from error
     if figures is not None:
-        figures.mkdir(parents=True, exist_ok=True)
         for chart in make_charts(comparable_runs(records)[0]):
             for file in save_chart(chart, figures):
                 typer.echo(str(file))
     typer.echo(str(path))
+
+
+def _make(folder: Path) -> None:
+    """Before anything is computed: a folder that cannot be had loses no time."""
+    from crad.errors import RunError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot make the folder {folder}: {error.strerror or error}; choose another") from error
