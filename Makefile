@@ -15,7 +15,7 @@ demo: $(VENV)/.demo
 	$(BIN)/crad demo
 
 test: lint types
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist loadfile --durations 25
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick)
