@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors import safe_open
 
 from crad.api import run
 from crad.network.ledger import read_ledger
-from tests.clinics import Clinics, experiment, found_clinics
+from tests.clinics import SETTINGS, Clinics, experiment, found_clinics
 
 PATIENCE_S = 400
 
@@ -23,11 +24,8 @@ def finish(clinics: Clinics, numbers) -> None:
         assert "Report:" in out
 
 
-@pytest.fixture(scope="module")
-def simulated(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("simulated") / "run"
-    run(experiment(), output=folder)
-    return folder
+# Two ways of exchanging, and both ends of what a method may be made of.
+WAYS: dict[str, dict[str, Any]] = {"over_https": {}, "over_a_folder": {"method": "crad-plus", "matching": "mixup"}}
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +41,8 @@ def over_https(tmp_path_factory):
 @pytest.fixture(scope="module")
 def over_a_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("folder")
-    clinics = found_clinics(folder, exchange=(folder / "store").as_uri())
+    agreed = {**SETTINGS, **WAYS["over_a_folder"]}
+    clinics = found_clinics(folder, exchange=(folder / "store").as_uri(), settings=agreed)
     try:
         finish(clinics, range(3))
         yield clinics
@@ -55,9 +54,11 @@ def last_states(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (folder / "checkpoint" / "states").glob("*-round-00003-*")}
 
 
-@pytest.mark.parametrize("way", ["over_https", "over_a_folder"])
-def test_the_weights_are_those_of_the_simulation_bit_by_bit(way, simulated, request):
-    clinics, expected = request.getfixturevalue(way), last_states(simulated)
+@pytest.mark.parametrize("way", list(WAYS))
+def test_the_weights_are_those_of_the_simulation_bit_by_bit(way, tmp_path, request):
+    clinics = request.getfixturevalue(way)
+    run(experiment(**WAYS[way]), output=tmp_path / "simulated")
+    expected = last_states(tmp_path / "simulated")
     assert len(expected) == 3
     for number in range(3):
         states = last_states(clinics.state(number))
