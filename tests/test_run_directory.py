@@ -432,6 +432,15 @@ def test_a_run_is_busy_while_somebody_holds_its_lock(tmp_path):
     assert seen == [False, False, True, False]
 
 
+def test_a_run_that_is_being_run_is_called_busy_not_in_the_way(tmp_path):
+    directory = RunDirectory(tmp_path / "run")
+    directory.create(EXPERIMENT)
+    with directory.locked(), pytest.raises(BusyError, match="is in use by another process"):
+        directory.check_free(EXPERIMENT)
+    with pytest.raises(RunError, match="holds a run of this very experiment; continue it with --resume"):
+        directory.check_free(EXPERIMENT)
+
+
 def test_without_hard_links_a_run_can_be_begun_too(tmp_path, monkeypatch):
     def refuse(source, target):
         raise OSError(errno.EPERM, "Operation not permitted")

@@ -61,6 +61,8 @@ class RunDirectory:
         """Refuse a directory that holds anything; nothing is ever written over."""
         if self.experiment_file.exists():
             same = identity(self.experiment()) == identity(experiment)
+            if same and self.is_busy:
+                raise self._busy()
             whose = "this very experiment" if same else "another experiment"
             cure = "continue it with --resume, or choose another --output" if same else "choose another --output"
             raise RunError(f"{self.path} holds a run of {whose}; {cure}")
