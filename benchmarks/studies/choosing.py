@@ -1,9 +1,9 @@
-"""What crad-plus is made of: `python -m benchmarks.studies.choosing FOLDER [SEED,SEED,...]`.
+"""What crad-plus is made of: `python -m benchmarks.studies.choosing FOLDER [SEED,... [SETTING,...]]`.
 
 A small federation, so that many settings and seeds can be had: the CIFAR-10 subset (CRAD_DATA) at 16x16, ten clients,
 20 rounds, otherwise `mini`. Every part is taken out of the candidate or exchanged for another, one at a time. Accuracy
 is the mean over the evaluated rounds of the last third, which is steadier than one round. Runs lie in FOLDER, none is
-trained twice, and several of these commands share them.
+trained twice, and several of these commands share them. SETTING: some of the rows only, without liars.
 """
 
 from __future__ import annotations
@@ -76,6 +76,9 @@ def main() -> None:
     seeds = tuple(map(int, sys.argv[2].split(","))) if len(sys.argv) > 2 else SEEDS
     data = make_data(folder)
     choices = [Choice(name, 0) for name in CHOICES] + [Choice(name, 2) for name in LIED_TO]
+    if len(sys.argv) > 3:
+        wanted = {"candidate", *sys.argv[3].split(",")}
+        choices = [choice for choice in choices if choice.name in wanted and not choice.liars]
     for seed in seeds:
         for choice in choices:
             run_missing(folder, choice.experiment(data, seed))
