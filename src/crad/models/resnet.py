@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+VECTOR = 16  # numbers that AVX-512 computes at once
+
 
 class ResNet18(nn.Module):
     """He et al. 2016, eighteen layers: a stem and four stages of two basic blocks, one width each.
@@ -41,20 +43,20 @@ class BasicBlock(nn.Module):
         super().__init__()
         self.first = conv_bn(in_width, out_width, kernel=3, stride=stride)
         self.second = conv_bn(out_width, out_width, kernel=3)
-        self._stride = stride
+        # oneDNN's gradient of a strided 1x1 with fewer channels than a vector has writes beyond its memory
+        # (uxlfoundation/oneDNN#6035), so a narrow shortcut takes its strides before the convolution.
+        self._skip = stride if in_width < VECTOR else 1
         # Decided by the stride too: at a tiny width two stages may have the same channels.
         is_same_shape = stride == 1 and in_width == out_width
-        self.shortcut = nn.Identity() if is_same_shape else conv_bn(in_width, out_width, kernel=1)
+        self.shortcut = (
+            nn.Identity() if is_same_shape else conv_bn(in_width, out_width, kernel=1, stride=stride // self._skip)
+        )
 
     def forward(self, maps_BDHW: Tensor) -> Tensor:
         """The block's maps, at half the sides when its stride is 2."""
         residual_BDHW: Tensor = self.second(F.relu(self.first(maps_BDHW)))
-        return F.relu(residual_BDHW + self.shortcut(self._every_nth(maps_BDHW)))
-
-    def _every_nth(self, maps_BDHW: Tensor) -> Tensor:
-        # Strides of the 1x1 are taken here, to the same bits: oneDNN's gradient of a strided 1x1 with fewer than
-        # eight channels writes beyond its memory on processors without AVX-512 (uxlfoundation/oneDNN#6035).
-        return maps_BDHW if self._stride == 1 else maps_BDHW[:, :, :: self._stride, :: self._stride]
+        taken_BDHW = maps_BDHW if self._skip == 1 else maps_BDHW[:, :, :: self._skip, :: self._skip]
+        return F.relu(residual_BDHW + self.shortcut(taken_BDHW))
 
 
 def conv_bn(in_width: int, out_width: int, *, kernel: int, stride: int = 1) -> nn.Sequential:
