@@ -23,11 +23,11 @@ from crad.config import RECIPES, Experiment
 from crad.errors import BusyError
 from crad.federation.records import Record
 from crad.reproducing import stored_run
-from crad.results.intervals import paired
+from crad.results.intervals import Paired, paired
+from crad.results.measures import MIN_SUPPORT
 from crad.results.run_directory import RunDirectory
 
 SEEDS = (11, 12, 13)
-MIN_SUPPORT = 2  # validation samples: below, a class is rare for a client
 
 CANDIDATE: Mapping[str, Any] = {
     "method": "crad",
@@ -162,7 +162,7 @@ def show(found: Mapping[Choice, Mapping[int, Mapping[str, float]]]) -> None:
         print(f"| {choice.name}{lies} | {len(by_seed)} | {' | '.join(cells)} |")
 
 
-def _shown(difference: Any) -> str:  # noqa: ANN401
+def _shown(difference: Paired) -> str:
     if difference.interval is None:
         return f"{difference.figure.mean:+.2f}"
     low, high = difference.interval
