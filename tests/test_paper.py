@@ -561,7 +561,7 @@ def test_a_run_without_a_survey_has_no_cases():
 
 def records_of(method: str, seconds_per_round: float, **settings: object) -> RunRecords:
     experiment = Experiment(**{"preset": "mini", "method": method, **settings})
-    return RunRecords(experiment, {}, [{}] * 10, {"total_seconds": 10 * seconds_per_round})
+    return RunRecords(experiment, {}, [{"timing": {"seconds": seconds_per_round}}] * 10, {})
 
 
 PUBLISHED = {"crad": 21.3, "dfml": 53.8}
@@ -570,6 +570,16 @@ PUBLISHED = {"crad": 21.3, "dfml": 53.8}
 def test_a_finished_run_of_the_same_kind_tells_best():
     durations = Durations([records_of("crad", 3.0), records_of("crad", 5.0)], published=PUBLISHED)
     assert durations.round_seconds(Experiment(preset="mini", method="crad", seed=9)) == 4.0
+
+
+def test_a_machine_that_stood_still_does_not_spoil_the_estimate():
+    paused = records_of("crad", 4.0)
+    paused.rounds[3] = {"timing": {"seconds": 1800.0}}
+    durations = Durations([paused], published=PUBLISHED)
+    assert durations.round_seconds(Experiment(preset="mini")) == pytest.approx((9 * 4.0 + 3 * 4.0) / 10)
+    durations.add(records_of("crad", 4.0))
+    durations.add(records_of("crad", 90.0))  # beside something else that took the machine
+    assert durations.round_seconds(Experiment(preset="mini")) == pytest.approx(4.8)
 
 
 def test_other_methods_are_scaled_by_what_they_cost_relative_to_each_other():

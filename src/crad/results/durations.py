@@ -21,6 +21,8 @@ MINI_ROUND_SECONDS = {
     "uncertainty": 17.1,
     "crad": 14.7,
 }
+# A round that took more than so many usual ones was one in which the machine stood still.
+_PAUSE = 3
 # Finished runs that agree in these tell the seconds of a round best.
 _WORKLOAD = (
     "dataset",
@@ -47,16 +49,18 @@ class Durations:
 
     def add(self, run: RunRecords) -> None:
         """Learn from one more finished run."""
-        self._seen.append((run.experiment, run.summary["total_seconds"] / len(run.rounds)))
+        seconds = [record["timing"]["seconds"] for record in run.rounds]
+        longest = _PAUSE * statistics.median(seconds)
+        self._seen.append((run.experiment, statistics.fmean(min(one, longest) for one in seconds)))
 
     def round_seconds(self, experiment: Experiment) -> float | None:
         """Of one round of the experiment, None where nothing is known."""
         alike = [one for one in self._seen if _workload(one[0]) == _workload(experiment)]
         same = [seconds for other, seconds in alike if other.method == experiment.method]
         if same:
-            return statistics.fmean(same)
+            return statistics.median(same)
         if self._seen:
-            pace = statistics.fmean(seconds / _relative(other.method) for other, seconds in alike or self._seen)
+            pace = statistics.median(seconds / _relative(other.method) for other, seconds in alike or self._seen)
             return pace * _relative(experiment.method)
         if experiment.preset == "paper":
             known = self._published.get(experiment.method)
