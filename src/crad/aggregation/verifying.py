@@ -88,9 +88,9 @@ def credibility(counts_KC: Tensor, accuracies_KC: Tensor, tally: Tally) -> Tenso
     published, beyond the slack. Doing better than published costs nothing.
     """
     said_KC = (counts_KC > 0).to(counts_KC) * tally.samples_C  # the student's samples about which it says something
-    expected_K = (said_KC * smoothed_accuracy(counts_KC, accuracies_KC)).sum(dim=1)
-    hits_K = torch.where(counts_KC > 0, tally.hits_KC, 0.0).sum(dim=1)
     smoothed_KC = smoothed_accuracy(counts_KC, accuracies_KC)
+    expected_K = (said_KC * smoothed_KC).sum(dim=1)
+    hits_K = torch.where(counts_KC > 0, tally.hits_KC, 0.0).sum(dim=1)
     variance_K = (
         said_KC * smoothed_KC * (1 - smoothed_KC) + said_KC**2 * accuracy_variance(counts_KC, accuracies_KC)
     ).sum(dim=1)
