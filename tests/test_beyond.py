@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from crad.config import Experiment
 from crad.errors import ConfigError
 from crad.results.charts import make_study_charts, save_chart
 from crad.results.intervals import paired, t_quantile
 from crad.results.latex import table_latex
-from crad.results.paper import GROUPS, PaperExperiment, load_paper, plan_cells, read_paper
+from crad.results.paper import GROUPS, Choice, PaperExperiment, load_paper, plan_cells, read_paper
 from crad.results.paper_tables import tidy_csv
 from crad.results.study_page import study_page
 from crad.results.study_tables import find_compared, make_study_tables, study_rows
@@ -85,6 +86,33 @@ def test_a_column_may_have_some_of_the_rows():
     assert {(one.method, one.active) for one in many} == {
         (name, 10) for name in ("local", "uniform", "crad", "crad-plus")
     }
+
+
+def test_the_controls_share_one_loss_and_none_of_the_seeds_that_were_looked_at_before():
+    paper = load_paper("controls")
+    assert all("controls" not in names for names in GROUPS.values())
+    assert not set(paper.seeds) & set(load_paper("beyond").seeds)
+    losses = {row.name: Experiment(**row.settings).recipe.local_loss for row in paper.rows}
+    assert losses == {
+        "crad": "plain",
+        "uniform-balanced": "balanced",
+        "crad-balanced": "balanced",
+        "crad-plus": "balanced",
+    }
+    # A world that both have is the same world, so that a run of one is a run of the other.
+    assert {column.name: column.settings for column in paper.columns} == {
+        column.name: column.settings for column in load_paper("beyond").columns
+    }
+
+
+def test_rows_and_columns_can_be_chosen():
+    choice = Choice(rows=["crad", "evidence"], columns=["n20", "liars"])
+    cells = plan_cells(load_paper("beyond"), flags={}, seeds=[1], choice=choice)
+    assert [(cell.row.name, cell.column.name) for cell in cells] == [
+        ("crad", "liars"),
+        ("evidence", "liars"),
+        ("crad", "n20"),
+    ]
 
 
 SMALL: dict[str, Any] = {
@@ -292,7 +320,24 @@ def test_the_page_says_it_in_words():
     assert '<a href="report.html">' in page
     assert 'data-chart="differences-global"' in page
     assert "22.00 ± 9.95 (best)" in page
-    assert "crad reproduce small --preset paper --seeds 1,2,3 --rounds 2</pre>" in page
+    assert "crad reproduce small --preset paper --seeds 1,2,3 --baseline crad --rounds 2</pre>" in page
+
+
+def test_another_row_can_be_the_baseline():
+    changed = PAPER.against("mixed")
+    rows = {row["row"]: row for row in study_rows(changed, CELLS, FINISHED) if row["column"] == "a"}
+    assert (rows["crad"]["difference"], rows["crad"]["verdict"]) == ("-2", "better"), "2 s less than the changed one"
+    (overall, _) = map(table_markdown, make_study_tables(changed, CELLS, FINISHED))
+    assert "| crad        |     20.00 ± 10.00 |         -2.00 |   -2.25 to -1.75 |   worse |" in overall
+    assert "Δ: minus crad, mixup with the same seed" in overall
+    assert PAPER.baseline == "crad", "the experiment itself stays as it is"
+
+
+def test_the_pages_command_repeats_the_part_that_was_run():
+    part = [cell for cell in CELLS if cell.row.name != "local" and cell.column.name == "a"]
+    finished = {("crad", "a"): FINISHED["crad", "a"], ("mixed", "a"): FINISHED["mixed", "a"]}
+    page = study_page(PAPER.against("mixed"), part, finished)
+    assert "--seeds 1,2,3 --rows crad,mixed --columns a --baseline mixed --rounds 2</pre>" in page
 
 
 def test_without_the_extra_the_page_has_its_tables(monkeypatch):

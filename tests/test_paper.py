@@ -20,6 +20,7 @@ from crad.results.paper import (
     GROUPS,
     NAMES,
     OWN,
+    Choice,
     PaperExperiment,
     experiments_folder,
     load_paper,
@@ -236,7 +237,7 @@ def test_the_demo_brings_its_own_images():
 
 
 def test_data_sets_and_methods_can_be_chosen():
-    cells = plan_cells(load_paper("table1"), flags={}, datasets=["pathmnist"], methods=["crad", "dfml"])
+    cells = plan_cells(load_paper("table1"), flags={}, choice=Choice(datasets=["pathmnist"], methods=["crad", "dfml"]))
     assert [(cell.column.name, cell.row.name) for cell in cells] == [("pathmnist", "dfml"), ("pathmnist", "crad")]
 
 
@@ -424,7 +425,7 @@ def test_best_is_marked_as_in_the_paper():
 
 def test_the_papers_best_is_that_of_all_its_rows_also_where_some_are_left_out():
     paper = load_paper("table1")
-    cells = plan_cells(paper, flags={}, datasets=["cifar10"], methods=["uniform", "crad"])
+    cells = plan_cells(paper, flags={}, choice=Choice(datasets=["cifar10"], methods=["uniform", "crad"]))
     uniform, crad = make_paper_table(paper, cells, {}).rows
     assert [cell.text for cell in (*uniform, *crad) if cell.is_best] == ["78.60"], "local: Uncertainty KD's 87.87"
 

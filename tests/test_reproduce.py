@@ -333,6 +333,20 @@ def test_what_needs_the_baseline_is_said_without_it(beyond):
     )
 
 
+def test_rows_columns_and_a_baseline_of_the_users_own(beyond):
+    arguments = ["--rows", "crad,evidence,crad-plus", "--columns", "liars", "--baseline", "evidence"]
+    code, out, err = reproduce(
+        "beyond", *arguments, "--seeds", "1,2", "--only-show", "--json", "--output", beyond[0], rounds=1
+    )
+    assert code == 0, err
+    assert "6 runs: 6 done" in err
+    rows = json.loads(out)["tables"]["beyond"]
+    assert {(row["row"], row["column"], row["baseline"]) for row in rows} == {
+        (name, "liars", "evidence") for name in ("crad", "evidence", "crad-plus")
+    }
+    assert {row["row"] for row in rows if not row["difference"]} == {"evidence"}
+
+
 # --- seeds, interruptions, failures
 
 
@@ -496,6 +510,15 @@ BAD = {
     "data set": (["table1", "--datasets", "cifar"], {}, "unknown data set 'cifar'. Did you mean 'cifar10'?"),
     "data set elsewhere": (["cost", "--datasets", "pathmnist"], {}, "unknown data set 'pathmnist'"),
     "method": (["table1", "--methods", "crda"], {}, "unknown method 'crda'. Did you mean 'crad'?"),
+    "row": (["beyond", "--rows", "filtr"], {}, "unknown row 'filtr'. Did you mean 'filter'?"),
+    "column": (["beyond", "--columns", "n2O"], {}, "unknown column 'n2O'. Did you mean 'n20'?"),
+    "no cell": (
+        ["beyond", "--rows", "local", "--columns", "liars"],
+        {},
+        "no run of 'beyond' has these data sets, meth",
+    ),
+    "baseline": (["beyond", "--baseline", "crda"], {}, "unknown row 'crda'. Did you mean 'crad'?"),
+    "no baseline": (["table1", "--baseline", "crad"], {}, "'table1' is compared with the paper and has no baseline"),
     "what is compared": (["beyond"], {"local_loss": "plain"}, "differ in local_loss: leave out --local-loss"),
     "seeds": (["table1", "--seeds", "1,x"], {}, "--seeds '1,x'"),
     "method setting": (["table1"], {"method_settings": "fedmkd.my=1"}, "'my'. Did you mean 'mu'?"),

@@ -22,7 +22,7 @@ from crad.results.durations import Durations
 from crad.results.grouping import worlds
 from crad.results.latex import table_latex
 from crad.results.naming import called
-from crad.results.paper import PaperExperiment, PlannedCell, chosen_papers, load_paper, plan_cells
+from crad.results.paper import EVERYTHING, Choice, PaperExperiment, PlannedCell, chosen_papers, load_paper, plan_cells
 from crad.results.paper_tables import Finished, make_paper_table, tidy_csv, tidy_rows
 from crad.results.report import report_page
 from crad.results.run_directory import RunDirectory, identity
@@ -117,21 +117,25 @@ def make_plan(
     *,
     flags: Mapping[str, Any],
     seeds: Sequence[int] | None = None,
-    datasets: Sequence[str] | None = None,
-    methods: Sequence[str] | None = None,
+    choice: Choice = EVERYTHING,
+    baseline: str | None = None,
     method_settings: Mapping[str, dict[str, Any]] | None = None,
 ) -> Plan:
-    """The plan for one experiment of the paper or a group of them; those with no cell left are left out."""
+    """The plan for one experiment of the paper or a group of them; those with no cell left are left out.
+
+    `baseline`: the row that the others are compared to, where it is not the experiment's own.
+    """
     found = {}
-    papers = chosen_papers(what)
+    papers = [paper if baseline is None else paper.against(baseline) for paper in chosen_papers(what)]
     for paper in papers:
-        cells = plan_cells(
-            paper, flags=flags, seeds=seeds, datasets=datasets, methods=methods, method_settings=method_settings
-        )
+        cells = plan_cells(paper, flags=flags, seeds=seeds, choice=choice, method_settings=method_settings)
         if cells:
             found[paper.name] = cells
     if not found:
-        raise ConfigError(f"no run of {what!r} has these data sets and methods; crad reproduce --help says what it has")
+        raise ConfigError(
+            f"no run of {what!r} has these data sets, methods, rows and columns together; "
+            f"crad reproduce {what} --only-show says what it has"
+        )
     return Plan(folder, tuple(paper for paper in papers if paper.name in found), found)
 
 

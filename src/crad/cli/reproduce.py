@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from crad.cli.progress import Display
     from crad.reproducing import Plan, Records, StoredRun
     from crad.results.durations import Durations
+    from crad.results.paper import Choice
     from crad.results.runs import RunRecords
     from crad.results.tables import Table
 
@@ -29,16 +30,27 @@ What = Annotated[
     typer.Argument(
         metavar="WHAT",
         help="table1, cost, clients, weights or privacy; per_class, convergence, context or cases, or figures for "
-        "these four; all of these; beyond: changes of CRAD, against CRAD",
+        "these four; all of these; beyond: changes of CRAD, against CRAD; controls: what carries crad-plus",
     ),
 ]
 Seeds = Annotated[
-    str | None, typer.Option("--seeds", metavar="1,2,...", help="Seeds. Default: the paper's, 1024; of beyond 1,2,3.")
+    str | None,
+    typer.Option("--seeds", metavar="1,2,...", help="Seeds. Default: 1024 as in the paper; 1,2,3 and 4,5,6 of ours."),
 ]
 Datasets = Annotated[
     str | None, typer.Option("--datasets", metavar="A,B,...", help="Only the runs that the paper has on these.")
 ]
 Methods = Annotated[str | None, typer.Option("--methods", metavar="A,B,...", help="Only the runs of these methods.")]
+Rows = Annotated[
+    str | None, typer.Option("--rows", metavar="A,B,...", help="Only these rows, as experiments/WHAT.toml names them.")
+]
+Columns = Annotated[
+    str | None, typer.Option("--columns", metavar="A,B,...", help="Only these columns, as the same file names them.")
+]
+Baseline = Annotated[
+    str | None,
+    typer.Option("--baseline", metavar="ROW", help="The row that others are compared to, of beyond or controls."),
+]
 Folder = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="DIR", help="Where runs, tables and figures lie. runs/reproduce-PRESET"),
@@ -55,6 +67,9 @@ def reproduce_command(
     seeds: Seeds = None,
     datasets: Datasets = None,
     methods: Methods = None,
+    rows: Rows = None,
+    columns: Columns = None,
+    baseline: Baseline = None,
     output: Folder = None,
     only_show: OnlyShow = False,
     quiet: Quiet = False,
@@ -81,7 +96,8 @@ def reproduce_command(
     from crad.results.charts import INSTALL
     from crad.results.durations import Durations
 
-    plan = _plan(what, settings, seeds=seeds, datasets=datasets, methods=methods, output=output)
+    named = {"datasets": datasets, "methods": methods, "rows": rows, "columns": columns}
+    plan = _plan(what, settings, named, seeds=seeds, baseline=baseline, output=output)
     records, failed = read_finished(plan)
     missing = [run for run in plan.runs if run.state != "done"]
     absent = absent_data(missing)
@@ -114,8 +130,15 @@ def reproduce_command(
 
 
 def _plan(
-    what: str, settings: Settings, *, seeds: str | None, datasets: str | None, methods: str | None, output: Path | None
+    what: str,
+    settings: Settings,
+    named: Mapping[str, str | None],
+    *,
+    seeds: str | None,
+    baseline: str | None,
+    output: Path | None,
 ) -> Plan:
+    """The plan that the flags ask for; `named` are those that choose among its cells."""
     from crad.methods import resolve_method
     from crad.reproducing import make_plan
     from crad.results.paper import CHOICES, chosen_papers
@@ -123,32 +146,47 @@ def _plan(
     if what not in CHOICES:
         raise unknown_name("experiment", what, CHOICES)
     base = make_experiment(settings)  # a faulty flag is refused before anything else
-    known = [
-        (said["dataset"], said["method"])
+    cells = [
+        (paper.settings_of(row, column), row.name, column.name)
         for paper in chosen_papers(what)
         for column in paper.columns
         for row in paper.rows_of(column)
-        for said in [paper.settings_of(row, column)]
     ]
-    own = settings_by_method(base.method_settings, list(dict.fromkeys(method for _, method in known)))
+    methods = list(dict.fromkeys(said["method"] for said, _, _ in cells))
+    own = settings_by_method(base.method_settings, methods)
     for method, pairs in own.items():
         resolve_method(method, pairs)
+    known = {
+        "datasets": [said["dataset"] for said, _, _ in cells],
+        "methods": methods,
+        "rows": [row for _, row, _ in cells],
+        "columns": [column for _, _, column in cells],
+    }
     return make_plan(
         what,
         output or Path("runs") / f"reproduce-{base.preset}",
         flags={name: value for name, value in settings.items() if name != "method_settings"},
         seeds=None if seeds is None else parse_seeds(seeds),
-        datasets=_known("data set", None if datasets is None else parse_list("--datasets", datasets), known, 0),
-        methods=_known("method", None if methods is None else parse_methods(methods), known, 1),
+        choice=_choice(named, known),
+        baseline=baseline,
         method_settings=own,
     )
 
 
-def _known(kind: str, names: list[str] | None, pairs: Sequence[tuple[str, str]], place: int) -> list[str] | None:
-    for name in names or ():
-        if name not in {pair[place] for pair in pairs}:
-            raise unknown_name(kind, name, {pair[place] for pair in pairs})
-    return names
+def _choice(named: Mapping[str, str | None], known: Mapping[str, Sequence[str]]) -> Choice:
+    """The names behind each flag; one that no cell has is refused."""
+    from crad.results.paper import Choice
+
+    kinds = {"datasets": "data set", "methods": "method", "rows": "row", "columns": "column"}
+    chosen: dict[str, list[str]] = {}
+    for flag, text in named.items():
+        if text is None:
+            continue
+        chosen[flag] = parse_methods(text) if flag == "methods" else parse_list(f"--{flag}", text)
+        for name in chosen[flag]:
+            if name not in known[flag]:
+                raise unknown_name(kinds[flag], name, set(known[flag]))
+    return Choice(**chosen)
 
 
 def _run_all(

@@ -25,7 +25,7 @@ TABLES = ("table1", "cost", "clients", "weights", "privacy")
 FIGURES = ("per_class", "convergence", "context", "cases")
 NAMES = (*TABLES, *FIGURES)
 GROUPS = {"figures": FIGURES, "all": NAMES}
-OWN = ("beyond",)  # of this project, with no published figure: no part of `all`
+OWN = ("beyond", "controls")  # of this project, with no published figure: no part of `all`
 CHOICES = (*NAMES, *OWN, *GROUPS)
 PAPER_PRESET = "paper"
 
@@ -125,9 +125,36 @@ class PaperExperiment(_Part):
         """How a row is headed."""
         return row.label or called(Experiment(**{**self.settings, **row.settings}))
 
+    def against(self, row: str) -> PaperExperiment:
+        """The same with another row as the baseline."""
+        if self.baseline is None:
+            raise ConfigError(f"{self.name!r} is compared with the paper and has no baseline: leave out --baseline")
+        if row not in (names := [one.name for one in self.rows]):
+            raise unknown_name("row", row, names)
+        return self.model_copy(update={"baseline": row})
+
     def settings_of(self, row: Row, column: Column) -> CellSettings:
         """The settings that the paper's text gives to a cell, over its protocol."""
         return {**self.settings, **column.settings, **row.settings}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which cells of an experiment are wanted, by name; None: all."""
+
+    datasets: Sequence[str] | None = None
+    methods: Sequence[str] | None = None
+    rows: Sequence[str] | None = None
+    columns: Sequence[str] | None = None
+
+    def takes(self, row: Row, column: Column, said: CellSettings) -> bool:
+        """Whether a cell with these settings is one of them."""
+        names = (said["dataset"], said["method"], row.name, column.name)
+        chosen = (self.datasets, self.methods, self.rows, self.columns)
+        return all(some is None or name in some for name, some in zip(names, chosen, strict=True))
+
+
+EVERYTHING = Choice()
 
 
 @dataclass(frozen=True)
@@ -152,8 +179,7 @@ def plan_cells(
     *,
     flags: Mapping[str, Any],
     seeds: Sequence[int] | None = None,
-    datasets: Sequence[str] | None = None,
-    methods: Sequence[str] | None = None,
+    choice: Choice = EVERYTHING,
     method_settings: Mapping[str, CellSettings] | None = None,
 ) -> list[PlannedCell]:
     """Every run of an experiment, seed by seed; flags win over what the file says, and `preset` is one of them."""
@@ -168,9 +194,7 @@ def plan_cells(
         for column in paper.columns:
             for row in paper.rows_of(column):
                 said = paper.settings_of(row, column)
-                if methods is not None and said["method"] not in methods:
-                    continue
-                if datasets is not None and said["dataset"] not in datasets:
+                if not choice.takes(row, column, said):
                     continue
                 tuned = (method_settings or {}).get(said["method"], {})
                 chosen = {**said, **own_data, **paper.presets.get(preset, {}), **flags, "seed": seed}

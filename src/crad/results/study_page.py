@@ -52,7 +52,7 @@ def _html(shown: Table, paper: PaperExperiment) -> str:
 
 
 def _command(paper: PaperExperiment, cells: Sequence[PlannedCell]) -> str:
-    """What repeats the whole: the preset, the seeds, and what was changed beside them."""
+    """What repeats the whole: the preset, the seeds, which part of it was run, and what was changed beside them."""
     preset, seeds = cells[0].experiment.preset, list(dict.fromkeys(cell.experiment.seed for cell in cells))
     as_said = {
         (cell.row.name, cell.column.name, cell.experiment.seed): cell.experiment.model_dump()
@@ -64,8 +64,17 @@ def _command(paper: PaperExperiment, cells: Sequence[PlannedCell]) -> str:
         for key, value in cell.experiment.model_dump().items()
         if key != "method_settings" and value != as_said[cell.row.name, cell.column.name, cell.experiment.seed][key]
     }
+    chosen = [
+        f"--{flag} {','.join(names)}"
+        for flag, names, known in (
+            ("rows", dict.fromkeys(cell.row.name for cell in cells), paper.rows),
+            ("columns", dict.fromkeys(cell.column.name for cell in cells), paper.columns),
+        )
+        if len(names) < len(known)
+    ]
     numbers = ",".join(map(str, seeds))
-    return f"crad reproduce {paper.name} --preset {preset} --seeds {numbers} {to_flags(changed)}".strip()
+    parts = [f"crad reproduce {paper.name} --preset {preset} --seeds {numbers}", *chosen]
+    return " ".join([*parts, f"--baseline {paper.baseline}", to_flags(changed)]).strip()
 
 
 def _headline(paper: PaperExperiment, compared: Sequence[Compared]) -> str:
