@@ -72,18 +72,33 @@ def test_a_run_on_ray_equals_the_serial_run(short, serial, tmp_path):
     assert signal.getsignal(signal.SIGTERM) is on_sigterm
 
 
-@pytest.mark.parametrize("method", ["dfml", "fedgd"])
-def test_methods_with_addressed_messages_and_helpers_run_on_ray(tiny, method, tmp_path):
-    """DFML sends a message for each receiver and keeps other weights; FedGD has a member without data and pictures."""
-    settings = {"generator_steps": 1, "generator_batch": 8, "transfer_size": 12} if method == "fedgd" else {}
-    experiment = change(tiny, method=method, method_settings=settings, rounds=2)
+@pytest.mark.parametrize(
+    ("settings", "num_pictures"),
+    [
+        ({"method": "dfml"}, 0),
+        (
+            {
+                "method": "fedgd",
+                "method_settings": {"generator_steps": 1, "generator_batch": 8, "transfer_size": 12},
+            },
+            2,
+        ),
+        ({"method": "crad-plus", "matching": "mixup", "liars": 1}, 0),
+    ],
+    ids=lambda one: one["method"] if isinstance(one, dict) else "",
+)
+def test_methods_that_need_more_run_on_ray(tiny, settings, num_pictures, tmp_path):
+    """DFML sends a message for each receiver and keeps other weights; FedGD has a member without data and pictures;
+    crad-plus counts on the student's own samples, here with mixed inputs and a liar.
+    """
+    experiment = change(tiny, rounds=2, **settings)
     results = [
         crad.run(change(experiment, engine=engine, workers=workers), output=tmp_path / engine)
         for engine, workers in (("serial", "auto"), ("ray", 2))
     ]
     assert outcome(results[0]) == outcome(results[1])
     sheets = [sorted((tmp_path / engine).glob("artifacts/*")) for engine in ("serial", "ray")]
-    assert len(sheets[0]) == (2 if method == "fedgd" else 0)
+    assert len(sheets[0]) == num_pictures
     assert [path.read_bytes() for path in sheets[0]] == [path.read_bytes() for path in sheets[1]]
 
 
