@@ -333,6 +333,12 @@ def test_another_row_can_be_the_baseline():
     assert PAPER.baseline == "crad", "the experiment itself stays as it is"
 
 
+def test_the_page_is_about_the_last_row_that_is_not_the_baseline():
+    page = study_page(PAPER.against("mixed"), CELLS, FINISHED)
+    assert "crad against crad, mixup" in page
+    assert "Global: better on 0, worse on 1 of 2 (A -2.00, -2.25 to -1.75; B" in page
+
+
 def test_the_pages_command_repeats_the_part_that_was_run():
     part = [cell for cell in CELLS if cell.row.name != "local" and cell.column.name == "a"]
     finished = {("crad", "a"): FINISHED["crad", "a"], ("mixed", "a"): FINISHED["mixed", "a"]}

@@ -21,10 +21,11 @@ from crad.errors import ConfigError
 from crad.federation.method import one_member_per_client
 from crad.federation.peer import CLAIMED_SAMPLES, Peer, log_prior
 from crad.federation.world import build_world
-from crad.learning.epoch import Block
+from crad.learning.epoch import Block, train_on_block
 from crad.learning.losses import Labels, log_shares, private_cross_entropy
 from crad.learning.matching import match_on
-from crad.methods import check_recipe, resolve_method
+from crad.learning.teachers import soft_predictions
+from crad.methods import check_recipe, distillation, resolve_method, training
 from crad.results.run_directory import identity
 from tests.conftest import change
 from tests.federation import Federation
@@ -77,7 +78,16 @@ def one_round(tiny):
 
 @pytest.mark.parametrize(
     "setting",
-    [{"local_loss": "balanced"}, {"evidence": "pooled"}, {"matching": "mixup"}, {"liars": 1}],
+    [
+        {"local_loss": "balanced"},
+        {"evidence": "pooled"},
+        {"evidence": "own"},
+        {"filter": "weighted-consensus"},
+        {"filter": "self-scaled"},
+        {"matching": "mixup"},
+        {"matching": "strong"},
+        {"liars": 1},
+    ],
     ids=lambda setting: "-".join(map(str, *setting.items())),
 )
 def test_every_setting_reaches_the_training(tiny, one_round, setting):
@@ -340,6 +350,24 @@ def test_a_lie_is_noise_with_the_best_of_claims(tiny):
     assert bool(peer.snapshot(1).body == message.body), "drawn by the seed"
 
 
+@pytest.mark.parametrize(("matching", "share"), [("same", 1.0), ("mixup", 0.5), ("strong", 0.5)])
+def test_a_sample_is_counted_once_and_as_it_was_photographed(tiny, matching, share, monkeypatch):
+    """Neither a second epoch nor a mixed or disfigured sample is evidence."""
+    counted: list[Tally] = []
+
+    def begin(num_teachers, num_classes):
+        counted.append(Tally(num_teachers, num_classes))
+        return counted[-1]
+
+    monkeypatch.setattr(distillation, "Tally", begin)
+    experiment = change(tiny, evidence="pooled", matching=matching, local_epochs=2, rounds=1)
+    crad.run(change(experiment, workers=1))
+    held = [len(shard.train) for shard in Federation(experiment).world.shards]
+    assert len(counted) == len(held)
+    for tally, samples in zip(counted, held, strict=True):
+        assert int(tally.samples_C.sum()) == math.ceil(share * samples)
+
+
 # --- a filter that listens to evidence
 
 
@@ -358,6 +386,18 @@ def test_every_other_filter_keeps_the_specialist(kind):
     rule = crad.RULES["crad"].with_filter(kind)
     counts, accuracies = same_for_every_class(COUNTS, 10), same_for_every_class(ACCURACIES, 10)
     assert crad.explain(spread(SAYS), counts, accuracies, rule=rule).state[SPECIALIST, 0, 0] == "kept"
+
+
+def test_of_two_supported_the_one_with_more_evidence_is_kept():
+    """A known property: a weighted mean lies nearer the heavier of two. With equal evidence both are kept."""
+    says = spread([0.2, 0.6])
+    for counts, expected in (([20, 21], [False, True]), ([21, 20], [True, False]), ([20, 20], [True, True])):
+        trace = crad.explain(
+            says, same_for_every_class(counts, 10), same_for_every_class([0.5, 0.5], 10), rule="crad-plus"
+        )
+        assert (trace.state[:, 0, 0] == "kept").tolist() == expected
+        published = crad.explain(says, same_for_every_class(counts, 10), same_for_every_class([0.5, 0.5], 10))
+        assert (published.state[:, 0, 0] == "kept").tolist() == [True, True]
 
 
 def test_the_weighted_median_by_hand():
@@ -410,8 +450,8 @@ def test_mixed_samples_are_what_their_shares_say():
     made = match_on(given, "mixup", seed=5, purpose=("test",))
     assert made.share is not None
     assert made.mixed_with is not None
-    assert made.is_whole is not None
-    assert made.is_whole.tolist() == [True, False] * 4 + [True], "every second one stays whole"
+    assert made.is_changed is not None
+    assert made.is_changed.tolist() == [False, True] * 4 + [False], "every second one stays whole"
     assert torch.equal(made.inputs[::2], given.inputs[::2])
     assert bool(((made.share[1::2] >= 0.5) & (made.share[1::2] < 1)).all())
     assert torch.equal(made.labels, given.labels)
@@ -423,6 +463,31 @@ def test_mixed_samples_are_what_their_shares_say():
     again = match_on(given, "mixup", seed=5, purpose=("test",))
     assert torch.equal(made.inputs, again.inputs)
     assert not torch.equal(made.inputs, match_on(given, "mixup", seed=6, purpose=("test",)).inputs)
+
+
+@pytest.mark.parametrize("matching", ["mixup", "strong"])
+def test_teachers_and_student_see_the_same_changed_inputs(tiny, matching, monkeypatch):
+    taught: list[torch.Tensor] = []
+    trained: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+    teach, train = soft_predictions, train_on_block
+
+    def teach_seen(teachers, inputs, **how):
+        taught.append(inputs.clone())
+        return teach(teachers, inputs, **how)
+
+    def train_seen(model, optimizer, block, **how):
+        trained.append((block.inputs.clone(), block.is_changed))
+        train(model, optimizer, block, **how)
+
+    monkeypatch.setattr(distillation, "soft_predictions", teach_seen)
+    monkeypatch.setattr(training, "train_on_block", train_seen)
+    crad.run(change(tiny, matching=matching, rounds=1, workers=1))
+
+    assert len(taught) == len(trained) == tiny.clients
+    for shown, (learned, is_changed) in zip(taught, trained, strict=True):
+        assert torch.equal(shown, learned)
+        assert is_changed is not None
+        assert bool(is_changed.any())
 
 
 def test_mixed_labels_share_the_loss():
@@ -437,6 +502,8 @@ def test_strongly_changed_samples_keep_their_label_and_the_others_their_pixels()
     given = block(8)
     made = match_on(given, "strong", seed=5, purpose=("test",))
     assert made.share is None
+    assert made.is_changed is not None
+    assert made.is_changed.tolist() == [False, True] * 4
     assert torch.equal(made.inputs[::2], given.inputs[::2])
     for row in range(1, 8, 2):
         assert not torch.equal(made.inputs[row], given.inputs[row])

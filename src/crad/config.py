@@ -71,8 +71,8 @@ class Experiment(BaseModel):
     )
     method: str = Field(
         "crad",
-        description="Method: crad, uniform, uncertainty, an ablation rule, fedmd, fedgd, msfkd, dfml, fedmkd, local, "
-        "centralized, or your own as package.module:Class",
+        description="Method: crad, crad-plus, uniform, uncertainty, an ablation rule, fedmd, fedgd, msfkd, dfml, "
+        "fedmkd, local, centralized, or your own as package.module:Class",
     )
     method_settings: dict[str, bool | int | float | str] = Field(
         default_factory=dict, description="Settings of the method's own, as name=value,..."

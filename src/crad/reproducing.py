@@ -129,6 +129,8 @@ def make_plan(
     papers = [paper if baseline is None else paper.against(baseline) for paper in chosen_papers(what)]
     for paper in papers:
         cells = plan_cells(paper, flags=flags, seeds=seeds, choice=choice, method_settings=method_settings)
+        if paper.baseline is not None and (choice.rows is not None or baseline is not None):
+            _check_has_baseline(paper, cells)
         if cells:
             found[paper.name] = cells
     if not found:
@@ -137,6 +139,17 @@ def make_plan(
             f"crad reproduce {what} --only-show says what it has"
         )
     return Plan(folder, tuple(paper for paper in papers if paper.name in found), found)
+
+
+def _check_has_baseline(paper: PaperExperiment, cells: Sequence[PlannedCell]) -> None:
+    """Who chooses rows or a baseline wants differences: refuse columns that would have none."""
+    columns = dict.fromkeys(cell.column.name for cell in cells)
+    having = {cell.column.name for cell in cells if cell.row.name == paper.baseline}
+    if lacking := [name for name in columns if name not in having]:
+        raise ConfigError(
+            f"the others are compared with {paper.baseline!r}, which the chosen part of {paper.name!r} does not have "
+            f"in {', '.join(lacking)}: name it among --rows, or choose another --baseline or other --columns"
+        )
 
 
 def absent_data(runs: Sequence[StoredRun]) -> dict[str, str]:

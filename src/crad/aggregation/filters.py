@@ -61,15 +61,19 @@ def supported_and_agreeing(evidence: Evidence) -> Selection:
 
 def supported(evidence: Evidence) -> Selection:
     """Everybody with enough samples of the class, whatever they say."""
-    consensus_BC, deviation_KBC = _deviations(evidence, evidence.supported_KC.double())
+    consensus_BC, deviation_KBC = _deviations(evidence, evidence.supported_KC)
     return _kept_within(evidence, consensus_BC, deviation_KBC, torch.full_like(consensus_BC, torch.inf))
 
 
 def supported_and_self_scaled(evidence: Evidence) -> Selection:
-    """As published, with every deviation times the teacher's own standard deviation: evidence buys room."""
+    """As published, with every deviation times the teacher's own standard deviation: evidence buys room.
+
+    Only the proportions of the deviations matter; the largest is one, so that the tolerance keeps its size.
+    """
     supported_KC = evidence.supported_KC
-    consensus_BC, deviation_KBC = _deviations(evidence, supported_KC.double())
-    sigma_KC = accuracy_variance(evidence.counts_KC, evidence.accuracies_KC).sqrt()
+    consensus_BC, deviation_KBC = _deviations(evidence, supported_KC)
+    sigma_KC = accuracy_variance(evidence.counts_KC, evidence.accuracies_KC).sqrt() * supported_KC.cpu()
+    sigma_KC = sigma_KC / sigma_KC.amax(dim=0).clamp(min=1e-30)
     scaled_KBC = deviation_KBC * sigma_KC.unsqueeze(1).to(deviation_KBC)
     return _kept_within(
         evidence, consensus_BC, deviation_KBC, supported_median(scaled_KBC, supported_KC), judged_KBC=scaled_KBC
@@ -85,7 +89,7 @@ def supported_near_weighted_consensus(evidence: Evidence) -> Selection:
 
 def supported_within_weighted_median(evidence: Evidence) -> Selection:
     """As published, with a band that holds half of the precision, not half of the teachers."""
-    consensus_BC, deviation_KBC = _deviations(evidence, evidence.supported_KC.double())
+    consensus_BC, deviation_KBC = _deviations(evidence, evidence.supported_KC)
     return _kept_within(evidence, consensus_BC, deviation_KBC, weighted_median(deviation_KBC, _votes(evidence)))
 
 

@@ -68,7 +68,7 @@ def trace_table(trace: ImageTrace) -> Table:
     header = ["teacher", "architecture", "samples", "accuracy %", "says %", "state", "weight %"]
     rows = [
         [
-            str(teacher.client),
+            teacher.name,
             teacher.architecture,
             samples(teacher.count),
             percent(teacher.accuracy),

@@ -127,17 +127,19 @@ class Peer:
 
     def snapshot(self, round_index: int, *, with_cross_entropy: bool = False) -> Message:
         """The frozen model with its class statistics, as bytes."""
-        tensors, statistics = self.model.state_dict(), self.statistics(with_cross_entropy=with_cross_entropy)
-        if self.index in self.world.liars:
-            tensors, statistics = lie(self, round_index, with_cross_entropy=with_cross_entropy)
         return pack(
-            tensors,
+            self.published_weights(round_index),
             kind=SNAPSHOT,
             peer=self.index,
             round_index=round_index,
             architecture=self.architecture.id,
-            statistics=statistics,
+            statistics=self.statistics(with_cross_entropy=with_cross_entropy),
         )
+
+    def published_weights(self, round_index: int) -> dict[str, Tensor]:
+        """What the others are given as its model: its weights and buffers, or noise where it lies."""
+        own = self.model.state_dict()
+        return own if self.index not in self.world.liars else _noise_like(own, self, round_index)
 
     def statistics(self, *, with_cross_entropy: bool = False) -> Statistics:
         """What the peer says of itself per class, from its validation half; counts noised if private."""
@@ -247,7 +249,16 @@ def log_prior(world: World, clients: Sequence[int]) -> Tensor | None:
 
 
 def class_statistics(world: World, peer: int, standing: Standing, *, with_cross_entropy: bool = False) -> Statistics:
-    """What a peer publishes of itself per class, from its validation half; counts noised if private."""
+    """What a peer publishes of itself per class, from its validation half; counts noised if private.
+
+    A liar, there in simulations alone, claims the best that one can.
+    """
+    if peer in world.liars:
+        return Statistics(
+            counts=world.num_classes * (CLAIMED_SAMPLES,),
+            accuracies=world.num_classes * (1.0,),
+            cross_entropies=world.num_classes * (0.0,) if with_cross_entropy else None,
+        )
     nothing = ClassScore((0,) * world.num_classes, (0,) * world.num_classes, (0.0,) * world.num_classes)
     # Others run the model without its owner's prior, so that is what is measured for them.
     measured = standing.validation if standing.plain is None else standing.plain
@@ -271,23 +282,18 @@ def count_noise(world: World, peer: int) -> NDArray[np.float64]:
     return rng.laplace(scale=1 / epsilon, size=world.num_classes)
 
 
-def lie(peer: Peer, round_index: int, *, with_cross_entropy: bool) -> tuple[dict[str, Tensor], Statistics]:
-    """Noise of the model's own scale and the best figures one can claim: what an attacker sends in a simulation."""
+def _noise_like(tensors: Mapping[str, Tensor], peer: Peer, round_index: int) -> dict[str, Tensor]:
+    """Noise of the model's own scale: what an attacker sends in a simulation."""
     generator = torch_stream(peer.world.experiment.seed, "peer", peer.index, "round", round_index, "lie")
     noise = {}
-    for name, tensor in peer.model.state_dict().items():
+    for name, tensor in tensors.items():
         if not tensor.is_floating_point():
             noise[name] = tensor
             continue
         drawn = torch.randn(tensor.shape, generator=generator) * float(tensor.std(correction=0))
         # A variance stays one: a lie that gives no numbers would be found at once.
         noise[name] = drawn.abs() + 0.5 if name.endswith("running_var") else drawn
-    claims = peer.num_classes * (1.0,)
-    return noise, Statistics(
-        counts=peer.num_classes * (CLAIMED_SAMPLES,),
-        accuracies=claims,
-        cross_entropies=peer.num_classes * (0.0,) if with_cross_entropy else None,
-    )
+    return noise
 
 
 def new_model(world: World, architecture: Architecture, *, seed: int) -> nn.Module:

@@ -22,7 +22,7 @@ SUCCESS_RULE = (
     "of the same teachers would have said by most."
 )
 FAILURE_RULE = (
-    "Failure: the teacher with the most validation samples of the true class was dropped as an outlier, and what it "
+    "Failure: the teacher for which most samples of the true class speak was dropped as an outlier, and what it "
     "said exceeds the target by most; where that never happened, the target falls short of the uniform average by most."
 )
 

@@ -34,7 +34,7 @@ class RunInspector:
     def trace(self, *, student: int, image: int, class_index: int | None) -> ImageTrace:
         """One image and class; the class defaults to the true one."""
         test = self.panel.world.global_test
-        _check_index("student", student, len(self.panel.roster))
+        self._check_student(student)
         _check_index("image", image, len(test))
         asked = int(test.labels[image]) if class_index is None else class_index
         _check_index("class", asked, self.panel.world.num_classes)
@@ -53,7 +53,7 @@ class RunInspector:
     def clearest(self, *, student: int | None = None) -> tuple[ImageTrace, ImageTrace]:
         """The success and the failure that say most, of one student or of all, by the rules stated above."""
         if student is not None:
-            _check_index("student", student, len(self.panel.roster))
+            self._check_student(student)
         searched = self.panel.searched
         cases = find_cases(
             self.panel, self.panel.outputs(searched), students=self.panel.students if student is None else [student]
@@ -74,6 +74,14 @@ class RunInspector:
         """What the report's inspector shows: some students, some images, every class, every teacher."""
         return make_survey(self.panel)
 
+    def _check_student(self, student: int) -> None:
+        _check_index("student", student, len(self.panel.roster))
+        if student not in self.panel.students:
+            raise ConfigError(
+                f"client {student} has had no teacher: by round {self.panel.round_index} no other client had learned; "
+                f"choose one of {', '.join(map(str, self.panel.students))}"
+            )
+
     def _view(self, student: int, image: int, row: int, label: int, q_NBC: Tensor, trace: Trace) -> ImageTrace:
         names = self.panel.world.dataset.class_names
         known, support_KC = self.panel.known(student), self.panel.support(student)
@@ -88,6 +96,7 @@ class RunInspector:
                 state=str(trace.state[k, row, label]),
                 weight=float(trace.weight[k, row, label]),
                 false_alarms=None if alarms_KC is None else float(alarms_KC[k, label]),
+                is_liar=self.panel.is_liar(self.panel.teachers[n].index),
             )
             for k, n in enumerate(self.panel.of_student(student))
         ]

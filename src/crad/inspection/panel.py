@@ -5,6 +5,7 @@ Shapes: N clients that can teach, K teachers of one student, B images, C classes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,8 @@ from crad.methods.distillation import Known, known_of
 from crad.results.run_directory import RunDirectory
 from crad.results.selection import best_round
 
-TALLIED_IMAGES = 2000  # of a student's training samples on which its teachers are counted
+TALLIED_IMAGES, FEWEST_TALLIED = 2000, 50  # of a student's training samples on which its teachers are counted
+TALLIED_OUTPUTS = 200_000  # of one sample by one teacher: many clients count on fewer samples each
 SEARCHED_IMAGES = 500  # test images looked through for the clearest cases
 SEARCHED_OUTPUTS = 10_000  # of one image by one teacher: many clients look through fewer images
 
@@ -56,7 +58,8 @@ class Panel:
         self.roster = Roster(self.world, method.roster(self.world), directory.checkpoint_folder)
         load_checkpoint(self.roster, round_index=self.round_index)
         self._engine = TeacherEngine(device=self.world.device, precision=self.experiment.teacher_precision)
-        # With partial participation some have never learned; nobody has been taught by them either.
+        # With partial participation some have never learned; nobody has been taught by them either. A liar stands here
+        # with what it published, not with what it knows.
         self.teachers = [place for place in self.roster if place.state is not None] or list(self.roster)
         self.statistics = [
             class_statistics(self.world, place.index, place.measured, with_cross_entropy=self._rule.needs_cross_entropy)
@@ -65,8 +68,8 @@ class Panel:
 
     @property
     def students(self) -> list[int]:
-        """Every client: each is taught by the others."""
-        return [place.index for place in self.roster]
+        """Every client that is taught by others: all, unless only one of them has ever learned."""
+        return [place.index for place in self.roster if self.of_student(place.index)]
 
     @property
     def searched(self) -> list[int]:
@@ -104,6 +107,10 @@ class Panel:
         statistics = [self.statistics[k] for k in self.of_student(student)]
         return known_of(statistics, self._tally_of(student), source=self._source)
 
+    def is_liar(self, client: int) -> bool:
+        """Whether it published noise and false claims."""
+        return client in self.world.liars
+
     def support(self, student: int) -> Tensor:
         """Samples that speak for each of the student's teachers, [K,C]."""
         known = self.known(student)
@@ -114,6 +121,8 @@ class Panel:
         peer = Peer(self.world, place.member)
         if place.state is not None:
             peer.load_state(load_tensors(place.state), place.measured)
+        if self.is_liar(place.index):
+            peer.model.load_state_dict(peer.published_weights(self.round_index + 1))
         return self._engine.prepare(peer.model.eval().requires_grad_(False), key=place.member.architecture.id)
 
     def _tally_of(self, student: int) -> Tally | None:
@@ -141,7 +150,11 @@ class Panel:
                     self._tallies[place.index].add(said_1BC, part.labels, mask_K, is_new=n == chosen[0])
 
     def _training_part(self, place: Place) -> ImageSet:
-        return self.world.images(training_indices(self.world, place.member.clients)[:TALLIED_IMAGES])
+        """Some of its training samples, spread over the shard: files are often ordered by class."""
+        own = training_indices(self.world, place.member.clients)
+        limit = TALLIED_OUTPUTS // (len(self.teachers) * len(self.roster))
+        step = math.ceil(len(own) / min(TALLIED_IMAGES, max(FEWEST_TALLIED, limit)))
+        return self.world.images(own[:: max(1, step)])
 
 
 def is_inspectable(method: Method, clients: int) -> bool:

@@ -81,6 +81,7 @@ def _teacher_record(panel: Panel, k: int) -> Record:
     return {
         "client": place.index,
         "architecture": place.member.architecture.id,
+        "is_liar": panel.is_liar(place.index),
         "counts": [round(count, 2) for count in statistics.counts],
         "accuracies": [round(accuracy, DIGITS) for accuracy in statistics.accuracies],
     }

@@ -24,16 +24,13 @@ class Block:
     labels: Tensor
     mixed_with: Tensor | None = None  # labels of what was mixed in, where something was
     share: Tensor | None = None  # of each sample's own image; one where nothing was mixed in
+    is_changed: Tensor | None = None  # which samples are not what was photographed; None: none
+    epoch: int = 0  # which pass of the round over the shard it belongs to
 
     @property
     def targets(self) -> Labels:
         """The labels as a loss takes them."""
         return Labels(self.labels, self.mixed_with, self.share)
-
-    @property
-    def is_whole(self) -> Tensor | None:
-        """Which samples are of one class; None: all."""
-        return None if self.share is None else self.share == 1
 
 
 @dataclass

@@ -41,6 +41,7 @@ def mixed(block: Block, is_changed: Tensor, generator: torch.Generator) -> Block
         inputs=inputs.contiguous(memory_format=torch.channels_last),
         mixed_with=block.labels[partner],
         share=share,
+        is_changed=is_changed.to(device),
     )
 
 
@@ -57,4 +58,4 @@ def strongly_changed(block: Block, is_changed: Tensor, generator: torch.Generato
     is_grey = (rows[:, :, None] & columns[:, None, :]).unsqueeze(1).to(device)
     changed = torch.where(is_grey, 0.0, inputs * scale.to(device) + shift.to(device))
     chosen = torch.where(is_changed.view(-1, 1, 1, 1).to(device), changed, inputs)
-    return replace(block, inputs=chosen.contiguous(memory_format=torch.channels_last))
+    return replace(block, inputs=chosen.contiguous(memory_format=torch.channels_last), is_changed=is_changed.to(device))

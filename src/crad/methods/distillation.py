@@ -120,14 +120,16 @@ class Judged:
     tally: Tally
 
     def look(self, q_KBC: Tensor, block: Block, sound_K: Tensor) -> None:
-        """Count what the sound teachers make of the block's samples, where the student counts at all."""
-        if self.source == "reported":
+        """Count what the sound teachers make of the block's samples, where the student counts at all.
+
+        A sample is evidence once, however many epochs a round has, and only where it was not mixed or disfigured.
+        """
+        if self.source == "reported" or block.epoch > 0:
             return
-        whole_B = block.is_whole
-        if whole_B is None:
+        if block.is_changed is None:
             self.tally.add(q_KBC, block.labels, sound_K)
         else:
-            self.tally.add(q_KBC[:, whole_B], block.labels[whole_B], sound_K)
+            self.tally.add(q_KBC[:, ~block.is_changed], block.labels[~block.is_changed], sound_K)
 
     def known(self, statistics: Sequence[Statistics], teachers_K: Tensor) -> Known:
         """What the rule is told of these teachers, a mask over all."""

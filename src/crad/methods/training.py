@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -45,7 +46,7 @@ def train_epochs(
         )
         for number, drawn in enumerate(blocks):
             purpose = context.purpose(peer, *words, "epoch", epoch, "block", number)
-            block = match_on(drawn, matching, seed=experiment.seed, purpose=purpose)
+            block = match_on(replace(drawn, epoch=epoch), matching, seed=experiment.seed, purpose=purpose)
             train_on_block(
                 peer.model,
                 peer.optimizer,

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from crad.config import EXECUTION_FIELDS, Experiment, changed_settings, to_flags
+from crad.config import EXECUTION_FIELDS, PUBLISHED, Experiment, changed_settings, to_flags
 from crad.results.joining import ALONE
 from crad.results.naming import RECIPE_FIELDS, variant
 from crad.results.runs import RunRecords
@@ -26,7 +26,9 @@ def alone_commands(run: RunRecords) -> list[str]:
     """What adds training alone to a run: the run, and a page of both."""
     without = _OF_A_RUN | _OF_TEACHERS
     others = {key: value for key, value in _changed(run.experiment).items() if key not in without}
-    settings = {"method": ALONE, **others, "seed": run.experiment.seed}
+    loss = run.experiment.recipe.local_loss  # the same, also where the method stands for it
+    own = {} if loss == PUBLISHED.local_loss else {"local_loss": loss}
+    settings = {"method": ALONE, **others, **own, "seed": run.experiment.seed}
     return [
         f"crad run --preset {run.experiment.preset} {to_flags(settings)} --output LOCAL",
         f"crad report {run_name(run)} LOCAL",

@@ -69,7 +69,15 @@ def _outcome(runs: Sequence[RunRecords]) -> str:
     """Client by client: did joining help?"""
     methods = {run.summary["method"] for run in runs}
     parts = [gain_table(runs)]
-    if ALONE not in methods:
+    if liars := runs[0].experiment.liars:
+        parts.append(
+            paragraph(
+                f"A simulated attack: {liars} of {runs[0].experiment.clients} clients published noise and false "
+                "claims. They learned like everybody else and count in the means; the inspector shows what they "
+                "published."
+            )
+        )
+    elif ALONE not in methods:
         parts.append(paragraph("To see whether joining helped, train the same clients alone and report both:"))
         parts.append(commands(alone_commands(runs[0])))
     parts.append(client_table(runs, "global_accuracy"))

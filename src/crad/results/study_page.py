@@ -78,8 +78,9 @@ def _command(paper: PaperExperiment, cells: Sequence[PlannedCell]) -> str:
 
 
 def _headline(paper: PaperExperiment, compared: Sequence[Compared]) -> str:
-    """What the last row, the one that the study is about, does in every column."""
-    row, baseline = paper.rows[-1], next(one for one in paper.rows if one.name == paper.baseline)
+    """What the last row, the one that the study is about, does in every column; the last but the baseline."""
+    row = [one for one in paper.rows if one.name != paper.baseline][-1]
+    baseline = next(one for one in paper.rows if one.name == paper.baseline)
     parts = []
     for metric in paper.metrics:
         own = [one for one in compared if one.outcome.row == row and one.outcome.metric == metric and one.difference]

@@ -20,6 +20,12 @@ class TeacherView:
     state: str
     weight: float
     false_alarms: float | None = None  # as the student counted them, where it did
+    is_liar: bool = False  # a simulated one: it published noise and false claims
+
+    @property
+    def name(self) -> str:
+        """What it is called in a table."""
+        return f"{self.client}, lies" if self.is_liar else str(self.client)
 
 
 @dataclass(frozen=True)
@@ -49,15 +55,16 @@ def describe(trace: ImageTrace) -> str:
     most = max(trace.teachers, key=lambda teacher: teacher.count)
     low, high = trace.accepted
     if most.false_alarms is None:
-        known = f"Client {most.client} holds most samples of {trace.class_name} ({samples(most.count)}) and says"
+        holds = "claims" if most.is_liar else "holds"
+        known = f"Client {most.client} {holds} most samples of {trace.class_name} ({samples(most.count)}) and says"
     else:
         known = f"Most samples of {trace.class_name} ({samples(most.count)}) speak for client {most.client}, which says"
-    holds = f"{known} {percent(most.probability)} %"
+    said = f"{known} {percent(most.probability)} %"
     accepted = f"the accepted {percent(low)} to {percent(high)} %"
     if most.state == "kept":
-        became = f"{holds}, within {accepted}, so it is kept with {percent(most.weight)} % of the weight"
+        became = f"{said}, within {accepted}, so it is kept with {percent(most.weight)} % of the weight"
     elif most.state == "outlier":
-        became = f"{holds}, but lies outside {accepted}, so it is dropped"
+        became = f"{said}, but lies outside {accepted}, so it is dropped"
     else:
         is_heard = any(teacher.weight > 0 for teacher in trace.teachers)
         became = (

@@ -113,6 +113,7 @@ class Inspector {
       return {
         client,
         architecture: about.architecture,
+        isLiar: Boolean(about.is_liar),
         count: own.support ? own.support[k][label] : about.counts[label],
         accuracy: own.accuracies ? own.accuracies[k][label] : about.accuracies[label],
         alarms: own.false_alarms ? own.false_alarms[k][label] : null,
@@ -179,7 +180,7 @@ class Inspector {
       const state = STATES[one.state];
       return make(
         "tr", {},
-        make("th", { scope: "row", class: "words", title: one.architecture }, `client ${one.client}`),
+        make("th", { scope: "row", class: "words", title: one.architecture }, `client ${one.client}${one.isLiar ? ", lies" : ""}`),
         make("td", {}, samples(one.count)),
         plotCell(trace, one.says, state.sign, state.kind),
         make("td", {}, percent(one.says)),
@@ -268,7 +269,7 @@ function sentence(trace) {
   const accepted = `the accepted ${percent(trace.low)} to ${percent(trace.high)} %`;
   const known =
     most.alarms === null
-      ? `Client ${most.client} holds most samples of ${className} (${samples(most.count)}) and says`
+      ? `Client ${most.client} ${most.isLiar ? "claims" : "holds"} most samples of ${className} (${samples(most.count)}) and says`
       : `Most samples of ${className} (${samples(most.count)}) speak for client ${most.client}, which says`;
   const holds = `${known} ${percent(most.says)} %`;
   const alike = teachers.some((one) => one.weight > 0) ? "all are averaged alike" : "nobody is heard";
