@@ -552,6 +552,13 @@ def test_a_failure_names_the_teacher_with_most_samples_and_a_success_the_one_wit
     assert measured("case_target", records, "failure") == 20.0
 
 
+def test_a_student_that_counted_for_itself_says_for_whom_most_samples_speak():
+    (student,) = SURVEY["students"]
+    counted = {**SURVEY, "students": [{**student, "support": [[0.0, 40.5], [0.0, 9.0]]}]}
+    failure = trace_case(run(rounds=THREE, inspection=counted), "failure")
+    assert (failure["client"], failure["support"]) == ("C0", 40.5), "not 2, which claims more than 0 does"
+
+
 def test_a_run_without_a_survey_has_no_cases():
     assert measured("case_target", run(), "success") is None
     assert measured("case_target", run(inspection={**SURVEY, "cases": []}), "success") is None

@@ -136,7 +136,7 @@ def make_plan(
     if not found:
         raise ConfigError(
             f"no run of {what!r} has these data sets, methods, rows and columns together; "
-            f"crad reproduce {what} --only-show says what it has"
+            "experiments/NAME.toml says which rows a column has"
         )
     return Plan(folder, tuple(paper for paper in papers if paper.name in found), found)
 

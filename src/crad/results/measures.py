@@ -116,7 +116,10 @@ def trace_case(run: RunRecords, kind: str) -> dict[str, Value]:
     student = next(one for one in survey["students"] if one["client"] == case["student"])
     image = next(place for place, one in enumerate(survey["images"]) if one["index"] == case["image"])
     everybody = {one["client"]: place for place, one in enumerate(survey["teachers"])}
-    holds = [survey["teachers"][everybody[client]]["counts"][label] for client in student["teachers"]]
+    if "support" in student:  # it counted for itself
+        holds = [support_C[label] for support_C in student["support"]]
+    else:
+        holds = [survey["teachers"][everybody[client]]["counts"][label] for client in student["teachers"]]
     weights = [weights_C[label] for weights_C in student["weights"][image]]
     states = [states_C[label] for states_C in student["states"][image]]
     # The paper names in a success who was trusted most, in a failure who should have been.
