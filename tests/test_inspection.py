@@ -425,7 +425,9 @@ def test_a_liar_is_called_one(lied_to):
     assert describe(replace(trace, teachers=(lying,))).startswith("Client 4 claims most samples of")
     page = (result.directory / "report.html").read_text(encoding="utf-8")
     assert "A simulated attack: 1 of 4 clients published noise" in page
-    assert "To see whether joining helped" not in page, "training alone would be another world"
+    assert "A simulated attack.</p>" in page
+    assert "Outcome says how to add it" not in page, "training alone would be another world"
+    assert "To see whether joining helped" not in page
 
 
 @pytest.mark.parametrize("method", ["crad", "crad-plus"])

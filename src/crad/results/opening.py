@@ -56,18 +56,24 @@ def headline_box(runs: Sequence[RunRecords], rows: Sequence[Row], left_out: Sequ
     """Whether joining helped, and the figures that one looks for first."""
     said, detail = verdict(rows), gains_by_method(rows)
     if not said:
-        is_only_alone = all(run.summary["method"] in NOT_JOINED for run in runs)
-        said = "Nobody joined here." if is_only_alone else "Whether joining helped is still open."
-        detail = (
-            "These clients trained without each other."
-            if is_only_alone
-            else "No run of training alone is on this page; Outcome says how to add it."
-        )
+        said, detail = _without_alone(runs)
     parts = [f'<p class="verdict">{label(said)}</p>', paragraph(detail), _tiles(runs, rows)]
     if left_out:
         names = ", ".join(named(run) for run in left_out)
         parts.append(paragraph(f"Not on this page, for not every method was run with their seed: {names}.", "note"))
     return "".join(parts)
+
+
+def _without_alone(runs: Sequence[RunRecords]) -> tuple[str, str]:
+    """A verdict and why it is none, where no run of training alone stands beside the others."""
+    if all(run.summary["method"] in NOT_JOINED for run in runs):
+        return "Nobody joined here.", "These clients trained without each other."
+    if runs[0].experiment.liars:
+        return "A simulated attack.", "Some clients lied to the others, so this says nothing of what joining brings."
+    return (
+        "Whether joining helped is still open.",
+        "No run of training alone is on this page; Outcome says how to add it.",
+    )
 
 
 def _tiles(runs: Sequence[RunRecords], rows: Sequence[Row]) -> str:
