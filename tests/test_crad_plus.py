@@ -26,6 +26,7 @@ from crad.learning.losses import Labels, log_shares, private_cross_entropy
 from crad.learning.matching import match_on
 from crad.learning.teachers import soft_predictions
 from crad.methods import check_recipe, distillation, resolve_method, training
+from crad.results.naming import called
 from crad.results.run_directory import identity
 from tests.conftest import change
 from tests.federation import Federation
@@ -115,6 +116,13 @@ def test_runs_of_earlier_versions_keep_their_identity():
     assert identity(Experiment(method="crad-plus")) == identity(Experiment(method="crad-plus", evidence="pooled"))
     others = [Experiment(local_loss="balanced"), Experiment(evidence="own"), Experiment(liars=2), Experiment()]
     assert len({identity(one) for one in others}) == 4
+
+
+def test_a_foreign_rule_may_have_another_filter_of_its_own():
+    """So asking for the published one may change it, and it is another run with another name."""
+    own, median = Experiment(method="my_rules:Rule"), Experiment(method="my_rules:Rule", filter="median")
+    assert identity(own) != identity(median)
+    assert [called(one) for one in (own, median)] == ["my_rules:Rule", "my_rules:Rule, median filter"]
 
 
 @pytest.mark.parametrize(

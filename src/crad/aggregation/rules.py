@@ -64,3 +64,8 @@ def resolve_rule(rule: str | Rule) -> Rule:
     if not isinstance(found, Rule):
         raise ConfigError(f"rule {rule!r} is a {type(found).__name__}, expected a crad.Rule(keep, weigh)")
     return found
+
+
+def has_published_filter(rule: str) -> bool:
+    """Whether the median filter is the rule's own, so that asking for it changes nothing; of foreign ones not known."""
+    return rule in RULES and RULES[rule].keep is CRAD.keep

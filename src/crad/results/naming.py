@@ -42,9 +42,11 @@ _APART = {"method", "method_settings", "preset", "seed", "rounds", "eval_every"}
 
 def variant(experiment: Experiment) -> dict[str, str]:
     """The settings in which an experiment is not its method as such."""
+    from crad.aggregation.rules import has_published_filter  # late: names alone need no torch
+
     own, usual = asdict(experiment.recipe), asdict(RECIPES.get(experiment.method, PUBLISHED))
-    if usual["filter"] is None and own["filter"] == "median":
-        own["filter"] = None  # the rules that can have another filter have this one of themselves
+    if usual["filter"] is None and own["filter"] == "median" and has_published_filter(experiment.method):
+        own["filter"] = None
     return {key: value for key, value in own.items() if value != usual[key]}
 
 

@@ -201,7 +201,7 @@ class RunDirectory:
 LATER_FIELDS: dict[str, tuple[object, ...]] = {
     "local_loss": ("plain",),
     "evidence": ("reported",),
-    "filter": (None, "median"),
+    "filter": (None,),
     "matching": ("same",),
     "liars": (0,),
 }
@@ -209,8 +209,12 @@ LATER_FIELDS: dict[str, tuple[object, ...]] = {
 
 def identity(experiment: Experiment) -> str:
     """Two experiments with the same identity give the same numbers."""
+    from crad.aggregation.rules import has_published_filter  # late: a directory alone needs no torch
+
     content = experiment.model_dump(mode="json", exclude=set(EXECUTION_FIELDS))
     content |= asdict(experiment.recipe)
+    if content["filter"] == "median" and has_published_filter(experiment.method):
+        content["filter"] = None
     for name, plain in LATER_FIELDS.items():
         if content[name] in plain:
             del content[name]
