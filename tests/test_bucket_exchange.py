@@ -19,13 +19,15 @@ import pytest
 import torch
 
 from crad.errors import ConfigError, ExchangeError, RunError
+from crad.federation.exchange import OvertakenError
 from crad.federation.message import Message, pack, read_body
 from crad.network import bucket_search
-from crad.network.arrivals import common_round
 from crad.network.bucket_exchange import BucketExchange
 from crad.network.envelope import max_envelope_bytes, seal
 from crad.network.identity import create_identity
 from crad.network.ledger import OutgoingLedger, read_ledger, totals
+from crad.network.member_exchange import Terms
+from crad.network.proof import verify_proof
 from crad.network.store import CHUNK_BYTES, Store, StoreError, without_password
 from tests.organisations import NAMES, agreed, make_identities
 
@@ -73,8 +75,9 @@ class Federation:
             folder,
             own=own,
             outgoing=self.ledgers[-1],
-            on_refused=lambda name, reason: self.refusals.append((name, reason)),
-            notice=self.notices.append,
+            terms=Terms(
+                on_refused=lambda name, reason: self.refusals.append((name, reason)), notice=self.notices.append
+            ),
             pauses_s=PAUSES_S,
         )
 
@@ -177,7 +180,11 @@ def test_a_large_body_travels_in_pieces_and_the_ledger_has_them_all(federation):
     assert sum(piece.bytes for piece in pieces) == len(sent.body)
     assert {piece.sha256 for piece in pieces} == {hashlib.sha256(sent.body).hexdigest()}
     # and everything else that lies there
-    stored = federation.files.find(federation.root, detail=True).values()
+    stored = [
+        entry
+        for path, entry in federation.files.find(federation.root, detail=True).items()
+        if "/clinic-a/" not in path  # what clinic-a received is its own to tell
+    ]
     assert sum(totals(ledger)[federation.url].values()) == sum(entry["size"] for entry in stored)
 
 
@@ -194,9 +201,12 @@ def test_the_last_two_rounds_are_kept(federation):
 
 
 def test_a_round_published_anew_is_collected_as_it_is_now(federation):
+    """An honest member never does it: it is the newest that counts all the same."""
     federation.publish(B, value=1)
     federation.publish(C)
-    federation.publish(B, value=7)
+    other = snapshot(B, value=7)
+    envelope = seal(other.manifest, kind=KIND, identity=federation.identities[B], agreement=federation.agreement)
+    federation.exchanges[B]._bucket.put_message(ROUND, KIND, other, envelope)
     assert weight_of(federation.collect()[0][B], B) == 7
 
 
@@ -589,36 +599,89 @@ def test_the_owner_of_the_store_cannot_say_that_a_member_is_past_the_round(feder
     assert federation.refusals[0][0] == "clinic-b"
 
 
-# --- where the others are
+# --- where the others are, and what proves it
 
 
-def test_before_the_first_round_there_is_no_latest(federation):
+def test_before_anything_was_delivered_there_is_no_latest(federation):
     assert federation.exchanges[A].latest() is None
     federation.publish(A)  # our own does not tell where the others are
     assert federation.exchanges[A].latest() is None
 
 
-def test_the_latest_round_is_where_the_others_are(federation):
-    federation.publish(B, round_index=4)
-    federation.publish(C, round_index=4)
-    assert federation.exchanges[A].latest() == 4
+def test_who_was_away_goes_on_where_a_majority_of_all_others_has_delivered(federation):
+    for number in (B, C):
+        federation.publish(number, round_index=5)
+    with pytest.raises(OvertakenError, match="at round 5"):
+        federation.collect(round_index=2, deadline_s=5)
+    assert federation.exchanges[A].latest() == 5
+    got, missing = federation.collect(round_index=5)
+    assert (list(got), missing) == ([B, C], [])
+
+
+def test_one_of_two_others_moves_nobody_forward_whatever_it_delivers(federation):
     federation.publish(B, round_index=5)
-    assert federation.exchanges[A].latest() == 4  # clinic b is ahead alone
+    federation.publish(C)
+    got, missing = federation.collect()
+    assert (list(got), missing) == ([C], [B])
+    assert federation.exchanges[A].latest() == ROUND
 
 
-def test_a_forged_state_claims_nothing(federation):
-    federation.publish(B, round_index=2)
-    federation.publish(C, round_index=3)
-    federation.put(federation.state_path(B), federation.files.cat_file(federation.state_path(C)))
-    assert federation.exchanges[A].latest() == 3
+def test_a_signed_state_without_the_messages_it_speaks_of_proves_nothing(federation):
+    """Both others say, signed, that they are at the last round; nothing of that round lies there."""
+    state = json.dumps({"first_round": 5, "latest_round": 5}).encode()
+    for number in (B, C):
+        envelope = seal(state, kind=".state", identity=federation.identities[number], agreement=federation.agreement)
+        federation.put(federation.state_path(number), envelope)
+    late = threading.Timer(0.4, federation.publish, [B])
+    late.start()
+    got, missing = federation.collect(quorum=1)
+    late.join()
+    assert (list(got), missing) == ([B], [C])
+    assert federation.exchanges[A].latest() is None
 
 
-@pytest.mark.parametrize(
-    ("claims", "expected"),
-    [([], None), ([3], 3), ([3, 5], 3), ([3, 3, 5], 3), ([3, 4, 5, 5], 4), ([2, 2, 10**6], 2), ([10**6], None)],
-)
-def test_one_liar_pushes_nobody_forward(identities, claims, expected):
-    assert common_round(reversed(claims), agreement=agreed(identities)) == expected
+def test_who_misses_two_rounds_costs_nothing_until_it_delivers_again(federation):
+    for round_index in (1, 2):
+        federation.publish(B, round_index=round_index)
+        assert federation.collect(round_index=round_index)[1] == [C]
+    federation.publish(B)
+    began = time.monotonic()
+    assert federation.collect(deadline_s=30)[1] == [C]
+    assert time.monotonic() - began < 5, "a round waited for somebody who is away"
+    federation.publish(C)  # late: it is back, and the next round waits for it
+    federation.publish(B, round_index=4)
+    late = threading.Timer(0.4, federation.publish, [C], {"round_index": 4})
+    late.start()
+    assert federation.collect(round_index=4, deadline_s=30)[1] == []
+    late.join()
+
+
+def test_two_snapshots_for_one_round_are_proof(federation):
+    """clinic-c puts another one into the place of the first, which clinic-a has read by then."""
+    for number in (A, B, C):
+        federation.publish(number)
+    assert federation.collect()[1] == []
+    bucket = federation.exchanges[C]._bucket
+    other = snapshot(C, value=99)
+    envelope = seal(other.manifest, kind=KIND, identity=federation.identities[C], agreement=federation.agreement)
+    bucket.put_message(ROUND, KIND, other, envelope)
+    everybody = {"receiver": B, "peers": [A, C], "kind": KIND, "deadline_s": SHORT_S}
+    federation.exchanges[B].collect(ROUND, **everybody)
+    for number in (A, B, C):
+        federation.publish(number, round_index=ROUND + 1)
+    assert federation.collect(round_index=ROUND + 1)[1] == [C]
+    assert federation.exchanges[B].collect(ROUND + 1, **everybody)[1] == [C]
+    for number in (A, B):
+        (file,) = (federation.tmp_path / NAMES[number] / "proofs").iterdir()
+        assert verify_proof(file.read_bytes()).member == NAMES[C]
+
+
+def test_nobody_signs_a_second_snapshot_for_a_round_by_accident(federation):
+    federation.publish(B, value=1)
+    federation.publish(B, value=2)
+    federation.publish(C)
+    assert weight_of(federation.collect()[0][B], B) == 1
+    assert "our snapshot of round 3 came out otherwise than before the restart: the first stays" in federation.notices
 
 
 def test_a_member_that_has_changed_its_mind_says_so(federation):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import socket
 import ssl
@@ -16,12 +17,14 @@ import httpx
 import pytest
 
 from crad.errors import ConfigError, ExchangeError, RunError
+from crad.federation.exchange import OvertakenError
 from crad.federation.message import read_manifest
 from crad.network import fetch, https_exchange, patience
 from crad.network.envelope import seal
 from crad.network.identity import create_identity
 from crad.network.ledger import OutgoingLedger, totals
 from crad.network.outbox import Outbox
+from crad.network.proof import make_proof, verify_proof
 from crad.network.server import SnapshotServer
 from crad.network.tls import MemberContext
 from tests.organisations import Authority, agreed, make_identities, with_addresses
@@ -46,6 +49,7 @@ def town(identities, tmp_path):
 def _impatient(monkeypatch):
     monkeypatch.setattr(fetch, "PAUSE_S", 0.05)
     monkeypatch.setattr(https_exchange, "ASK_AGAIN_S", 0.3)
+    monkeypatch.setattr(https_exchange, "SHOW_AGAIN_S", 0.1)
 
 
 def is_whole(got, sent):
@@ -130,14 +134,149 @@ def test_members_of_an_authority_meet_too(tmp_path):
         assert is_whole(town[0].collect(1)[0][1], sent)
 
 
-def test_the_latest_round_is_where_the_others_are(town):
+def test_who_was_away_goes_on_where_a_majority_of_all_others_has_delivered(town):
+    """Rounds 4 and 5 lie there from both others: round 2, which we begin with, is left out, and said to be."""
+    for member in (town[1], town[2]):
+        member.publish(round_index=4)
+        member.publish(round_index=5)
+    with pytest.raises(OvertakenError, match="at round 5"):
+        town[0].collect(1, 2, round_index=2, quorum=1)
+    assert town[0].exchange.latest() == 5
+    assert "most others have delivered round 5: we go on there, and round 2 is left out" in town[0].notices
+    assert list(town[0].collect(1, 2, round_index=5)[0]) == [1, 2]
+
+
+def test_one_of_two_others_moves_nobody_forward_whatever_it_delivers(town):
+    """It lies about its round with a genuine, signed message of the last one; the other has not published yet."""
+    town[1].publish(round_index=5)
+    waiting = Background(lambda: town[0].collect(1, 2, deadline_s=10, quorum=1))
+    time.sleep(0.5)
+    assert waiting.is_alive()
     assert town[0].exchange.latest() is None
-    town[0].publish(round_index=3)  # our own does not tell where the others are
-    town[1].publish(round_index=300)  # more rounds than were agreed on: a lie
+    town[2].publish()
+    got, missing = waiting.wait()
+    assert (list(got), missing) == ([2], [1])
+    assert town[0].exchange.latest() == 1
+
+
+def test_what_a_member_says_of_its_rounds_without_showing_it_moves_nobody(town):
+    """Both others claim to begin with the last round, and have published nothing: not a majority of claims counts."""
+    town[1].exchange.begin(5)
+    town[2].exchange.begin(5)
+    waiting = Background(lambda: town[0].collect(1, 2, deadline_s=0.2, quorum=1))
+    time.sleep(0.8)
+    assert waiting.is_alive()
     assert town[0].exchange.latest() is None
+    town[1].publish(round_index=5)  # now one of them shows it: this round has its quorum, and we stay where we are
+    assert waiting.wait() == ({}, [1, 2])
+    assert town[0].exchange.latest() is None
+
+
+def test_a_round_that_was_never_agreed_on_is_refused(town):
+    message = snapshot(1, 300)
+    deceive(town[1], message, round_index=300)
+    town[2].publish()
+    got, missing = town[0].collect(1, 2)
+    assert (list(got), missing) == ([2], [1])
+    assert town[0].exchange.latest() is None
+
+
+def test_who_misses_two_rounds_costs_nothing_until_it_delivers_again(town):
+    for round_index in (1, 2):
+        town[1].publish(round_index=round_index)
+        assert town[0].collect(1, 2, round_index=round_index, deadline_s=0.4)[1] == [2]
+    assert "clinic-c counts as away: rounds do not wait for it until it delivers again" in town[0].notices
+    assert town[0].exchange.away(3) == ["clinic-c"]
+    town[1].publish(round_index=3)
+    began = time.monotonic()
+    assert town[0].collect(1, 2, round_index=3, deadline_s=20)[1] == [2]
+    assert time.monotonic() - began < 5, "a round waited for somebody who is away"
+    town[2].publish(round_index=3)  # late, while we learn: it is back, and the next round waits for it
+    time.sleep(0.5)
+    town[1].publish(round_index=4)
+    waiting = Background(lambda: town[0].collect(1, 2, round_index=4, deadline_s=20))
+    time.sleep(0.5)
+    assert waiting.is_alive()
+    town[2].publish(round_index=4)
+    _, missing = waiting.wait()
+    assert missing == []
+
+
+def test_two_snapshots_for_one_round_are_proof_and_everybody_leaves_their_signer_out(town, tmp_path):
+    """clinic-c shows one to clinic-a and another to clinic-b; both find out, keep the proof, and go on without it."""
+    for member in town:
+        member.publish(round_index=1)
+    town[0].collect(1, 2)
+    deceive(town[2], snapshot(2, 1, seed=7), round_index=1)  # for those who ask from now on
+    town[1].collect(0, 2)
+    for member in town:
+        member.publish(round_index=2)
+    got, missing = town[0].collect(1, 2, round_index=2)
+    assert (list(got), missing) == ([1], [2])
+    got, missing = town[1].collect(0, 2, round_index=2)
+    assert (list(got), missing) == ([0], [2])
+    for member in town.members[:2]:
+        (file,) = (member.folder / "proofs").iterdir()
+        proven = verify_proof(file.read_bytes())
+        assert (proven.member, proven.round_index, proven.kind) == ("clinic-c", 1, "snapshot")
+        assert any("clinic-c signed two different messages for round 1" in text for text in member.notices)
+    town[0].meet(town.agreement)  # as after a restart
+    assert town[0].collect(1, 2, round_index=2)[1] == [2]
+
+
+def test_a_proof_reaches_those_who_have_seen_one_of_the_two_alone(town):
+    proof = make_proof(town.agreement, tuple(sealed(town, 2, seed=seed) for seed in (1, 2)))
+    town[1].exchange.witness.take_proof(proof, teller="clinic-x")
+    town[1].publish()
+    town[2].publish()
+    assert town[0].collect(1, 2)[1] in ([], [2])  # who comes first is chance
+    town[1].publish(round_index=2)
     town[2].publish(round_index=2)
-    assert town[0].exchange.latest() == 2
-    assert town[1].exchange.latest() == 2  # clinic a is ahead alone
+    assert town[0].collect(1, 2, round_index=2)[1] == [2]
+
+
+def sealed(town, number, *, seed):
+    message = snapshot(number, seed=seed)
+    return seal(message.manifest, kind="snapshot", identity=town[number].identity, agreement=town.agreement)
+
+
+def test_nobody_is_proven_anything_by_another_members_word(town):
+    """clinic-b says that it received something else from clinic-c, and shows a forgery, then nothing."""
+    town[1].publish()
+    town[2].publish()
+    forged = json.loads(sealed(town, 1, seed=5)) | {"member": "clinic-c"}
+    witness = town[1].exchange.witness
+    witness._received[1] = {("clinic-c", "snapshot"): json.dumps(forged).encode()}
+    assert town[0].collect(1, 2)[1] == []
+    town[1].publish(round_index=2)
+    town[2].publish(round_index=2)
+    assert town[0].collect(1, 2, round_index=2)[1] == []
+    assert not (town[0].folder / "proofs").exists()
+    assert any("clinic-b shows a forgery as clinic-c's snapshot of round 1" in text for text in town[0].notices)
+
+
+def test_nobody_signs_a_second_snapshot_for_a_round_by_accident(identities, town):
+    """A processor that rounds otherwise, after a restart: the others keep what they have, and there is no proof."""
+    first = town[1].publish(seed=1)
+    town[1].publish(seed=2)
+    assert is_whole(town[0].collect(1)[0][1], first)
+    assert "our snapshot of round 1 came out otherwise than before the restart: the first stays" in town[1].notices
+
+
+def test_who_lost_its_state_signs_nothing_for_a_round_that_others_hold(town):
+    """Restored from an old backup: the outbox is empty, and the others have what was signed before."""
+    town[1].publish(seed=1)
+    town[2].publish()
+    town[0].publish()
+    town[0].collect(1, 2)
+    town[2].collect(0, 1)
+    town[1].server.outbox = Outbox(town[1].folder / "new", federation=town.agreement.hash)
+    town[1].server._endpoints._outbox = town[1].server.outbox
+    town[1].meet(town.agreement)
+    town[1].collect(0, 2)  # with it comes what the others hold of ours
+    town[1].publish(seed=2)
+    assert town[1].server.outbox.latest_round is None
+    assert any("as after a restored backup: we publish nothing" in text for text in town[1].notices)
 
 
 def test_a_member_cannot_have_the_number_of_another(identities, town, tmp_path):
@@ -230,11 +369,13 @@ def test_a_refused_member_is_asked_again_while_the_quorum_is_not_there(town):
 
 
 def test_a_member_that_starts_again_at_a_later_round_is_not_waited_for(town):
-    town[1].exchange.begin(7)
+    town[1].exchange.begin(5)
+    town[2].publish(round_index=4)
     began = time.monotonic()
-    assert town[0].collect(1, round_index=6, deadline_s=10, quorum=1) == ({}, [1])
+    got, missing = town[0].collect(1, 2, round_index=4, deadline_s=10, quorum=1)
+    assert (list(got), missing) == ([2], [1])
     assert time.monotonic() - began < 5
-    assert any("without clinic-b: its rounds begin with 7" in text for text in town[0].notices)
+    assert any("without clinic-b: its rounds begin with 5" in text for text in town[0].notices)
 
 
 def test_asking_for_a_round_that_a_member_has_passed_does_not_hang(town):
@@ -256,7 +397,7 @@ def test_a_restarted_member_still_gives_out_what_it_had_published(identities, to
     town[1].close()
     again = Organisation(identities[1], town.agreement, town[1].folder.parent, listen=town[1].address)
     assert is_whole(town[0].collect(1, round_index=2)[0][1], sent)
-    assert town[0].collect(1, round_index=1, deadline_s=10, quorum=1) == ({}, [1])
+    assert town[0].collect(1, round_index=1, deadline_s=10, quorum=1) == ({}, [1])  # it shows that it is past it
     again.close()
 
 
@@ -268,7 +409,7 @@ def test_who_has_fetched_the_last_round_is_known_after_a_restart_too(identities,
     again.meet(town.agreement)
     others = [town.agreement.members[number].name for number in (0, 2)]
     assert again.exchange.readers_to_come() == others[1:]
-    again.publish(seed=2)
+    again.publish(round_index=2, seed=2)
     assert again.exchange.readers_to_come() == others, "nobody has what is published now"
     again.close()
 
@@ -344,7 +485,8 @@ def test_a_round_published_anew_is_fetched_anew(town):
     town[1].server.fault = Fault.SLOW
     assert town[0].collect(1, deadline_s=0.6)[1] == [1]
     town[1].server.fault = Fault.NONE
-    sent = town[1].publish(numbers=LARGE, seed=2)
+    sent = snapshot(1, numbers=LARGE, seed=2)
+    deceive(town[1], sent, round_index=1)
     assert is_whole(town[0].collect(1)[0][1], sent)
     assert town[0].refusals == []
 

@@ -20,6 +20,7 @@ from crad.network.gate import Limits
 from crad.network.https_exchange import HttpsExchange
 from crad.network.identity import Identity
 from crad.network.ledger import OutgoingLedger, read_ledger
+from crad.network.member_exchange import Terms
 from crad.network.server import SnapshotServer
 from tests.organisations import with_addresses
 
@@ -134,8 +135,9 @@ class Organisation:
             self.server,
             own=self.number,
             proxy=proxy,
-            on_refused=lambda name, reason: self.refusals.append((name, reason)),
-            notice=self.notices.append,
+            terms=Terms(
+                on_refused=lambda name, reason: self.refusals.append((name, reason)), notice=self.notices.append
+            ),
         )
 
     def publish(

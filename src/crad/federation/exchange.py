@@ -12,6 +12,10 @@ from crad.federation.message import Message
 KEPT_ROUNDS = 2  # of messages; a slow reader may still want the last but one
 
 
+class OvertakenError(Exception):
+    """The others have proved to be at a later round: this one is left out, and `latest` says where they are."""
+
+
 @dataclass
 class Ledger:
     """Bytes that really went from peer to peer, by peer."""
@@ -49,11 +53,14 @@ class Exchange(Protocol):
         deadline_s: float | None = None,
         quorum: int | None = None,
     ) -> tuple[dict[int, Message], list[int]]:
-        """The messages of this round by sender, and the peers whose message did not come in time."""
+        """The messages of this round by sender, and the peers whose message did not come in time.
+
+        OvertakenError where the others are past this round; in a simulation nobody ever is.
+        """
         ...
 
     def latest(self) -> int | None:
-        """The newest round that anybody has published, None before the first."""
+        """The newest round that the others have proved to be at, None before the first."""
         ...
 
 

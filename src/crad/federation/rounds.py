@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from crad.federation.exchange import Exchange
+from crad.federation.exchange import Exchange, OvertakenError
 from crad.federation.message import message_in_file
 from crad.federation.method import Learned, Method, Phase, Routes, Scene
 from crad.federation.roster import Place, Roster
@@ -79,7 +79,11 @@ class Rounds:
         round_index = after
         # Who was away goes on where the others are. In a simulation nobody is ever ahead.
         while (round_index := max(round_index + 1, self._exchange.latest() or 0)) <= self._experiment.rounds:
-            yield self._run_one(round_index, on_step)
+            try:
+                done = self._run_one(round_index, on_step)
+            except OvertakenError:
+                continue
+            yield done
 
     def _run_one(self, round_index: int, on_step: OnStep) -> Round:
         started = time.perf_counter()
@@ -186,7 +190,14 @@ class Rounds:
             others = senders if phase.publish else ()
             # The last round needs no quorum: nothing is built on it, and the others may have ended already.
             quorum = 0 if round_index == self._experiment.rounds else None
-            got, absent = self._exchange.collect(round_index, receiver=index, peers=others, kind=kind, quorum=quorum)
+            try:
+                got, absent = self._exchange.collect(
+                    round_index, receiver=index, peers=others, kind=kind, quorum=quorum
+                )
+            except OvertakenError:
+                if number == 0:
+                    raise
+                got, absent = {}, list(others)  # a round that has begun to change the model is brought to its end
             save_to = self._roster.new_state(index, round_index=round_index, phase=number)
             task = self._task("learn", self._roster[index], round_index, number, save_to=save_to)
             tasks.append(replace(task, messages=got, is_measured=self._is_measured(index, plan, number)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -25,6 +24,7 @@ class Announced:
 
     raw: bytes  # the manifest as it was signed
     manifest: Manifest
+    envelope: bytes = b""  # as it came, with the signature
 
 
 def check_announced(envelope: bytes, *, sender: int, round_index: int, kind: str, agreement: Agreement) -> Announced:
@@ -32,13 +32,15 @@ def check_announced(envelope: bytes, *, sender: int, round_index: int, kind: str
     member = agreement.members[sender]
     raw = open_envelope(envelope, sender=member, kind=kind, agreement=agreement)
     manifest = parse_manifest(raw, sender=sender, round_index=round_index, kind=split_kind(kind)[0])
+    if manifest.round_index > agreement.rounds:
+        raise SnapshotError(f"{member.name} announces round {manifest.round_index}, {agreement.rounds} were agreed on")
     if manifest.size > agreement.max_snapshot_bytes:
         raise SnapshotError(
             f"{member.name} announces {manifest.size} bytes, the agreement allows {agreement.max_snapshot_bytes}"
         )
     if manifest.size == 0:
         raise SnapshotError(f"{member.name} announces a body of 0 bytes, which is none")
-    return Announced(raw, manifest)
+    return Announced(raw, manifest, envelope)
 
 
 def check_received(announced: Announced, *, size: int, sha256: str, name: str) -> None:
@@ -62,15 +64,6 @@ class Rounds(BaseModel):
 
     first_round: RoundNumber | None
     latest_round: RoundNumber | None
-
-
-def common_round(claims: Iterable[int], *, agreement: Agreement) -> int | None:
-    """The round that the others have reached, from the newest one each claims; None if nobody claims any.
-
-    The lower median: a liar among honest members cannot push anybody forward, or back by more than others are behind.
-    """
-    rounds = sorted(claim for claim in claims if claim <= agreement.rounds)
-    return rounds[(len(rounds) - 1) // 2] if rounds else None
 
 
 def check_rounds(envelope: bytes, *, sender: int, kind: str, agreement: Agreement) -> Rounds:

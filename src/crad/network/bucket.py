@@ -1,8 +1,8 @@
 """What lies where in a store that members share, and who has signed for it.
 
 `<federation>/<member>/round-00012/<kind>.manifest` is a signed envelope, the body lies beside it under a name of its
-content; `<federation>/<member>/state` says, signed, which rounds there are; `agreements/<name>/<member>.json` what
-the member has agreed on.
+content; `<federation>/<member>/state` says, signed, which rounds there are; `<federation>/<member>/receipts.json` what
+the member received, with everybody's signatures; `agreements/<name>/<member>.json` what it has agreed on.
 """
 
 from __future__ import annotations
@@ -10,29 +10,55 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from crad.errors import SnapshotError
 from crad.federation.exchange import KEPT_ROUNDS
 from crad.federation.message import Manifest, Message
 from crad.network.agreement import Agreement, differences
-from crad.network.arrivals import Announced, Rounds, check_announced, check_rounds
+from crad.network.arrivals import Announced, RoundNumber, Rounds, check_announced, check_rounds
 from crad.network.envelope import max_envelope_bytes, seal
+from crad.network.guarded_store import Objects
 from crad.network.identity import Identity
 from crad.network.ledger import OutgoingLedger
 from crad.network.outbox import disk_fault
-from crad.network.store import CHUNK_BYTES, Store, StoreError
+from crad.network.proof import MAX_PROOF_BYTES
+from crad.network.store import CHUNK_BYTES, StoreError
+from crad.network.witness import Place
 
 STATE = ".state"  # kinds of our own begin with a dot: no method's kind does
 MAX_AGREEMENT_BYTES = 4 << 20
 MAX_LINES = 5  # of differences in one message
+RECEIPT_ROUNDS = 2
+
+
+class Receipt(BaseModel):
+    """An envelope that a member received from another one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    round_index: RoundNumber
+    member: str
+    kind: str
+    envelope: str
+
+
+class Receipts(BaseModel):
+    """What a member says that it received, and its proofs by member. Nobody signs this: every part proves itself."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    receipts: list[Receipt]
+    proofs: dict[str, str]
 
 
 class Bucket:
     """The federation's part of a store. Reading is by any member's number; writing is our own alone."""
 
-    def __init__(self, store: Store, agreement: Agreement, identity: Identity, outgoing: OutgoingLedger) -> None:
+    def __init__(self, store: Objects, agreement: Agreement, identity: Identity, outgoing: OutgoingLedger) -> None:
         self.store = store
         self._agreement, self._identity, self._outgoing = agreement, identity, outgoing
         self._is_introduced = False
@@ -75,14 +101,47 @@ class Bucket:
         if lines:
             raise SnapshotError(f"{name} has another agreement: {'; '.join(lines)}")
 
-    def put_message(self, round_index: int, kind: str, message: Message) -> None:
-        """Our own message: first the body, then the manifest that announces it."""
+    def signed_before(self, round_index: int, kind: str) -> bytes | None:
+        """The envelope of our own message of this round, if it lies there with its body."""
+        envelope = self._read_envelope(f"{self._round_folder(self._own, round_index)}/{kind}.manifest")
+        if envelope is None:
+            return None
+        try:
+            own = check_announced(
+                envelope, sender=self._own, round_index=round_index, kind=kind, agreement=self._agreement
+            )
+        except SnapshotError:
+            return None  # somebody else's doing
+        is_whole = self.store.size(self.body_path(self._own, own, kind)) == own.manifest.size
+        return envelope if is_whole else None
+
+    def receipts_of(self, number: int) -> Receipts | None:
+        """What a member says that it received; None if it says nothing, or nothing that makes sense."""
+        most = len(self._agreement.members) * RECEIPT_ROUNDS * max_envelope_bytes(self._agreement)
+        raw = self.store.read(f"{self._folder_of(number)}/receipts.json", most=most + MAX_PROOF_BYTES)
+        try:
+            return None if raw is None else Receipts.model_validate_json(raw)
+        except ValidationError:
+            return None
+
+    def put_receipts(self, received: Mapping[int, Mapping[Place, bytes]], proofs: Mapping[str, bytes]) -> None:
+        """What we received, so that the others can compare it with what they did; and the proofs that we have."""
+        receipts = [
+            Receipt(round_index=index, member=name, kind=kind, envelope=envelope.decode())
+            for index, places in received.items()
+            for (name, kind), envelope in places.items()
+        ]
+        content = Receipts(receipts=receipts, proofs={name: raw.decode() for name, raw in proofs.items()})
+        raw = content.model_dump_json().encode()
+        self._put(f"{self._folder_of(self._own)}/receipts.json", raw, what="receipts")
+
+    def put_message(self, round_index: int, kind: str, message: Message, envelope: bytes) -> None:
+        """Our own message: first the body, then the envelope that announces it."""
         folder = self._round_folder(self._own, round_index)
         manifest = Manifest.model_validate_json(message.manifest)
         about = {"round_index": round_index, "kind": kind}
         body_path = f"{folder}/{_body_name(kind, manifest)}"
         self._put(body_path, message.body, what="snapshot", sha256=manifest.sha256, **about)
-        envelope = seal(message.manifest, kind=kind, identity=self._identity, agreement=self._agreement)
         self._put(f"{folder}/{kind}.manifest", envelope, what="manifest", **about)
 
     def put_state(self, rounds: Rounds) -> None:

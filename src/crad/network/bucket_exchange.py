@@ -5,21 +5,20 @@ Whoever owns the store can withhold a snapshot, but neither forge nor alter one:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from crad.errors import SnapshotError
+from crad.federation.exchange import OvertakenError
 from crad.federation.message import Message
 from crad.network.agreement import Agreement
-from crad.network.arrivals import Rounds, common_round
-from crad.network.bucket import Bucket
+from crad.network.arrivals import Announced, Rounds
+from crad.network.bucket import RECEIPT_ROUNDS, Bucket, Receipts
 from crad.network.bucket_search import Search, Voice
-from crad.network.gate import Notice
+from crad.network.guarded_store import GuardedStore, Objects
 from crad.network.identity import Identity
 from crad.network.ledger import OutgoingLedger
-from crad.network.member_exchange import MemberExchange, Refused
+from crad.network.member_exchange import MemberExchange, Terms
 from crad.network.patience import Patience
 from crad.network.store import Store, StoreError
 
@@ -43,13 +42,14 @@ class BucketExchange(MemberExchange):
         outgoing: OutgoingLedger,
         url: str | None = None,
         options: Mapping[str, Any] | None = None,
-        on_refused: Refused = lambda name, reason: None,
-        notice: Notice = lambda text: None,
+        terms: Terms | None = None,
         pauses_s: tuple[float, float] = (SHORTEST_PAUSE_S, LONGEST_PAUSE_S),
+        store: Objects | None = None,
     ) -> None:
-        super().__init__(agreement, identity, folder, own=own, on_refused=on_refused, notice=notice)
+        super().__init__(agreement, identity, folder, own=own, terms=terms)
         self._pauses_s = pauses_s
-        self._store = Store(agreement.exchange if url is None else url, options=options)
+        address = agreement.exchange if url is None else url
+        self._store = store or GuardedStore(lambda: Store(address, options=options))
         self._bucket = Bucket(self._store, agreement, identity, outgoing)
         self._rounds = Rounds(first_round=None, latest_round=None)
         self._trouble = ""  # with the store, as it was last told
@@ -63,11 +63,17 @@ class BucketExchange(MemberExchange):
         self._rounds = Rounds(first_round=round_index, latest_round=None)
         self._keep_trying(lambda: self._bucket.put_state(self._rounds), what="the word that we start")
 
-    def _send(self, round_index: int, kind: str, message: Message) -> None:
+    def _signed_before(self, round_index: int, kind: str) -> bytes | None:
+        try:
+            return self._bucket.signed_before(round_index, kind)
+        except StoreError:
+            return None  # a store that is away keeps us from publishing in any case
+
+    def _send(self, round_index: int, kind: str, message: Message, envelope: bytes) -> None:
         """A store that fails is tried again until the agreement's deadline; then the round goes on without us."""
 
         def put() -> None:
-            self._bucket.put_message(round_index, kind, message)
+            self._bucket.put_message(round_index, kind, message, envelope)
             self._rounds = self._rounds.model_copy(update={"latest_round": round_index})
             self._bucket.put_state(self._rounds)
 
@@ -82,17 +88,52 @@ class BucketExchange(MemberExchange):
             round_index=round_index,
             kind=kind,
             numbers=wanted,
+            away=lambda: self.attendance.away(round_index),
             patience=patience,
-            voice=Voice(self._refuse, self._notice, self._say_trouble),
+            voice=Voice(self._refuse, self._notice, self._say_trouble, self._note_delivered, self._note_seen),
+            clock=self._clock,
         )
-        search.run(pauses_s=self._pauses_s)
+        try:
+            search.run(pauses_s=self._pauses_s, on_look=lambda: self._check_overtaken(round_index))
+        except OvertakenError:
+            self._put_receipts(round_index)
+            raise
+        self._put_receipts(round_index)
+        self._note_attendance(round_index, search.verdicts, wanted)
         return search.got
 
-    def latest(self) -> int | None:
-        """The round that the others have reached (`common_round`), None before the first or while the store is away."""
-        others = [number for number in range(len(self._agreement.members)) if number != self._own]
-        claims = [self._claim_of(number) for number in others]
-        return common_round([claim for claim in claims if claim is not None], agreement=self._agreement)
+    def _note_delivered(self, number: int, announced: Announced, kind: str) -> None:
+        """A message came: take it down, and compare what its sender received with what we did."""
+        self.attendance.note_delivered(number, announced.manifest.round_index)
+        self.witness.note(number, announced, kind)
+        try:
+            receipts = self._bucket.receipts_of(number)
+        except (StoreError, FileNotFoundError):
+            return  # the next round asks again
+        if receipts is not None:
+            self._compare(receipts, teller=self._name(number))
+
+    def _note_seen(self, number: int, announced: Announced) -> None:
+        self.attendance.note_seen(number, announced.manifest.round_index)
+
+    def _compare(self, receipts: Receipts, *, teller: str) -> None:
+        for one in receipts.receipts:
+            if one.member == teller:
+                continue
+            ours = self.witness.envelope(one.round_index, one.member, one.kind)
+            is_own = one.member == self._name(self._own)
+            if is_own or (ours is not None and ours != one.envelope.encode()):
+                self.witness.examine(one.round_index, one.member, one.kind, one.envelope.encode(), teller=teller)
+        for name, raw in receipts.proofs.items():
+            if not self.witness.is_proven(name):
+                self.witness.take_proof(raw.encode(), teller=teller)
+
+    def _put_receipts(self, round_index: int) -> None:
+        proofs = {name: self.witness.proof(name) or b"" for name in self.witness.proven()}
+        try:
+            self._bucket.put_receipts(self.witness.envelopes(since=round_index - RECEIPT_ROUNDS + 1), proofs)
+        except StoreError as error:  # not worth a second try: the next round tells it again
+            self._say_trouble(str(error))
 
     def check_store(self) -> None:
         """Write, read and remove something small; StoreError says what does not work."""
@@ -102,17 +143,10 @@ class BucketExchange(MemberExchange):
         """Let go of the connection to the store."""
         self._store.close()
 
-    def _claim_of(self, number: int) -> int | None:
-        try:
-            rounds = self._bucket.rounds_of(number)
-        except (StoreError, SnapshotError):
-            return None  # who cannot be asked, or cannot be believed, claims nothing
-        return None if rounds is None else rounds.latest_round
-
     def _keep_trying(self, action: Callable[[], None], *, what: str) -> bool:
         """Whether it succeeded before the deadline."""
         deadline_s, pause_s = self._agreement.deadline_s, self._pauses_s[0]
-        until = time.monotonic() + deadline_s
+        until = self._clock.now() + deadline_s
         while True:
             try:
                 action()
@@ -121,10 +155,10 @@ class BucketExchange(MemberExchange):
             else:
                 self._say_trouble("")
                 return True
-            if time.monotonic() + pause_s > until:
+            if self._clock.now() + pause_s > until:
                 self._notice(f"{what} could not be put into the store in {deadline_s:g} s: we go on without")
                 return False
-            time.sleep(pause_s)
+            self._clock.sleep(pause_s)
             pause_s = min(2 * pause_s, self._pauses_s[1])
 
     def _remove_old(self, round_index: int) -> None:

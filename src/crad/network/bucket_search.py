@@ -6,7 +6,6 @@ forgery than by putting nothing there.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -15,9 +14,10 @@ from crad.federation.message import Message
 from crad.network.agreement import Agreement
 from crad.network.arrivals import Announced
 from crad.network.bucket import Bucket
+from crad.network.clock import SYSTEM_CLOCK, Clock
 from crad.network.inbox import Inbox, LateError
 from crad.network.outbox import disk_fault
-from crad.network.patience import Patience, Verdict
+from crad.network.patience import PRESENT, Patience, Verdict, count_present
 from crad.network.store import StoreError
 
 BAD_BODY_S = 60.0  # until a body that was refused is downloaded again
@@ -30,6 +30,8 @@ class Voice:
     refuse: Callable[[str, str], None]  # the member's name, and why
     notice: Callable[[str], None]
     trouble: Callable[[str], None]  # with the store; empty when there is none
+    delivered: Callable[[int, Announced, str], None]  # by whom, what, of which kind
+    seen: Callable[[int, Announced], None]  # by somebody who counts as away, ready to be fetched
 
 
 @dataclass
@@ -57,37 +59,41 @@ class Search:
         numbers: Sequence[int],
         patience: Patience,
         voice: Voice,
+        away: Callable[[], frozenset[int]] = frozenset,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._bucket, self._inbox, self._patience, self._voice = bucket, inbox, patience, voice
-        self._round_index, self._kind = round_index, kind
+        self._round_index, self._kind, self._last_round = round_index, kind, agreement.rounds
         self._wanted = [Wanted(number, agreement.members[number].name) for number in numbers]
-        self._verdicts: dict[int, Verdict] = {}
+        self._away, self._clock = away, clock
+        self.verdicts: dict[int, Verdict] = {}
         self.got: dict[int, Message] = {}
 
-    def run(self, *, pauses_s: tuple[float, float]) -> None:
+    def run(self, *, pauses_s: tuple[float, float], on_look: Callable[[], None] = lambda: None) -> None:
         """Search until the round can go on; ExchangeError if it is below its quorum for too long."""
-        pause_s, is_told = pauses_s[0], False
+        pause_s = pauses_s[0]
+        self._look_for_all()  # once in any case: what lies there is taken, also from those who are not waited for
+        on_look()
         while not self._is_over():
-            before = len(self._verdicts)
+            self._check_hope()
+            self._clock.sleep(min(pause_s, self._patience.next_look_s()))
+            before = len(self.verdicts)
             self._look_for_all()
-            if self._is_over():
-                break
-            if self._patience.is_past_deadline:
-                self._check_hope(is_told=is_told)
-                is_told = True
-            pause_s = pauses_s[0] if len(self._verdicts) > before else min(2 * pause_s, pauses_s[1])
-            time.sleep(min(pause_s, self._patience.next_look_s()))
+            on_look()
+            pause_s = pauses_s[0] if len(self.verdicts) > before else min(2 * pause_s, pauses_s[1])
         for wanted in self._wanted:
             if wanted.number not in self.got:
                 self._leave_out(wanted)
 
     def _is_over(self) -> bool:
-        return self._patience.is_over(list(self._verdicts.values()), num_wanted=len(self._wanted))
+        numbers = [wanted.number for wanted in self._wanted]
+        return self._patience.is_over(self.verdicts, wanted=numbers, away=self._away())
 
     def _look_for_all(self) -> None:
         trouble = ""
-        for wanted in self._wanted:
-            if wanted.number in self._verdicts or time.monotonic() < wanted.not_before:
+        for wanted in sorted(self._wanted, key=lambda one: one.number in self._away()):
+            is_present = self.verdicts.get(wanted.number) in PRESENT
+            if is_present or self._clock.now() < wanted.not_before:
                 continue
             try:
                 self._look_for(wanted)
@@ -99,15 +105,21 @@ class Search:
                 trouble = trouble or str(error)  # perhaps of one file alone: the others are looked for
             except LateError:
                 return
-            if self._is_over():
-                break
         self._voice.trouble(trouble)
 
     def _look_for(self, wanted: Wanted) -> None:
         """One member's message, if all of it is there and nothing speaks against it."""
         announced = self._bucket.announced(wanted.number, self._round_index, self._kind)
         if announced is None:
-            return self._note_absence(wanted)
+            return self._look_for_later_one(wanted)
+        message = self._take(announced, wanted)
+        if message is not None:
+            self.got[wanted.number] = message
+            self.verdicts[wanted.number] = "came"
+        return None
+
+    def _take(self, announced: Announced, wanted: Wanted) -> Message | None:
+        """The announced message, None while its body is not there in full."""
         path, size = self._bucket.body_path(wanted.number, announced, self._kind), announced.manifest.size
         there = self._bucket.store.size(path)
         if there != size:
@@ -115,9 +127,13 @@ class Search:
             wanted.unfinished = f"{wanted.name} announced {size} bytes, of its body {there or 'none'} are there"
             return None
         wanted.unfinished = ""
-        self.got[wanted.number] = self._download(announced, path, wanted)
-        self._verdicts[wanted.number] = "came"
-        return None
+        if wanted.number in self._away():
+            self._voice.seen(wanted.number, announced)
+            if self._is_over():  # not back yet, or too late for this round
+                return None
+        message = self._download(announced, path, wanted)
+        self._voice.delivered(wanted.number, announced, self._kind)
+        return message
 
     def _download(self, announced: Announced, path: str, wanted: Wanted) -> Message:
         def chunks_from(start: int) -> Iterator[bytes]:
@@ -128,22 +144,45 @@ class Search:
 
         try:
             return self._inbox.receive(
-                announced, round_index=self._round_index, kind=self._kind, name=wanted.name, chunks_from=chunks_from
+                announced,
+                round_index=announced.manifest.round_index,
+                kind=self._kind,
+                name=wanted.name,
+                chunks_from=chunks_from,
             )
         except SnapshotError:
-            wanted.not_before = time.monotonic() + BAD_BODY_S
+            wanted.not_before = self._clock.now() + BAD_BODY_S
             raise
         except (StoreError, FileNotFoundError):
             raise
         except OSError as error:
             raise disk_fault(self._inbox.folder, error) from error
 
-    def _note_absence(self, wanted: Wanted) -> None:
+    def _look_for_later_one(self, wanted: Wanted) -> None:
+        """Take a message of a later round as proof that a member is past this one; what it says is none."""
         rounds = self._bucket.rounds_of(wanted.number)
+        latest = 0 if rounds is None else min(rounds.latest_round or 0, self._last_round)
+        for round_index in (latest, latest - 1):  # of the newest round this kind may not be there yet
+            later = round_index > self._round_index and self._bucket.announced(wanted.number, round_index, self._kind)
+            if later and self._take(later, wanted) is not None:
+                self.verdicts[wanted.number] = "ahead"
+                return
+        if wanted.number in self._away():
+            self._look_for_return(wanted, latest)
         if rounds is not None and max(rounds.first_round or 0, rounds.latest_round or 0) > self._round_index:
-            self._verdicts[wanted.number] = "gone"
+            self.verdicts[wanted.number] = "gone"
         else:
+            self.verdicts.pop(wanted.number, None)
             self._bucket.compare_agreements(wanted.number)
+
+    def _look_for_return(self, wanted: Wanted, latest: int) -> None:
+        """Look whether the newest message of a member that counts as away lies ready: then it is waited for again."""
+        last = self._bucket.announced(wanted.number, latest, self._kind) if latest else None
+        if last is None:
+            return
+        path = self._bucket.body_path(wanted.number, last, self._kind)
+        if self._bucket.store.size(path) == last.manifest.size:
+            self._voice.seen(wanted.number, last)
 
     def _refuse(self, wanted: Wanted, reason: str) -> None:
         """Tell a refusal, once however often it is seen again."""
@@ -154,12 +193,18 @@ class Search:
     def _leave_out(self, wanted: Wanted) -> None:
         if wanted.unfinished:
             self._refuse(wanted, wanted.unfinished)
-        why = "it is past it" if self._verdicts.get(wanted.number) == "gone" else "nothing valid of it came in time"
+        if wanted.number in self._away() and wanted.number not in self.verdicts:
+            return  # that it is not waited for has been said
+        is_past = self.verdicts.get(wanted.number) in ("ahead", "gone")
+        why = "it is past it" if is_past else "nothing valid of it came in time"
         self._voice.notice(f"round {self._round_index} goes on without {wanted.name}: {why}")
 
-    def _check_hope(self, *, is_told: bool) -> None:
-        text = f"round {self._round_index} has {len(self.got)} of the {self._patience.quorum} others that it needs"
+    def _check_hope(self) -> None:
+        there = count_present(self.verdicts)
+        if there >= self._patience.quorum:
+            return
+        text = f"round {self._round_index} has {there} of the {self._patience.quorum} others that it needs"
         if self._patience.is_past_hope:
             raise ExchangeError(f"{text} after {self._patience.give_up_s:g} s: join again when they are back")
-        if not is_told:
+        if self._patience.is_time_for_a_word():
             self._voice.notice(f"{text}: waiting for more")

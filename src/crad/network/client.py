@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import httpx
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from crad.errors import SnapshotError, printable
 from crad.network.agreement import Agreement
@@ -19,16 +19,26 @@ from crad.network.arrivals import Announced, Rounds
 from crad.network.envelope import max_envelope_bytes
 from crad.network.fields import split_address
 from crad.network.identity import Identity
+from crad.network.proof import MAX_PROOF_BYTES
 from crad.network.tls import MemberContext
 
 CONNECT_S = 10.0
 READ_S = 30.0  # of silence in the middle of an answer
+ANSWER_S = 60.0  # for all of a small answer, however its bytes come
+GRACE_S = 30.0  # for a body to begin
+LEAST_BYTES_PER_S = 4096.0  # of a body after that: whoever drips is not waited for
 MAX_ANSWER_BYTES = 4096
 MAX_AGREEMENT_BYTES = 4 << 20
 MAX_REASON = 500  # characters
 OLDER_TLS = ("alert protocol version", "unsupported protocol", "wrong version number")  # in OpenSSL's words
 
+MAX_RECEIPTS_BYTES = 1 << 20
+ShortName = Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,100}$")]
 Told = TypeVar("Told", bound=BaseModel)
+
+
+class SlowError(httpx.ReadTimeout):
+    """A body came, and more slowly than anybody need wait for."""
 
 
 class ChangedError(Exception):
@@ -51,6 +61,15 @@ class Hello(Rounds):
     federation: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     clock: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # seconds since 1970
     version: Annotated[str, Field(max_length=50)]
+
+
+class Receipts(BaseModel):
+    """What a member says that it received in a round, and against whom it has proofs; nothing of it is believed."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    received: dict[ShortName, dict[ShortName, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]]]
+    proofs: list[ShortName] = []
 
 
 class Reached(BaseModel):
@@ -85,13 +104,13 @@ class MemberClient:
             headers={"Accept-Encoding": "identity"},
         )
 
-    def hello(self, *, timeout_s: float | None = None) -> Hello:
+    def hello(self, *, timeout_s: float | None = None, total_s: float | None = None) -> Hello:
         """Who is there, with which agreement, at which round."""
-        return self._model(Hello, self.ask("/v1/hello", read_s=timeout_s))
+        return self._model(Hello, self.ask("/v1/hello", read_s=timeout_s, total_s=total_s))
 
-    def agreement(self) -> dict[str, Any]:
+    def agreement(self, *, total_s: float | None = None) -> dict[str, Any]:
         """What the member has agreed on, as plain and unchecked values."""
-        answer = self.ask("/v1/agreement", limit=MAX_AGREEMENT_BYTES)
+        answer = self.ask("/v1/agreement", limit=MAX_AGREEMENT_BYTES, total_s=total_s)
         try:
             table = json.loads(answer.body)
         except (ValueError, RecursionError):
@@ -108,41 +127,71 @@ class MemberClient:
         """The signed envelope of a round, waited for at the other end."""
         path = f"/v1/manifest/{round_index}/{kind}?wait={wait_s:.2f}"
         limit = max_envelope_bytes(self._agreement) + 1  # one more is enough to be refused
-        return self.ask(path, limit=limit, read_s=self._read_s + wait_s)
+        return self.ask(path, limit=limit, read_s=self._read_s + wait_s, total_s=self._read_s + wait_s)
 
-    def reach(self) -> Reached | None:
+    def receipts(self, round_index: int, *, total_s: float) -> Receipts | None:
+        """What the member says that it received in a round, None if it does not say."""
+        answer = self.ask(f"/v1/receipts/{round_index}", limit=MAX_RECEIPTS_BYTES, total_s=total_s)
+        return self._model(Receipts, answer) if answer.status == 200 else None
+
+    def receipt(self, round_index: int, name: str, kind: str, *, total_s: float) -> bytes | None:
+        """The envelope that the member received from another one, None if it has none."""
+        limit = max_envelope_bytes(self._agreement) + 1
+        answer = self.ask(f"/v1/receipts/{round_index}/{name}/{kind}", limit=limit, total_s=total_s)
+        return answer.body if answer.status == 200 else None
+
+    def proof(self, name: str, *, total_s: float) -> bytes | None:
+        """The member's proof against another one, None if it has none."""
+        answer = self.ask(f"/v1/proof/{name}", limit=MAX_PROOF_BYTES, total_s=total_s)
+        return answer.body if answer.status == 200 else None
+
+    def reach(self, *, total_s: float | None = None) -> Reached | None:
         """Whether the member reaches us at our agreed address, None if it is busy trying or does not know how."""
-        answer = self.ask("/v1/reach")
+        answer = self.ask("/v1/reach", total_s=total_s)
         return None if answer.status in (404, 429) else self._model(Reached, answer)
 
-    def probe(self, size: int) -> float:
+    def probe(self, size: int, *, total_s: float | None = None) -> float:
         """How many seconds it takes to receive so many bytes."""
         began = time.perf_counter()
-        answer = self.ask(f"/v1/probe?bytes={size}", limit=size)
+        answer = self.ask(f"/v1/probe?bytes={size}", limit=size, total_s=total_s)
         if answer.status != 200 or len(answer.body) != size:
             raise SnapshotError(f"{self.member.name} answered a probe of {size} bytes with {len(answer.body)}")
         return time.perf_counter() - began
 
     def body(self, announced: Announced, *, round_index: int, kind: str, start: int) -> Iterator[bytes]:
-        """The announced body from this byte on, as it comes."""
+        """The announced body from this byte on, as it comes; whoever sends slower than a least speed is cut off."""
         if start == announced.manifest.size:
             return
         etag = f'"{announced.manifest.sha256}"'
         headers = {"Range": f"bytes={start}-", "If-Range": etag} if start else {}
-        with self._stream(f"/v1/snapshot/{round_index}/{kind}", headers=headers) as response:
+        with (
+            self._context.within(GRACE_S) as deadline,
+            self._stream(f"/v1/snapshot/{round_index}/{kind}", headers=headers) as response,
+        ):
             if response.status_code not in (200, 206) or response.headers.get("ETag") != etag:
                 raise ChangedError
             known = start  # bytes that come again, where the whole is sent
             if response.status_code == 206:
                 _check_begins_at(start, response, name=self.member.name)
                 known = 0
-            for chunk in response.iter_raw():
-                yield chunk[known:]
-                known = max(0, known - len(chunk))
+            try:
+                for chunk in response.iter_raw():
+                    deadline.extend(len(chunk) / LEAST_BYTES_PER_S)
+                    yield chunk[known:]
+                    known = max(0, known - len(chunk))
+            except httpx.ReadTimeout as error:
+                if deadline.is_over:
+                    raise SlowError(str(error)) from error
+                raise
 
-    def ask(self, path: str, *, limit: int = MAX_ANSWER_BYTES, read_s: float | None = None) -> Answer:
-        """One GET; of the answer's body no more than `limit` bytes are read."""
-        with self._stream(path, read_s=read_s) as response:
+    def ask(
+        self, path: str, *, limit: int = MAX_ANSWER_BYTES, read_s: float | None = None, total_s: float | None = None
+    ) -> Answer:
+        """One GET; of the answer's body no more than `limit` bytes are read, and no longer than `total_s` in all."""
+        with (
+            self._context.within(ANSWER_S if total_s is None else total_s),
+            self._stream(path, read_s=read_s) as response,
+        ):
             body = bytearray()
             for chunk in response.iter_raw():
                 body += chunk
@@ -163,7 +212,12 @@ class MemberClient:
     def _stream(
         self, path: str, *, headers: dict[str, str] | None = None, read_s: float | None = None
     ) -> Iterator[httpx.Response]:
-        timeout = httpx.Timeout(self._read_s if read_s is None else read_s, connect=min(CONNECT_S, read_s or CONNECT_S))
+        read_s = self._read_s if read_s is None else read_s
+        try:
+            connect_s = self._context.deadline.left_s(min(CONNECT_S, read_s))
+        except TimeoutError as error:
+            raise httpx.ConnectTimeout(str(error)) from error
+        timeout = httpx.Timeout(read_s, connect=connect_s, pool=connect_s)
         with self._client.stream("GET", path, headers=headers, timeout=timeout) as response:
             yield response
 
@@ -188,6 +242,8 @@ def why(error: httpx.TransportError) -> str:
         return "it refuses our certificate: the other side must have the same federation.toml, and ours must be valid"
     if is_disconnect(error):
         return "it closes the connection without a word: probably it refuses our certificate; compare federation.toml"
+    if is_slow(error):
+        return f"it sends its snapshot slower than {LEAST_BYTES_PER_S:g} bytes a second"
     if isinstance(error, httpx.TimeoutException):
         return "it does not answer: perhaps a firewall, or the machine is off"
     return f"it cannot be reached ({printable(error)}): check its address, and whether it is running"
@@ -196,6 +252,11 @@ def why(error: httpx.TransportError) -> str:
 def is_disconnect(error: httpx.TransportError) -> bool:
     """The connection was made and then ended without an answer, as TLS 1.3 shows a refused client certificate."""
     return isinstance(error, httpx.RemoteProtocolError | httpx.ReadError | httpx.WriteError)
+
+
+def is_slow(error: httpx.TransportError) -> bool:
+    """A body was cut off because it came too slowly."""
+    return isinstance(error, SlowError)
 
 
 def is_imposter(error: httpx.TransportError) -> bool:

@@ -1,4 +1,4 @@
-"""What a member answers to the others: six addresses, all of them GET, and nothing else."""
+"""What a member answers to the others: a few addresses, all of them GET, and nothing else."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from crad.network.agreement import Agreement
 from crad.network.arrivals import KIND, split_kind
 from crad.network.outbox import Absent, Outbox, Published
 from crad.network.reaching import TryBack
+from crad.network.witness import Witness
 
 CHUNK_BYTES = 1 << 20  # smaller ones cost half again the CPU
 MAX_WAIT_S = 30.0
@@ -40,11 +41,12 @@ class Endpoints:
     ) -> None:
         self._agreement, self._own, self._outbox, self._on_delivered = agreement, own, outbox, on_delivered
         self._try_back = try_back
+        self.witness: Witness | None = None  # of what we received; none before there is an exchange
         self._news = asyncio.Event()
         self._is_closing = False
 
     def application(self) -> Starlette:
-        """The six addresses."""
+        """All addresses."""
         paths = {
             "/v1/hello": self._hello,
             "/v1/agreement": self._tell_agreement,
@@ -52,6 +54,9 @@ class Endpoints:
             "/v1/snapshot/{round}/{kind}": self._snapshot,
             "/v1/probe": self._probe,
             "/v1/reach": self._reach,
+            "/v1/receipts/{round}": self._receipts,
+            "/v1/receipts/{round}/{name}/{kind}": self._receipt,
+            "/v1/proof/{name}": self._proof,
         }
         return Starlette(routes=[Route(path, answer, methods=["GET"]) for path, answer in paths.items()])
 
@@ -106,6 +111,27 @@ class Endpoints:
             return Response(status_code=429, headers={"Retry-After": "5"})
         reached = await asyncio.to_thread(self._try_back.reach, name)
         return JSONResponse(reached.model_dump())
+
+    async def _receipts(self, request: Request) -> Response:
+        """What we received in a round, as hashes, and against whom we have a proof."""
+        round_text = request.path_params["round"]
+        if self.witness is None or ROUND.fullmatch(round_text) is None:
+            return Response(status_code=404)
+        return JSONResponse(
+            {"received": self.witness.digests(int(round_text)), "proofs": self.witness.proven()},
+        )
+
+    async def _receipt(self, request: Request) -> Response:
+        """The signed envelope of another member, as we received it."""
+        round_text, name, kind = (request.path_params[key] for key in ("round", "name", "kind"))
+        is_sensible = ROUND.fullmatch(round_text) is not None and split_kind(kind)[1] is None
+        found = self.witness.envelope(int(round_text), name, kind) if self.witness and is_sensible else None
+        return Response(status_code=404) if found is None else Response(found, media_type="application/json")
+
+    async def _proof(self, request: Request) -> Response:
+        """Two messages of one member for one round, signed by it."""
+        found = None if self.witness is None else self.witness.proof(request.path_params["name"])
+        return Response(status_code=404) if found is None else Response(found, media_type="application/json")
 
     def _place(self, request: Request) -> tuple[int, str] | None:
         """Round and kind, unless they make no sense or the message is for somebody else."""
@@ -193,6 +219,9 @@ def _number(text: str, *, most: float) -> float | None:
 
 def describe_path(path: str) -> dict[str, Any]:
     """What a path asks for, in the words of the ledger."""
+    told = re.fullmatch(r"/v1/(receipts|proof)/([0-9]{1,9})?.*", path)
+    if told is not None:
+        return {"what": told[1], **({} if told[2] is None else {"round_index": int(told[2])})}
     match = re.fullmatch(r"/v1/(hello|agreement|probe|reach|manifest|snapshot)(?:/([0-9]{1,9})/([^/]+))?", path)
     if match is None:
         return {"what": "refusal"}

@@ -1,40 +1,90 @@
-"""Fetching one member's message of one round, in a thread of its own: try, wait, go on where it was cut off."""
+"""Fetching one member's message of one round, beside all others: try, wait, go on where it was cut off.
+
+A member that is past the round must show it: what counts is a message of a later round, delivered and checked like any
+other. With it come the hashes of what that member received, which are compared with ours.
+"""
 
 from __future__ import annotations
 
-import queue
-import threading
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import httpx
 
 from crad.errors import CradError, SnapshotError
 from crad.federation.message import Message
-from crad.network.agreement import Agreement, differences
-from crad.network.arrivals import Announced, check_announced
-from crad.network.client import Answer, ChangedError, MemberClient, is_disconnect, is_imposter, why
+from crad.network.agreement import Agreement, Member, differences
+from crad.network.arrivals import Announced, Rounds, check_announced
+from crad.network.client import Answer, ChangedError, Receipts, is_disconnect, is_imposter, is_slow, why
+from crad.network.clock import Clock, Mailbox, Signal
 from crad.network.envelope import StaleAgreementError
 from crad.network.inbox import Inbox, LateError
 from crad.network.outbox import disk_fault
 from crad.network.patience import Verdict
+from crad.network.witness import Witness
 
 WAIT_S = 20.0  # that the other end keeps a question open
 PAUSE_S = 0.2  # after the first failure; doubled with each, up to the longest
 LONGEST_PAUSE_S = 5.0
 MAX_DISCONNECTS = 5  # in a row, without an answer or a new byte
+MAX_SLOW = 3  # bodies cut off because they came too slowly
 MAX_LINES = 5  # of differences in one message
+RECEIPTS_S = 5.0  # for each question about what the member received
+
+
+class Line(Protocol):
+    """How one member is asked: over TLS, or in memory where a whole federation is simulated."""
+
+    number: int
+    member: Member
+
+    def manifest(self, round_index: int, kind: str, *, wait_s: float) -> Answer:
+        """Return the signed envelope of a round, waited for at the other end."""
+        ...
+
+    def body(self, announced: Announced, *, round_index: int, kind: str, start: int) -> Iterator[bytes]:
+        """Yield the announced body from this byte on."""
+        ...
+
+    def rounds(self, answer: Answer) -> Rounds:
+        """Return what an answer says about the member's rounds."""
+        ...
+
+    def agreement(self) -> dict[str, Any]:
+        """Return what the member has agreed on."""
+        ...
+
+    def receipts(self, round_index: int, *, total_s: float) -> Receipts | None:
+        """Return what the member says that it received."""
+        ...
+
+    def receipt(self, round_index: int, name: str, kind: str, *, total_s: float) -> bytes | None:
+        """Return an envelope that the member received from another one."""
+        ...
+
+    def proof(self, name: str, *, total_s: float) -> bytes | None:
+        """Return the member's proof against another one."""
+        ...
+
+    def drop(self) -> None:
+        """End whatever is under way, from another thread."""
+        ...
+
+    def close(self) -> None:
+        """Let go of all connections."""
+        ...
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a fetch ended, and why."""
+    """How a fetch ended, and why; `round_index` is that of the message, where one came."""
 
     verdict: Verdict
     reason: str = ""
     message: Message | None = None
     error: Exception | None = None
+    round_index: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,17 +94,19 @@ class Want:
     round_index: int
     kind: str
     inbox: Inbox
-    stop: threading.Event = field(default_factory=threading.Event)
-    endings: queue.Queue[tuple[int, Ending]] = field(default_factory=queue.Queue)
+    witness: Witness
+    stop: Signal
+    endings: Mailbox[tuple[int, Ending]]
 
 
-class Fetch(threading.Thread):
+class Fetch:
     """From one member. Ends by itself with a message or a refusal, and soon after `want.stop` in any case."""
 
-    def __init__(self, client: MemberClient, want: Want, *, agreement: Agreement, after_s: float = 0.0) -> None:
-        super().__init__(name=f"crad-fetch-{client.member.name}", daemon=True)
+    def __init__(self, client: Line, want: Want, *, agreement: Agreement, clock: Clock, after_s: float = 0.0) -> None:
         self.client, self._want, self._agreement, self._after_s = client, want, agreement, after_s
+        self._clock = clock
         self._disconnects = 0
+        self._times_slow = 0
         self._pause_s = PAUSE_S
         self._last_failure = "it has not published in time"
 
@@ -80,7 +132,7 @@ class Fetch(threading.Thread):
             except LateError:
                 break
             except ChangedError:
-                self._rest("it publishes this round anew")
+                self._rest("it publishes this round again")
                 continue
             except httpx.TransportError as error:
                 if self._want.stop.is_set():
@@ -94,19 +146,18 @@ class Fetch(threading.Thread):
         return Ending("late", self._last_failure)
 
     def _try_once(self) -> Ending | None:
-        """One question and, if there is something to fetch, the fetching; None to ask again."""
-        began = time.monotonic()
+        """Ask once and, if there is something to fetch, fetch it; None to ask again."""
+        began = self._clock.now()
         answer = self.client.manifest(self._want.round_index, self._want.kind, wait_s=WAIT_S)
         if answer.status == 200:
-            return Ending("came", message=self._download(self._open(answer)))
+            return self._take("came", answer, self._want.round_index)
         self._disconnects = 0
         if answer.status == 410:
-            rounds = self.client.rounds(answer)
-            return Ending("gone", f"its rounds begin with {rounds.first_round}, it is at {rounds.latest_round}")
+            return self._fetch_later_one(self.client.rounds(answer))
         if answer.status == 425:
             self._pause_s = PAUSE_S
             # Whoever answers "not yet" at once, without waiting, is not asked without end.
-            self._want.stop.wait(max(0.0, PAUSE_S - (time.monotonic() - began)))
+            self._want.stop.wait(max(0.0, PAUSE_S - (self._clock.now() - began)))
             return None
         if answer.status in (429, 503):
             self._rest("it has too much to do", at_least_s=answer.retry_s)
@@ -115,11 +166,34 @@ class Fetch(threading.Thread):
             return Ending("unreachable", "it does not count us among its members: compare federation.toml")
         return Ending("unreachable", f"it answers {answer.status}: compare the versions of crad")
 
-    def _open(self, answer: Answer) -> Announced:
-        want, number = self._want, self.client.number
+    def _fetch_later_one(self, rounds: Rounds) -> Ending:
+        """Have a member that says to be past this round show a message of a later one."""
+        latest = min(rounds.latest_round or 0, self._agreement.rounds)
+        said = f"its rounds begin with {rounds.first_round}, it is at {rounds.latest_round}"
+        for round_index in (latest, latest - 1):  # of the newest round this kind may not be there yet
+            if round_index <= self._want.round_index:
+                break
+            answer = self.client.manifest(round_index, self._want.kind, wait_s=0.0)
+            if answer.status == 200:
+                return self._take("ahead", answer, round_index, reason=said)
+        return Ending("gone", said)
+
+    def _take(self, verdict: Verdict, answer: Answer, round_index: int, *, reason: str = "") -> Ending:
+        """Check what is announced, fetch it, and compare what its sender received with what we did."""
+        announced = self._open(answer, round_index)
+        message = self._download(announced, round_index)
+        self._want.witness.note(self.client.number, announced, self._want.kind)
+        self._compare_receipts(round_index)
+        return Ending(verdict, reason, message, round_index=round_index)
+
+    def _open(self, answer: Answer, round_index: int) -> Announced:
         try:
             return check_announced(
-                answer.body, sender=number, round_index=want.round_index, kind=want.kind, agreement=self._agreement
+                answer.body,
+                sender=self.client.number,
+                round_index=round_index,
+                kind=self._want.kind,
+                agreement=self._agreement,
             )
         except StaleAgreementError as error:
             lines = differences(self._agreement, self.client.agreement())[:MAX_LINES]
@@ -127,32 +201,59 @@ class Fetch(threading.Thread):
                 raise
             raise SnapshotError(f"{self.client.member.name} has another agreement: {'; '.join(lines)}") from error
 
-    def _download(self, announced: Announced) -> Message:
+    def _download(self, announced: Announced, round_index: int) -> Message:
         want = self._want
         self._last_failure = "its snapshot has not come in full"
 
         def chunks_from(start: int) -> Iterator[bytes]:
-            for chunk in self.client.body(announced, round_index=want.round_index, kind=want.kind, start=start):
+            for chunk in self.client.body(announced, round_index=round_index, kind=want.kind, start=start):
                 if want.stop.is_set():
                     raise LateError
                 self._disconnects, self._pause_s = 0, PAUSE_S  # it goes on, however slowly
                 yield chunk
 
         return want.inbox.receive(
-            announced,
-            round_index=want.round_index,
-            kind=want.kind,
-            name=self.client.member.name,
-            chunks_from=chunks_from,
+            announced, round_index=round_index, kind=want.kind, name=self.client.member.name, chunks_from=chunks_from
         )
+
+    def _compare_receipts(self, round_index: int) -> None:
+        """Ask what the member received in the round before, which it has finished, and in this one so far.
+
+        Whatever goes wrong here is no reason to refuse its message.
+        """
+        witness, client = self._want.witness, self.client
+        try:
+            for index in (round_index - 1, round_index):
+                receipts = client.receipts(index, total_s=RECEIPTS_S) if index > 0 else None
+                if receipts is None:
+                    continue
+                witness.compare(
+                    index,
+                    receipts.received,
+                    teller=client.member.name,
+                    show=lambda name, kind, index=index: client.receipt(index, name, kind, total_s=RECEIPTS_S),  # type: ignore[misc]
+                )
+                self._take_proofs(receipts)
+        except (httpx.TransportError, SnapshotError):
+            return
+
+    def _take_proofs(self, receipts: Receipts) -> None:
+        known = {member.name for member in self._agreement.members}
+        for name in sorted(set(receipts.proofs) & known):
+            raw = None if self._want.witness.is_proven(name) else self.client.proof(name, total_s=RECEIPTS_S)
+            if raw is not None:
+                self._want.witness.take_proof(raw, teller=self.client.member.name)
 
     def _after_failure(self, error: httpx.TransportError) -> Ending | None:
         reason = why(error)
         if is_imposter(error):
             return Ending("refused", reason)
         self._disconnects = self._disconnects + 1 if is_disconnect(error) else 0
+        self._times_slow += is_slow(error)
         if self._disconnects >= MAX_DISCONNECTS:
             return Ending("unreachable", reason)
+        if self._times_slow >= MAX_SLOW:
+            return Ending("refused", reason)
         self._rest(reason)
         return None
 

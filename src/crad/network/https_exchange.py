@@ -6,30 +6,49 @@ A round needs no coordinator. It goes on when all others have come, or when the 
 from __future__ import annotations
 
 import queue
-import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
-import httpx
-
-from crad.errors import ExchangeError, SnapshotError
+from crad.errors import ExchangeError
 from crad.federation.message import Message
 from crad.network.agreement import Agreement
-from crad.network.arrivals import common_round
-from crad.network.client import Hello, MemberClient
-from crad.network.envelope import seal
-from crad.network.fetch import Ending, Fetch, Want
-from crad.network.gate import Notice
+from crad.network.client import MemberClient
+from crad.network.clock import Worker
+from crad.network.endpoints import Delivered
+from crad.network.fetch import Ending, Fetch, Line, Want
 from crad.network.identity import Identity
-from crad.network.member_exchange import MemberExchange, Refused
-from crad.network.outbox import Published
-from crad.network.patience import Patience
-from crad.network.server import SnapshotServer
+from crad.network.member_exchange import MemberExchange, Terms
+from crad.network.outbox import Outbox, Published
+from crad.network.patience import PRESENT, Patience, Verdict, count_present
+from crad.network.witness import Witness
 
-HELLO_S = 3.0
 ASK_AGAIN_S = 60.0  # those whose message was refused, where without them the round cannot go on
+SHOW_AGAIN_S = 1.0  # those who say to be past this round and have not shown it yet
 LEAVE_S = 2.0  # for a fetch that is no longer wanted to end
+
+Endings = dict[int, Ending]
+
+
+class Server(Protocol):
+    """Where we are asked: a `SnapshotServer`, or one in memory where a whole federation is simulated."""
+
+    outbox: Outbox
+    on_delivered: Delivered
+    witness: Witness | None
+
+    def announce(self) -> None:
+        """Answer those who wait for something that was just published."""
+        ...
+
+
+@dataclass(frozen=True)
+class Running:
+    """A fetch under way."""
+
+    fetch: Fetch
+    worker: Worker
 
 
 class HttpsExchange(MemberExchange):
@@ -40,136 +59,164 @@ class HttpsExchange(MemberExchange):
         agreement: Agreement,
         identity: Identity,
         folder: Path,
-        server: SnapshotServer,
+        server: Server,
         *,
         own: int,
         proxy: str | None = None,
-        on_refused: Refused = lambda name, reason: None,
-        notice: Notice = lambda text: None,
+        terms: Terms | None = None,
+        connect: Callable[[int], Line] | None = None,
     ) -> None:
-        super().__init__(agreement, identity, folder, own=own, on_refused=on_refused, notice=notice)
+        super().__init__(agreement, identity, folder, own=own, terms=terms)
         self._server = server
-        others = [number for number in range(len(agreement.members)) if number != own]
-        for other in others:  # all keys are there from the start: the server's thread only adds to them
+        for other in self._others:  # all keys are there from the start: the server's thread only adds to them
             self.ledger.count(sender=own, receiver=other, payload_bytes=0)
             self.ledger.count(sender=other, receiver=own, payload_bytes=0)
-        self._clients = {
-            other: MemberClient(other, identity=identity, agreement=agreement, proxy=proxy) for other in others
-        }
-        server.on_delivered = self._count_sent
+        dial = connect or (lambda other: MemberClient(other, identity=identity, agreement=agreement, proxy=proxy))
+        self._clients = {other: dial(other) for other in self._others}
+        self._behind: tuple[Want, dict[int, Running]] | None = (
+            None  # fetches from those whom the round did not wait for
+        )
+        server.on_delivered, server.witness = self._count_sent, self.witness
 
     def begin(self, round_index: int) -> None:
         """This member starts, or starts again, at this round: nobody need wait for an older one of it."""
         self._server.outbox.begin(round_index)
         self._server.announce()
 
-    def latest(self) -> int | None:
-        """The round that the others have reached (`common_round`), None before the first or if nobody answers."""
-        return common_round(self._claims(), agreement=self._agreement)
-
     def readers_to_come(self) -> list[str]:
-        """The others that have not fetched anything of our newest round, also not before this process began."""
-        have = self._server.outbox.readers(self._server.outbox.latest_round or 0)
-        return [client.member.name for client in self._clients.values() if client.member.name not in have]
+        """Those who are not away and have not fetched anything of our newest round, also not before a restart."""
+        newest = self._server.outbox.latest_round or 0
+        gone = self.attendance.away(newest)
+        have = self._server.outbox.readers(newest)
+        waited = [number for number in self._others if number not in gone and not self._is_left_out(number)]
+        return [self._name(number) for number in waited if self._name(number) not in have]
 
     def close(self) -> None:
         """Let go of all connections to others; the server is its owner's to stop."""
+        self._settle_those_behind()
         for client in self._clients.values():
             client.drop()
             client.close()
 
-    def _send(self, round_index: int, kind: str, message: Message) -> None:
-        envelope = seal(message.manifest, kind=kind, identity=self._identity, agreement=self._agreement)
+    def _signed_before(self, round_index: int, kind: str) -> bytes | None:
+        found = self._server.outbox.look(round_index, kind)
+        return found.envelope if isinstance(found, Published) else None
+
+    def _send(self, round_index: int, kind: str, message: Message, envelope: bytes) -> None:
         self._server.outbox.publish(round_index, kind, envelope=envelope, message=message)
         self._server.announce()
 
     def _gather(self, round_index: int, kind: str, wanted: Sequence[int], patience: Patience) -> dict[int, Message]:
-        endings = self._fetch_all(wanted, Want(round_index, kind, self._inbox), patience)
-        for number, ending in endings.items():
-            if ending.verdict not in ("came", "refused"):
+        self._settle_those_behind()
+        want = Want(
+            round_index, kind, self._inbox, self.witness, stop=self._clock.signal(), endings=self._clock.mailbox()
+        )
+        endings = self._fetch_all(wanted, want, patience)
+        self._note_attendance(round_index, _verdicts(endings), wanted)
+        for number in wanted:
+            ending = endings.get(number)
+            if ending is not None and ending.verdict not in ("came", "refused"):
                 self._notice(f"round {round_index} goes on without {self._name(number)}: {ending.reason}")
-        return {number: ending.message for number, ending in endings.items() if ending.message is not None}
+        return {number: one.message for number, one in endings.items() if one.verdict == "came" and one.message}
 
-    def _fetch_all(self, wanted: Sequence[int], want: Want, patience: Patience) -> dict[int, Ending]:
+    def _fetch_all(self, wanted: Sequence[int], want: Want, patience: Patience) -> Endings:
         """Fetch from all at once until the round can go on; everybody's ending, also of those who are too late."""
-        endings: dict[int, Ending] = {}
-        fetches = {number: self._start(number, want) for number in wanted}
+        endings: Endings = {}
+        away = self.attendance.away(want.round_index) & set(wanted)
+        # Who is away is asked too, and goes on being asked while we learn: by delivering it comes back.
+        behind = replace(want, stop=self._clock.signal())
+        wants = {number: behind if number in away else want for number in wanted}
+        running = {number: self._start(number, wants[number]) for number in wanted}
         try:
-            while not patience.is_over([one.verdict for one in endings.values()], num_wanted=len(wanted)):
-                if len(endings) == len(wanted):  # below the quorum, and nobody left to wait for: ask them again
-                    for number in [number for number, ending in endings.items() if ending.verdict != "came"]:
-                        del endings[number]
-                        fetches[number] = self._start(number, want, after_s=ASK_AGAIN_S)
+            while not patience.is_over(_verdicts(endings), wanted=wanted, away=away):
+                self._check_hope(want, patience, endings)
+                if all(number in endings for number in wanted if number not in away):
+                    running |= self._ask_again(wants, endings)
                 try:
                     number, ending = want.endings.get(timeout=patience.next_look_s())
                 except queue.Empty:
-                    self._say_who_is_missing(want, patience, endings)
                     continue
                 endings[number] = self._note(number, ending)
+                self._check_overtaken(want.round_index)
         finally:
-            self._leave(fetches, want, endings)
+            self._behind = (behind, {number: running[number] for number in away})
+            self._leave([one for number, one in running.items() if number not in away], want, endings)
         for number in wanted:
-            if number not in endings:
+            if number not in endings and number not in away:
                 endings[number] = self._note(number, Ending("late", "it did not answer in time"))
         return endings
 
-    def _start(self, number: int, want: Want, *, after_s: float = 0.0) -> Fetch:
-        fetch = Fetch(self._clients[number], want, agreement=self._agreement, after_s=after_s)
-        fetch.start()
-        return fetch
+    def _ask_again(self, wants: Mapping[int, Want], endings: Endings) -> dict[int, Running]:
+        """Where nobody is left to wait for and too few are there, ask those again whose answer was none."""
+        again = {}
+        for number in [number for number, ending in endings.items() if ending.verdict not in PRESENT]:
+            after_s = SHOW_AGAIN_S if endings.pop(number).verdict == "gone" else ASK_AGAIN_S
+            again[number] = self._start(number, wants[number], after_s=after_s)
+        return again
+
+    def _start(self, number: int, want: Want, *, after_s: float = 0.0) -> Running:
+        client = self._clients[number]
+        fetch = Fetch(client, want, agreement=self._agreement, clock=self._clock, after_s=after_s)
+        return Running(fetch, self._clock.start(fetch.run, name=f"crad-fetch-{client.member.name}"))
 
     def _note(self, number: int, ending: Ending) -> Ending:
         if ending.error is not None:
             raise ending.error
+        if ending.verdict in PRESENT:
+            self.attendance.note_delivered(number, ending.round_index)
         if ending.verdict == "refused":
             self._refuse(self._name(number), ending.reason)
         return ending
 
-    def _say_who_is_missing(self, want: Want, patience: Patience, endings: Mapping[int, Ending]) -> None:
-        if not patience.is_past_deadline:
+    def _check_hope(self, want: Want, patience: Patience, endings: Mapping[int, Ending]) -> None:
+        there = count_present(_verdicts(endings))
+        if there >= patience.quorum:
             return
-        came = sum(ending.verdict == "came" for ending in endings.values())
-        if came >= patience.quorum:
-            return  # the deadline has passed this moment, and the round goes on
-        text = f"round {want.round_index} has {came} of the {patience.quorum} others that it needs"
+        text = f"round {want.round_index} has {there} of the {patience.quorum} others that it needs"
         if patience.is_past_hope:
             raise ExchangeError(f"{text} after {patience.give_up_s:g} s: join again when they are back")
-        self._notice(f"{text}: waiting for more")
+        if patience.is_time_for_a_word():
+            self._notice(f"{text}: waiting for more")
 
-    def _leave(self, fetches: Mapping[int, Fetch], want: Want, endings: dict[int, Ending]) -> None:
+    def _leave(self, running: Sequence[Running], want: Want, endings: Endings) -> None:
         """Stop those who are still at it, and take what came in the last moment."""
         want.stop.set()
-        running = [fetch for fetch in fetches.values() if fetch.is_alive()]
-        for fetch in running:
-            fetch.client.drop()
-        until = time.monotonic() + LEAVE_S
-        for fetch in running:
-            fetch.join(max(0.0, until - time.monotonic()))
-        while not want.endings.empty():
-            number, ending = want.endings.get()
+        alive = [one for one in running if one.worker.is_alive()]
+        for one in alive:
+            one.fetch.client.drop()
+        until = self._clock.now() + LEAVE_S
+        for one in alive:
+            one.worker.join(max(0.0, until - self._clock.now()))
+        for number, ending in _arrived(want):
             if ending.verdict != "fault":
                 endings[number] = self._note(number, ending)
 
-    def _claims(self) -> list[int]:
-        """The newest round of every other member that answers soon and has the same agreement."""
-        clients = list(self._clients.values())
-        if not clients:
-            return []
-        with ThreadPoolExecutor(len(clients)) as pool:
-            hellos = pool.map(self._hello, clients)
-        return [hello.latest_round for hello in hellos if hello is not None and hello.latest_round is not None]
-
-    def _hello(self, client: MemberClient) -> Hello | None:
-        try:
-            hello = client.hello(timeout_s=HELLO_S)
-        except (httpx.TransportError, SnapshotError):
-            return None
-        return hello if hello.federation == self._agreement.hash else None
+    def _settle_those_behind(self) -> None:
+        """End the fetches from those whom the last round did not wait for; who has delivered meanwhile is back."""
+        if self._behind is None:
+            return
+        (want, running), self._behind = self._behind, None
+        want.stop.set()
+        for one in running.values():
+            if one.worker.is_alive():
+                one.fetch.client.drop()  # it ends by itself; nobody waits for it
+        for number, ending in _arrived(want):
+            if ending.verdict in PRESENT:
+                self.attendance.note_delivered(number, ending.round_index)
 
     def _count_sent(self, name: str, published: Published) -> None:
         receiver = self._agreement.number(name)
         self._server.outbox.note_reader(published, name)
         self.ledger.count(sender=self._own, receiver=receiver, payload_bytes=published.payload_bytes)
 
-    def _name(self, number: int) -> str:
-        return self._agreement.members[number].name
+
+def _verdicts(endings: Mapping[int, Ending]) -> dict[int, Verdict]:
+    return {number: ending.verdict for number, ending in endings.items()}
+
+
+def _arrived(want: Want) -> list[tuple[int, Ending]]:
+    """What has ended and was not looked at."""
+    arrived = []
+    while not want.endings.empty():
+        arrived.append(want.endings.get(timeout=0.0))
+    return arrived

@@ -5,51 +5,80 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from crad.errors import ConfigError
-from crad.federation.exchange import KEPT_ROUNDS, Ledger
-from crad.federation.message import Message
+from crad.federation.exchange import KEPT_ROUNDS, Ledger, OvertakenError
+from crad.federation.message import Manifest, Message
 from crad.network.agreement import Agreement
-from crad.network.arrivals import KIND
+from crad.network.arrivals import KIND, Announced
+from crad.network.attendance import AWAY_AFTER, Attendance
+from crad.network.clock import SYSTEM_CLOCK, Clock
+from crad.network.envelope import manifest_in, seal
 from crad.network.gate import Notice
 from crad.network.identity import Identity
 from crad.network.inbox import Inbox
-from crad.network.patience import Patience
+from crad.network.patience import Patience, Verdict
+from crad.network.witness import Witness, digest_of
 
 Refused = Callable[[str, str], None]  # the member's name, and why
+PROOFS = "proofs"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What one member decides for itself about the others, and how it hears of them."""
+
+    left_out: Mapping[int, str] = field(default_factory=dict)  # whom nothing is taken from, and why
+    away_after: int = AWAY_AFTER  # missed rounds
+    on_refused: Refused = lambda name, reason: None
+    notice: Notice = lambda text: None
+    clock: Clock = SYSTEM_CLOCK
 
 
 class MemberExchange(ABC):
     """One member's end: it publishes its own messages and collects those of the others, with patience."""
 
     def __init__(
-        self,
-        agreement: Agreement,
-        identity: Identity,
-        folder: Path,
-        *,
-        own: int,
-        on_refused: Refused,
-        notice: Notice,
+        self, agreement: Agreement, identity: Identity, folder: Path, *, own: int, terms: Terms | None = None
     ) -> None:
         if agreement.members[own].name != identity.name:
             raise ConfigError(f"member {own} of the agreement is {agreement.members[own].name}, not {identity.name}")
         self._agreement, self._identity, self._own = agreement, identity, own
-        self._on_refused, self._notice = on_refused, notice
+        self._terms = terms or Terms()
+        self._notice, self._clock = self._terms.notice, self._terms.clock
+        self._others = [number for number in range(len(agreement.members)) if number != own]
         self._inbox = Inbox(folder / "in")
+        self.attendance = Attendance(self._others, away_after=self._terms.away_after)
+        self.witness = Witness(agreement, own, folder / PROOFS, notice=self._notice)
         self.refused: Counter[str] = Counter()  # snapshots refused, by member
         self.ledger = Ledger()
 
     def publish(self, round_index: int, *, sender: int, kind: str, message: Message) -> None:
-        """Make our own message of this round available to the others."""
+        """Make our own message of this round available to the others; never a second one of the same round."""
         assert sender == self._own, "a member publishes its own"
         if KIND.fullmatch(kind) is None:
             raise ConfigError(f"kind {kind!r}: others cannot ask for it; use letters, digits, '_', '.' and '-'")
         most = self._agreement.max_snapshot_bytes
         if len(message.body) > most:
             raise ConfigError(f"our {kind} has {len(message.body)} bytes, the agreement allows {most}: nobody takes it")
-        self._send(round_index, kind, message)
+        envelope = seal(message.manifest, kind=kind, identity=self._identity, agreement=self._agreement)
+        signed = self._signed_before(round_index, kind)
+        if signed is not None and digest_of(signed) != digest_of(envelope):
+            self._notice(
+                f"our {kind} of round {round_index} came out otherwise than before the restart: the first stays"
+            )
+            self._note_own(signed, kind)
+            return
+        if self.witness.has_other(round_index, kind, digest_of(envelope)):
+            self._notice(
+                f"the others hold a {kind} of ours for round {round_index} that we know nothing of, as after a "
+                "restored backup: we publish nothing in this round"
+            )
+            return
+        self._note_own(envelope, kind)
+        self._send(round_index, kind, message, envelope)
 
     def collect(
         self,
@@ -63,25 +92,34 @@ class MemberExchange(ABC):
     ) -> tuple[dict[int, Message], list[int]]:
         """The others' messages of this round, and who is missing; deadline and quorum are the agreement's if not given.
 
-        Below the quorum it waits on until the agreement's `give_up_s`, then ExchangeError.
+        Below the quorum it waits on until the agreement's `give_up_s`, then ExchangeError. OvertakenError as soon as a
+        majority of all others has delivered messages of a later round.
         """
         assert receiver == self._own, "a member collects for itself"
-        wanted = list(peers)
+        asked = list(peers)
+        wanted = [number for number in asked if not self._is_left_out(number)]
         self._inbox.forget(before=round_index - KEPT_ROUNDS + 1)
-        patience = Patience.agreed(self._agreement, num_wanted=len(wanted), deadline_s=deadline_s, quorum=quorum)
+        self._check_overtaken(round_index)
+        patience = Patience.agreed(
+            self._agreement, num_wanted=len(wanted), deadline_s=deadline_s, quorum=quorum, clock=self._clock
+        )
         came = self._gather(round_index, kind, wanted, patience)
-        got = {number: came[number] for number in wanted if number in came}
+        got = {number: came[number] for number in wanted if number in came and not self._is_left_out(number)}
         for number, message in got.items():
             self.ledger.count(sender=number, receiver=receiver, payload_bytes=message.payload_bytes)
-        return got, [number for number in wanted if number not in got]
+        return got, [number for number in asked if number not in got]
+
+    def latest(self) -> int | None:
+        """The round that a majority of all others has reached, by what they delivered; None before the first."""
+        return self.attendance.majority_round()
+
+    def away(self, round_index: int) -> list[str]:
+        """Return the names of those who are not waited for in this round."""
+        return [self._name(number) for number in sorted(self.attendance.away(round_index))]
 
     @abstractmethod
     def begin(self, round_index: int) -> None:
         """This member starts, or starts again, at this round: nobody need wait for an older one of it."""
-
-    @abstractmethod
-    def latest(self) -> int | None:
-        """The round that the others have reached (`common_round`), None before the first or if nobody can be asked."""
 
     @abstractmethod
     def readers_to_come(self) -> list[str]:
@@ -92,13 +130,47 @@ class MemberExchange(ABC):
         """Let go of all connections."""
 
     @abstractmethod
-    def _send(self, round_index: int, kind: str, message: Message) -> None:
+    def _signed_before(self, round_index: int, kind: str) -> bytes | None:
+        """The envelope of a message that we published in an earlier life, None if there is none to be had."""
+
+    @abstractmethod
+    def _send(self, round_index: int, kind: str, message: Message, envelope: bytes) -> None:
         """Put a message that keeps to the agreement where the others find it."""
 
     @abstractmethod
     def _gather(self, round_index: int, kind: str, wanted: Sequence[int], patience: Patience) -> Mapping[int, Message]:
         """What came until the round can go on; who is left out has been named."""
 
+    def _note_attendance(self, round_index: int, verdicts: Mapping[int, Verdict], wanted: Iterable[int]) -> None:
+        """Take down who was there when the round went on, and say who is not waited for from now on."""
+        before = self.attendance.away(round_index)
+        for number in wanted:
+            verdict = verdicts.get(number, "late")
+            if verdict == "came":
+                self.attendance.note_in_time(number, round_index)
+            elif verdict != "ahead":  # who is past this round has not missed it: we have
+                self.attendance.note_missed(number, round_index)
+        for number in sorted(self.attendance.away(round_index) - before):
+            self._notice(f"{self._name(number)} counts as away: rounds do not wait for it until it delivers again")
+
+    def _check_overtaken(self, round_index: int) -> None:
+        reached = self.attendance.majority_round()
+        if reached is not None and reached > round_index:
+            self._notice(
+                f"most others have delivered round {reached}: we go on there, and round {round_index} is left out"
+            )
+            raise OvertakenError(f"the others are at round {reached}")
+
+    def _is_left_out(self, number: int) -> bool:
+        return number in self._terms.left_out or self.witness.is_proven(self._name(number))
+
+    def _note_own(self, envelope: bytes, kind: str) -> None:
+        raw = manifest_in(envelope)
+        self.witness.note(self._own, Announced(raw, Manifest.model_validate_json(raw), envelope), kind)
+
     def _refuse(self, name: str, reason: str) -> None:
         self.refused[name] += 1
-        self._on_refused(name, reason)
+        self._terms.on_refused(name, reason)
+
+    def _name(self, number: int) -> str:
+        return self._agreement.members[number].name

@@ -2,55 +2,86 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 from typing import Literal, Self
 
 from crad.network.agreement import Agreement
+from crad.network.clock import SYSTEM_CLOCK, Clock
 
 LOOK_S = 300.0  # between two words about who is missing
 
-# How asking a member ended. `gone`: it is past this round; `fault`: our own, the round cannot go on.
-Verdict = Literal["came", "gone", "refused", "unreachable", "late", "fault"]
+# How asking a member ended. `ahead`: it has delivered a message of a later round; `gone`: it says so and shows none;
+# `fault`: our own, the round cannot go on.
+Verdict = Literal["came", "ahead", "gone", "refused", "unreachable", "late", "fault"]
+PRESENT: tuple[Verdict, ...] = ("came", "ahead")  # what only a delivered, checked message brings about
 
 
 class Patience:
-    """When a round goes on: everybody came, or the deadline has passed and enough did."""
+    """When a round goes on: everybody came, or the deadline has passed and enough did.
+
+    Enough is counted in delivered messages, of this round or of a later one: a member that is past this round will
+    never send what we wait for. What anybody merely says moves nobody. Who is away is asked and not waited for.
+    """
 
     @classmethod
-    def agreed(cls, agreement: Agreement, *, num_wanted: int, deadline_s: float | None, quorum: int | None) -> Self:
-        """As the agreement has it, unless the caller says otherwise; nobody can need more than are asked."""
+    def agreed(
+        cls,
+        agreement: Agreement,
+        *,
+        num_wanted: int,
+        deadline_s: float | None,
+        quorum: int | None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> Self:
+        """Make it as the agreement has it, unless the caller says otherwise; nobody can need more than are asked."""
         return cls(
             deadline_s=agreement.deadline_s if deadline_s is None else deadline_s,
             quorum=min(agreement.quorum if quorum is None else quorum, num_wanted),
             give_up_s=agreement.give_up_s,
+            clock=clock,
         )
 
-    def __init__(self, *, deadline_s: float, quorum: int, give_up_s: float) -> None:
+    def __init__(self, *, deadline_s: float, quorum: int, give_up_s: float, clock: Clock = SYSTEM_CLOCK) -> None:
         self.quorum, self.give_up_s = quorum, max(deadline_s, give_up_s)
-        self._began = time.monotonic()
+        self._clock = clock
+        self._began = clock.now()
         self._deadline_s = deadline_s
+        self._next_word_s = deadline_s
 
     @property
     def is_past_deadline(self) -> bool:
         """From now on the quorum is enough."""
-        return time.monotonic() - self._began >= self._deadline_s
+        return self._passed_s() >= self._deadline_s
 
     @property
     def is_past_hope(self) -> bool:
         """From now on waiting for the quorum has no sense."""
-        return time.monotonic() - self._began >= self.give_up_s
+        return self._passed_s() >= self.give_up_s
 
-    def is_over(self, verdicts: Sequence[Verdict], *, num_wanted: int) -> bool:
-        """Whether the round goes on with what has ended so far."""
-        is_enough = verdicts.count("came") >= self.quorum
-        if len(verdicts) == num_wanted:
-            return is_enough or "gone" in verdicts  # the others are past this round: it is for us to catch up
-        return is_enough and self.is_past_deadline
+    def is_over(self, verdicts: Mapping[int, Verdict], *, wanted: Collection[int], away: Collection[int] = ()) -> bool:
+        """Return whether the round goes on with what has ended so far."""
+        if count_present(verdicts) < self.quorum:
+            return False
+        return self.is_past_deadline or all(number in verdicts for number in wanted if number not in away)
+
+    def is_time_for_a_word(self) -> bool:
+        """Return whether to say now that too few are there: at the deadline, and again every few minutes."""
+        if self._passed_s() < self._next_word_s:
+            return False
+        self._next_word_s = self._passed_s() + LOOK_S
+        return True
 
     def next_look_s(self) -> float:
-        """How long to wait for the next ending before looking at the clock."""
-        passed = time.monotonic() - self._began
+        """Return how long to wait for the next ending before looking at the clock."""
+        passed = self._passed_s()
         if passed < self._deadline_s:
             return self._deadline_s - passed
         return max(0.01, min(LOOK_S, self.give_up_s - passed))
+
+    def _passed_s(self) -> float:
+        return self._clock.now() - self._began
+
+
+def count_present(verdicts: Mapping[int, Verdict]) -> int:
+    """Return how many have delivered something that proves that they are there."""
+    return sum(verdict in PRESENT for verdict in verdicts.values())

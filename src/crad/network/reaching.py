@@ -47,15 +47,10 @@ class TryBack:
         number = self._agreement.number(name)
         client = MemberClient(number, identity=self._identity, agreement=self._agreement, proxy=self._proxy)
         with closing(client):
-            patience = threading.Timer(2 * TRY_S, client.drop)  # an answer that drips never runs into a read timeout
-            patience.daemon = True
-            patience.start()
             try:
-                client.hello(timeout_s=TRY_S)
+                client.hello(timeout_s=TRY_S, total_s=2 * TRY_S)
             except httpx.TransportError as error:
                 return Reached(is_reached=False, address=address, reason=why(error)[:MAX_REASON])
             except SnapshotError as error:
                 return Reached(is_reached=False, address=address, reason=str(error)[:MAX_REASON])
-            finally:
-                patience.cancel()
         return Reached(is_reached=True, address=address)

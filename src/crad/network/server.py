@@ -25,6 +25,7 @@ from crad.network.ledger import OutgoingLedger
 from crad.network.outbox import Outbox, Published
 from crad.network.reaching import TryBack
 from crad.network.tls import server_context
+from crad.network.witness import Witness
 
 KEEP_ALIVE_S = 75  # longer than others wait between two questions
 GRACE_S = 2  # for answers on their way when the server ends
@@ -81,6 +82,15 @@ class SnapshotServer:
     def application(self) -> ASGIApp:
         """What stands behind the gate."""
         return self._endpoints.application()
+
+    @property
+    def witness(self) -> Witness | None:
+        """What we received, for those who compare it with what they did."""
+        return self._endpoints.witness
+
+    @witness.setter
+    def witness(self, witness: Witness | None) -> None:
+        self._endpoints.witness = witness
 
     @property
     def port(self) -> int:

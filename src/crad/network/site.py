@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from crad.config import Device
+from crad.config import AtLeastOne, Device
 from crad.errors import ConfigError, printable, unknown_name
+from crad.network.attendance import AWAY_AFTER
 from crad.network.fields import Address, Name
 from crad.network.identity import check_name
 
@@ -43,6 +44,9 @@ device = "auto"
 # What the store wants to know of us, such as keys; it stays here.
 # store_options = {{ key = "...", secret = "..." }}
 
+# After so many missed rounds in a row a member is no longer waited for, until it delivers again.
+# away_after = 2
+
 # The way out to the other members, where there is no direct one.
 # proxy = "http://proxy.example.org:3128"
 """
@@ -62,6 +66,7 @@ class Site(BaseModel):
     device: Device = "auto"
     store: str | None = None  # our own address of the store, if the agreement's is not how we reach it
     store_options: dict[str, Any] = Field(default_factory=dict, repr=False)  # keys, say: they stay here
+    away_after: AtLeastOne = AWAY_AFTER  # missed rounds, until a member is no longer waited for
     proxy: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
 
 

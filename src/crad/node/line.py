@@ -13,7 +13,7 @@ from crad.network.bucket_exchange import BucketExchange
 from crad.network.https_exchange import HttpsExchange
 from crad.network.identity import Identity, fingerprint, load_identity
 from crad.network.ledger import OutgoingLedger
-from crad.network.member_exchange import MemberExchange
+from crad.network.member_exchange import MemberExchange, Terms
 from crad.network.refusals import RefusalLog
 from crad.network.server import SnapshotServer
 from crad.network.site import Site
@@ -36,6 +36,7 @@ def open_exchange(part: Part, site: Site, *, notice: Callable[[str], None]) -> I
         log.add(name, reason)
         notice(f"refused from {name}: {reason}")
 
+    terms = Terms(away_after=site.away_after, on_refused=on_refused, notice=notice)
     folder, agreement = part.folder / "exchange", part.agreement
     first_round = (latest_round(RunDirectory(part.folder).checkpoint_folder) or 0) + 1
     with closing(OutgoingLedger(part.folder / LEDGER)) as ledger, ExitStack() as opened:
@@ -52,8 +53,7 @@ def open_exchange(part: Part, site: Site, *, notice: Callable[[str], None]) -> I
                 server,
                 own=part.number,
                 proxy=site.proxy,
-                on_refused=on_refused,
-                notice=notice,
+                terms=terms,
             )
         else:
             exchange = BucketExchange(
@@ -64,8 +64,7 @@ def open_exchange(part: Part, site: Site, *, notice: Callable[[str], None]) -> I
                 outgoing=ledger,
                 url=site.store,
                 options=site.store_options,
-                on_refused=on_refused,
-                notice=notice,
+                terms=terms,
             )
         opened.enter_context(closing(exchange))
         exchange.begin(first_round)
