@@ -77,8 +77,7 @@ class Rounds:
         """The rounds after a given one, in order; the roster is up to date whenever a round is yielded."""
         self._measure(on_step)
         round_index = after
-        # Who was away goes on where the others are. In a simulation nobody is ever ahead.
-        while (round_index := max(round_index + 1, self._exchange.latest() or 0)) <= self._experiment.rounds:
+        while (round_index := next_round(round_index, self._exchange)) <= self._experiment.rounds:
             try:
                 done = self._run_one(round_index, on_step)
             except OvertakenError:
@@ -274,6 +273,11 @@ class Rounds:
             loss=losses.get("total", float("nan")),
             validation_accuracy=sum(accuracies) / len(accuracies) if accuracies else float("nan"),
         )
+
+
+def next_round(after: int, exchange: Exchange) -> int:
+    """Return the round to go on with: who was away goes on where the others are. In a simulation nobody is ahead."""
+    return max(after + 1, exchange.latest() or 0)
 
 
 def draw_active(members: int, active: int | None, seed: int, round_index: int) -> list[int]:

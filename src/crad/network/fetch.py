@@ -17,7 +17,7 @@ from crad.federation.message import Message
 from crad.network.agreement import Agreement, Member, differences
 from crad.network.arrivals import Announced, Rounds, check_announced
 from crad.network.client import Answer, ChangedError, Receipts, is_disconnect, is_imposter, is_slow, why
-from crad.network.clock import Clock, Mailbox, Signal
+from crad.network.clock import Clock, Mailbox, Signal, Worker
 from crad.network.envelope import StaleAgreementError
 from crad.network.inbox import Inbox, LateError
 from crad.network.outbox import disk_fault
@@ -29,6 +29,7 @@ PAUSE_S = 0.2  # after the first failure; doubled with each, up to the longest
 LONGEST_PAUSE_S = 5.0
 MAX_DISCONNECTS = 5  # in a row, without an answer or a new byte
 MAX_SLOW = 3  # bodies cut off because they came too slowly
+LOOK_S = 0.5
 MAX_LINES = 5  # of differences in one message
 RECEIPTS_S = 5.0  # for each question about what the member received
 
@@ -102,9 +103,18 @@ class Want:
 class Fetch:
     """From one member. Ends by itself with a message or a refusal, and soon after `want.stop` in any case."""
 
-    def __init__(self, client: Line, want: Want, *, agreement: Agreement, clock: Clock, after_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        client: Line,
+        want: Want,
+        *,
+        agreement: Agreement,
+        clock: Clock,
+        after_s: float = 0.0,
+        before: Worker | None = None,
+    ) -> None:
         self.client, self._want, self._agreement, self._after_s = client, want, agreement, after_s
-        self._clock = clock
+        self._clock, self._before = clock, before
         self._disconnects = 0
         self._times_slow = 0
         self._pause_s = PAUSE_S
@@ -125,6 +135,8 @@ class Fetch:
         self._want.endings.put((self.client.number, ending))
 
     def _until_ended(self) -> Ending:
+        while self._before is not None and self._before.is_alive() and not self._want.stop.is_set():
+            self._before.join(LOOK_S)  # two at once would write into one file; it was told to stop and soon does
         self._want.stop.wait(self._after_s)
         while not self._want.stop.is_set():
             try:

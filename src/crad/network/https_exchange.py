@@ -76,6 +76,7 @@ class HttpsExchange(MemberExchange):
         self._behind: tuple[Want, dict[int, Running]] | None = (
             None  # fetches from those whom the round did not wait for
         )
+        self._workers: dict[int, Worker] = {}  # who fetches from whom, or did last
         server.on_delivered, server.witness = self._count_sent, self.witness
 
     def begin(self, round_index: int) -> None:
@@ -156,8 +157,10 @@ class HttpsExchange(MemberExchange):
 
     def _start(self, number: int, want: Want, *, after_s: float = 0.0) -> Running:
         client = self._clients[number]
-        fetch = Fetch(client, want, agreement=self._agreement, clock=self._clock, after_s=after_s)
-        return Running(fetch, self._clock.start(fetch.run, name=f"crad-fetch-{client.member.name}"))
+        before = self._workers.get(number)
+        fetch = Fetch(client, want, agreement=self._agreement, clock=self._clock, after_s=after_s, before=before)
+        self._workers[number] = self._clock.start(fetch.run, name=f"crad-fetch-{client.member.name}")
+        return Running(fetch, self._workers[number])
 
     def _note(self, number: int, ending: Ending) -> Ending:
         if ending.error is not None:

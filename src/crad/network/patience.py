@@ -9,6 +9,7 @@ from crad.network.agreement import Agreement
 from crad.network.clock import SYSTEM_CLOCK, Clock
 
 LOOK_S = 300.0  # between two words about who is missing
+SHORTEST_LOOK_S = 0.01
 
 # How asking a member ended. `ahead`: it has delivered a message of a later round; `gone`: it says so and shows none;
 # `fault`: our own, the round cannot go on.
@@ -74,9 +75,8 @@ class Patience:
     def next_look_s(self) -> float:
         """Return how long to wait for the next ending before looking at the clock."""
         passed = self._passed_s()
-        if passed < self._deadline_s:
-            return self._deadline_s - passed
-        return max(0.01, min(LOOK_S, self.give_up_s - passed))
+        left = self._deadline_s - passed if passed < self._deadline_s else min(LOOK_S, self.give_up_s - passed)
+        return max(SHORTEST_LOOK_S, left)
 
     def _passed_s(self) -> float:
         return self._clock.now() - self._began
