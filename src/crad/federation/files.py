@@ -10,10 +10,11 @@ NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # the file system has no 
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write beside the target, flush to the disk, then rename over it."""
+    """Write beside the target, flush to the disk, then rename over it; a link in place of either is not followed."""
     beside = path.with_name(f".{path.name}.writing")
+    beside.unlink(missing_ok=True)  # of a process that was killed, or a link that somebody has planted
     try:
-        write_flushed(beside, content)
+        write_flushed(beside, content, mode="xb")
         beside.replace(path)
     except BaseException:
         beside.unlink(missing_ok=True)
@@ -24,8 +25,9 @@ def write_atomically(path: Path, content: bytes) -> None:
 def write_once(path: Path, content: bytes) -> None:
     """Write a file that must not be there yet: of several processes one does it, the others get FileExistsError."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.writing")
+    beside.unlink(missing_ok=True)
     try:
-        write_flushed(beside, content)
+        write_flushed(beside, content, mode="xb")
         try:
             os.link(beside, path)
         except OSError as error:
@@ -38,7 +40,7 @@ def write_once(path: Path, content: bytes) -> None:
 
 
 def write_flushed(path: Path, content: bytes, *, mode: str = "wb") -> None:
-    """Write (or append, mode "ab") and wait until the disk has it."""
+    """Write (or append, mode "ab"; only a new file, "xb") and wait until the disk has it."""
     with path.open(mode) as file:
         file.write(content)
         file.flush()
