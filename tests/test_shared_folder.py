@@ -219,6 +219,8 @@ def special(path: Path, kind: str) -> None:
             pytest.skip("devices can be made by root alone")
     elif kind == "link to a device":
         path.symlink_to("/dev/zero")
+    elif kind == "link to a file":
+        path.symlink_to(__file__)
     else:
         path.mkdir()
 
@@ -243,7 +245,7 @@ def test_what_is_no_file_is_not_opened(store, root, kind, monkeypatch):
     assert "state" not in opened
 
 
-@pytest.mark.parametrize("kind", ["pipe", "link to a device"])
+@pytest.mark.parametrize("kind", ["pipe", "link to a device", "link to a file"])
 def test_a_file_that_becomes_something_else_under_our_hands_is_refused_at_once(store, root, kind, monkeypatch):
     """Between the look and the opening."""
     put(store, "state")
