@@ -82,7 +82,8 @@ class Files(paramiko.SFTPServerInterface):  # type: ignore[misc]
     def stat(self, path):
         return self._told(lambda: paramiko.SFTPAttributes.from_stat(os.stat(self._at(path))))
 
-    lstat = stat
+    def lstat(self, path):
+        return self._told(lambda: paramiko.SFTPAttributes.from_stat(os.lstat(self._at(path))))
 
     def open(self, path, flags, attr):
         mode = FLAGS_BY_MODE[flags & (os.O_RDONLY | os.O_WRONLY | os.O_RDWR)]
@@ -124,4 +125,4 @@ class Files(paramiko.SFTPServerInterface):  # type: ignore[misc]
 
 
 def _described(entry: os.DirEntry[str]) -> paramiko.SFTPAttributes:
-    return paramiko.SFTPAttributes.from_stat(entry.stat(), entry.name)
+    return paramiko.SFTPAttributes.from_stat(entry.stat(follow_symlinks=False), entry.name)

@@ -206,6 +206,9 @@ def test_a_fault_costs_no_more_than_its_snapshots_and_is_named(fault, messages, 
         assert [list(reasons) for reasons in refused] == [[str(FAULTY)]] * ROUNDS
         assert all(REFUSED_AS_TEACHER[fault] in reason for reason in outcome["refused"]["clinic-2"])
         assert "Not used from clinic-2" in (trial.state / "report.html").read_text()
+        told = [line for line in trial.log.splitlines() if "learned nothing from clinic-2: it sent" in line]
+        assert len(told) == 1, "in the round it happens, and once"
+        assert told[0].startswith("round 1 ")
         assert "clinic-2" not in {row["member"] for row in outcome["trusted"]}
         return
     assert refused == [{}] * ROUNDS

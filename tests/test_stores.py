@@ -5,14 +5,17 @@ What a store's owner or a bad line can do is in test_bucket_exchange.py; here it
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from crad.federation.message import Message, pack, read_body
+from crad.network import remote_files
 from crad.network.bucket_exchange import BucketExchange
 from crad.network.ledger import OutgoingLedger
 from crad.network.store import CHUNK_BYTES, Store, StoreError
@@ -40,13 +43,18 @@ def s3():
 
 
 @pytest.fixture(scope="module")
-def sftp(tmp_path_factory):
+def sftp_root(tmp_path_factory) -> Path:
+    return Path(tmp_path_factory.mktemp("sftp-root")) / "root"
+
+
+@pytest.fixture(scope="module")
+def sftp(tmp_path_factory, sftp_root):
     """The same for a folder behind SFTP, whose host is known."""
     pytest.importorskip("paramiko", reason="needs the extra bucket-sftp")
     from tests.sftp_server import SftpServer
 
     folder = tmp_path_factory.mktemp("sftp")
-    with SftpServer(folder / "root") as server:
+    with SftpServer(sftp_root) as server:
         known = folder / "known_hosts"
         known.write_text(server.known_host)
         options = {"username": "crad", "password": server.password, "known_hosts": str(known)}
@@ -131,6 +139,67 @@ def test_a_body_is_read_from_where_it_was_cut_off(store):
     files.remove("some")
     assert files.names("some/where") == []
     files.close()
+
+
+@pytest.fixture
+def sftp_files(sftp, sftp_root):
+    """The store, and the folder behind it."""
+    url, options = sftp
+    folder = sftp_root / "federation"
+    folder.mkdir(exist_ok=True)
+    files = Store(url, options=options)
+    yield files, folder
+    files.close()
+
+
+def test_a_planted_link_is_not_written_through_over_sftp_either(sftp_files, tmp_path):
+    files, folder = sftp_files
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    (folder / "mine").mkdir()
+    (folder / "mine" / ".state.writing").symlink_to(victim)
+    (folder / "mine" / "state").symlink_to(victim)
+    files.write("mine/state", [b"ours"])
+    assert victim.read_bytes() == b"precious"
+    assert files.read("mine/state", most=10) == b"ours"
+    (folder / "yours").symlink_to(tmp_path)
+    with pytest.raises(StoreError, match="yours is a link or no folder"):
+        files.write("yours/state", [b"ours"])
+    files.remove("yours")
+    assert victim.read_bytes() == b"precious", "of a link only itself goes"
+
+
+def test_a_name_that_was_guessed_is_not_written_over_sftp(sftp_files, tmp_path, monkeypatch):
+    files, folder = sftp_files
+    monkeypatch.setattr(remote_files, "temporary_name", lambda name: ".guessed")
+    (folder / "guess").mkdir()
+    (folder / "guess" / ".guessed").symlink_to(tmp_path / "made")
+    with pytest.raises(StoreError):
+        files.write("guess/state", [b"ours"])
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_pipe_behind_sftp_is_not_opened(sftp_files):
+    files, folder = sftp_files
+    os.mkfifo(folder / "pipe")
+    began = time.monotonic()
+    with pytest.raises(StoreError, match="pipe is no file"):
+        files.read("pipe", most=1)
+    assert time.monotonic() - began < 5
+
+
+def test_what_a_killed_process_left_behind_sftp_is_removed_after_an_hour(sftp_files):
+    files, folder = sftp_files
+    (folder / "left").mkdir()
+    old = time.time() - 2 * 3600
+    for name in (".state.0123456789abcdef.writing", ".other.0123456789abcdef.writing"):
+        (folder / "left" / name).write_bytes(b"half")
+        os.utime(folder / "left" / name, (old, old))
+    (folder / "left" / ".state.fedcba9876543210.writing").write_bytes(b"now")
+    files.write("left/state", [b"ours"])
+    assert sorted(files.names("left")) == [
+        *(".other.0123456789abcdef.writing", ".state.fedcba9876543210.writing", "state")
+    ]
 
 
 def test_wrong_keys_are_a_fault_of_the_store_and_are_not_shown(sftp):

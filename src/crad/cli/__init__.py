@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, NoReturn
 
 import typer
 
-from crad.cli.signals import Terminated, raise_on_sigterm
+from crad.cli.signals import Terminated, ending_soon, raise_on_sigterm
 from crad.errors import CradError
 
 # Verb, where it is, and its line in `crad --help`; only the verb that was asked for is imported.
@@ -27,7 +28,7 @@ VERBS = {
 
 def make_app(words: Sequence[str]) -> typer.Typer:
     """The command line, with the whole of the verb that these words ask for and a line of every other."""
-    asked = next((word for word in words if not word.startswith("-")), None)
+    asked = _asked_verb(words)
     is_only_listing = asked is None and "--help" in words  # which needs no rich: importing it takes twice the rest
     app = typer.Typer(
         help="Federated learning with no server, no public data and no common architecture.",
@@ -46,6 +47,10 @@ def make_app(words: Sequence[str]) -> typer.Typer:
     return app
 
 
+def _asked_verb(words: Sequence[str]) -> str | None:
+    return next((word for word in words if not word.startswith("-")), None)
+
+
 def _not_asked_for() -> None:
     raise AssertionError("only listed")
 
@@ -58,7 +63,8 @@ def main() -> None:
     """Run the command line: 0 on success, 2 with one line for bad input, 130 or 143 when interrupted."""
     raise_on_sigterm()
     try:
-        code = make_app(sys.argv[1:])(standalone_mode=False)
+        with ending_soon() if _asked_verb(sys.argv[1:]) == "peer" else nullcontext():
+            code = make_app(sys.argv[1:])(standalone_mode=False)
     except CradError as error:
         _fail(str(error), code=2)
     except OSError as error:  # a path that is too long, a folder where a file should be, no permission

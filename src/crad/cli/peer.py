@@ -35,6 +35,7 @@ def init_command(
     Example: crad peer init --name clinic-a --address clinic-a.example.org:8443 --model resnet18
     """
     _need_network()
+    from crad.federation.files import write_atomically
     from crad.network.identity import create_identity, fingerprint
     from crad.network.setup import member_entry, member_toml
     from crad.network.site import template
@@ -44,8 +45,8 @@ def init_command(
         raise ConfigError(f"{path} is there already: edit it, or choose another --folder")
     identity = create_identity(folder / "keys", name)
     entry = member_entry(identity, address=address, architecture=model)
-    path.write_text(template(name), encoding="utf-8")
-    (folder / MEMBER_TOML).write_text(member_toml(entry), encoding="utf-8")
+    write_atomically(path, template(name).encode())
+    write_atomically(folder / MEMBER_TOML, member_toml(entry).encode())
     typer.echo(f"Key and certificate in {folder / 'keys'}; key.pem never leaves this machine.")
     typer.echo(f"Fingerprint: {fingerprint(identity.certificate)}")
     typer.echo(f"Next: edit {path} (data, listen), and send {folder / MEMBER_TOML} to whoever writes the agreement.")
@@ -66,6 +67,7 @@ def invite_command(
     Example: crad peer invite --federation colon --set rounds=50 --set method=crad
     """
     _need_network()
+    from crad.federation.files import write_atomically
     from crad.network.agreement import to_toml
     from crad.network.setup import draft_agreement, read_member_toml
     from crad.network.site import read_site
@@ -73,7 +75,7 @@ def invite_command(
     if output.exists():
         raise ConfigError(f"{output} is there already: add members with crad peer trust, or choose another --output")
     agreement = draft_agreement(federation, read_site(site), read_member_toml(member), _pairs(settings or []))
-    output.write_text(to_toml(agreement), encoding="utf-8")
+    write_atomically(output, to_toml(agreement).encode())
     typer.echo(
         f"{output}: {len(agreement.classes)} classes ({', '.join(agreement.classes)}), images "
         f"{'x'.join(map(str, agreement.image_shape))}, {agreement.rounds} rounds of {agreement.settings['method']}"
@@ -122,6 +124,7 @@ def renew_command(site: SiteFile = PEER_TOML) -> None:
     Example: crad peer renew --site clinic-a/peer.toml
     """
     _need_network()
+    from crad.federation.files import write_atomically
     from crad.network.identity import fingerprint, renew_certificate
     from crad.network.setup import member_entry, member_toml
 
@@ -135,7 +138,7 @@ def renew_command(site: SiteFile = PEER_TOML) -> None:
     identity = renew_certificate(settings.keys)
     path = site.parent / MEMBER_TOML
     entry = member_entry(identity, address=ours.address, architecture=ours.architecture)
-    path.write_text(member_toml(entry), encoding="utf-8")
+    write_atomically(path, member_toml(entry).encode())
     typer.echo(f"Fingerprint: {fingerprint(identity.certificate)}")
     typer.echo(f"Valid until {identity.certificate.not_valid_after_utc:%Y-%m-%d}; key and agreement stay the same.")
     typer.echo(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import partial
 
 import httpx
 
 from crad import __version__
+from crad.doctoring.errands import Errand, all_within
 from crad.doctoring.findings import Finding, Findings, size_text
 from crad.doctoring.listening import listening
 from crad.errors import SnapshotError, printable
@@ -20,8 +21,9 @@ from crad.network.identity import Identity
 from crad.network.site import Site
 
 HELLO_S = 5.0
-MOST_AT_ONCE = 16
+MEMBER_S = 30.0  # for everything that is asked of one member, the probe apart: an answer that drips takes no longer
 PROBE_BYTES = 1 << 20
+PROBE_S, PROBES_S = 30.0, 180.0  # for one member's probe, and for all of them together
 CLOCK_S = 60.0  # more apart is worth a word: certificates and logs go by the clock
 MAX_LINES = 5  # of differences
 
@@ -61,12 +63,13 @@ def check_members(agreement: Agreement, site: Site, identity: Identity, findings
         findings.on_step(f"asking {', '.join(client.member.name for client in clients)}")
         outcomes = _meet_all(clients, agreement, is_up=is_up)
         incoming: dict[str, float] = {}
+        probes_until = time.monotonic() + PROBES_S
         for client, outcome in zip(clients, outcomes, strict=True):
             if isinstance(outcome, Finding):
                 findings.add(outcome)
                 continue
             findings.on_step(f"measuring the line to {client.member.name}")
-            speed = _measure(client, outcome, findings)
+            speed = _measure(client, outcome, findings, until=min(probes_until, time.monotonic() + PROBE_S))
             if speed is not None:
                 incoming[client.member.name] = speed
             for fault in outcome.faults:
@@ -76,10 +79,21 @@ def check_members(agreement: Agreement, site: Site, identity: Identity, findings
 
 
 def _meet_all(clients: Sequence[MemberClient], agreement: Agreement, *, is_up: bool) -> list[Met | Finding]:
-    if not clients:
-        return []
-    with ThreadPoolExecutor(min(MOST_AT_ONCE, len(clients))) as pool:
-        return list(pool.map(lambda client: _meet(client, agreement, is_up=is_up), clients))
+    calls = [partial(_meet, client, agreement, is_up=is_up) for client in clients]
+    return all_within(MEMBER_S, calls, late=lambda place: _late(clients[place]))
+
+
+def _late(client: MemberClient) -> Finding:
+    """Whoever keeps us waiting is as good as not there."""
+    client.drop()
+    name = client.member.name
+    return Finding(
+        name,
+        "warning",
+        f"takes connections at {client.member.address}, but has not answered in full after {MEMBER_S:g} s",
+        f"ask {name} to look at its machine and its line; rounds go on without it when their deadline has passed",
+        details={"is_silent": True},
+    )
 
 
 def _meet(client: MemberClient, agreement: Agreement, *, is_up: bool) -> Met | Finding:
@@ -158,12 +172,16 @@ def _faults_back(name: str, reached: Reached | None) -> list[Finding]:
     return [Finding(name, "problem", text, advice, {"address": printable(reached.address)})]
 
 
-def _measure(client: MemberClient, met: Met, findings: Findings) -> float | None:
+def _measure(client: MemberClient, met: Met, findings: Findings, *, until: float) -> float | None:
     """Note that the member is there, with the speed of the line; one at a time, or they would share it."""
     name, speed = client.member.name, None
     is_reached = met.reached is not None and met.reached.is_reached
     try:
-        speed = PROBE_BYTES / max(1e-6, client.probe(PROBE_BYTES))
+        speed = PROBE_BYTES / max(1e-6, Errand(partial(client.probe, PROBE_BYTES)).outcome(until=until))
+    except TimeoutError:
+        client.drop()
+        text = f"its line could not be measured: {size_text(PROBE_BYTES)} have not come in {PROBE_S:g} s"
+        findings.warn(name, text, f"ask {name} to look at its line, or agree on small models and a long deadline_s")
     except (httpx.TransportError, SnapshotError) as error:
         reason = why(error) if isinstance(error, httpx.TransportError) else str(error)
         findings.warn(name, f"its line could not be measured: {reason}", "ask again")

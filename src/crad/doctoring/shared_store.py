@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 
-from crad.doctoring.findings import Findings, size_text
+from crad.doctoring.errands import as_they_come
+from crad.doctoring.findings import Finding, Findings, size_text
 from crad.doctoring.listening import running_join
 from crad.doctoring.others import PROBE_BYTES, Speeds
 from crad.errors import CradError, SnapshotError
@@ -16,6 +18,9 @@ from crad.network.site import Site
 from crad.network.store import Store, StoreError
 from crad.node.place import LEDGER, state_folder
 
+STORE_S, MEMBER_S = 60.0, 5.0  # for trying the store in all, and more for each member that is looked for
+ADVICE = "check its address, our keys for it (store_options in peer.toml) and what they allow"
+
 
 def check_store(agreement: Agreement, site: Site, identity: Identity, findings: Findings) -> Speeds | None:
     """Use the store as a round does."""
@@ -24,12 +29,34 @@ def check_store(agreement: Agreement, site: Site, identity: Identity, findings: 
         findings.ok("store", f"in use by our own running join (process {process})", process=process)
         return None
     findings.on_step("trying the store")
-    url = agreement.exchange if site.store is None else site.store
+    seconds = STORE_S + MEMBER_S * len(agreement.members)
     try:
-        with (
-            closing(Store(url, options=site.store_options)) as store,
-            closing(OutgoingLedger(state_folder(agreement, site) / LEDGER)) as ledger,
-        ):
+        store = Store(agreement.exchange if site.store is None else site.store, options=site.store_options)
+    except CradError as error:
+        findings.problem("store", str(error), ADVICE)
+        return None
+    speeds: list[Speeds] = []
+
+    def use(tell: Callable[[Finding], None]) -> None:
+        told = Findings(on_finding=tell)  # of its own: should it be late, nobody listens any more
+        speeds.extend(_use(store, agreement, site, identity, told))
+
+    try:
+        for finding in as_they_come(use, seconds=seconds):
+            findings.add(finding)
+    except TimeoutError:
+        store.close()
+        text = f"{store.shown} has not done what it was asked in {seconds:g} s: it hangs, or is very slow"
+        findings.problem("store", text, ADVICE)
+        return None
+    return speeds[0] if speeds else None
+
+
+def _use(store: Store, agreement: Agreement, site: Site, identity: Identity, findings: Findings) -> list[Speeds]:
+    """Write, list and read something, and look for everybody; empty if that does not work."""
+    others = [number for number, member in enumerate(agreement.members) if member.name != site.name]
+    try:
+        with closing(store), closing(OutgoingLedger(state_folder(agreement, site) / LEDGER)) as ledger:
             bucket = Bucket(store, agreement, identity, ledger)
             write_s, read_s = bucket.probe(size=PROBE_BYTES)
             writing, reading = PROBE_BYTES / max(1e-6, write_s), PROBE_BYTES / max(1e-6, read_s)
@@ -39,15 +66,13 @@ def check_store(agreement: Agreement, site: Site, identity: Identity, findings: 
                 write_bytes_per_s=writing,
                 read_bytes_per_s=reading,
             )
-            others = [number for number, member in enumerate(agreement.members) if member.name != site.name]
             for number in others:
                 _check_member(bucket, agreement, number, findings)
     except (CradError, OSError) as error:
-        advice = "check its address, our keys for it (store_options in peer.toml) and what they allow"
-        findings.problem("store", " ".join(str(error).split()), advice)
-        return None
+        findings.problem("store", " ".join(str(error).split()), ADVICE)
+        return []
     names = [agreement.members[number].name for number in others]
-    return Speeds(dict.fromkeys(names, reading), copies=1, outgoing=writing)
+    return [Speeds(dict.fromkeys(names, reading), copies=1, outgoing=writing)]
 
 
 def _check_member(bucket: Bucket, agreement: Agreement, number: int, findings: Findings) -> None:

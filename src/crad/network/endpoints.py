@@ -109,7 +109,7 @@ class Endpoints:
         name: str = request.scope["member"]
         if not self._try_back.begin(name):
             return Response(status_code=429, headers={"Retry-After": "5"})
-        reached = await asyncio.to_thread(self._try_back.reach, name)
+        reached = await self._try_back.reached(name)
         return JSONResponse(reached.model_dump())
 
     async def _receipts(self, request: Request) -> Response:

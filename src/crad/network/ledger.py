@@ -10,11 +10,12 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from crad.errors import RunError
+from crad.federation.files import FULL, full_disk
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,15 @@ class OutgoingLedger:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.on_fault: Callable[[OSError], None] = lambda error: None  # in whichever thread something was to leave
         self._lock = threading.Lock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             _mend(path)
             self._file = path.open("a", encoding="utf-8")
         except OSError as error:
+            if error.errno in FULL:
+                raise full_disk(path.parent, error) from error
             raise RunError(f"cannot write the ledger {path}: {error.strerror}") from error
 
     def record(
@@ -58,9 +62,13 @@ class OutgoingLedger:
         """Write down that these bytes are about to leave; OSError if it cannot be written, then they must not."""
         entry = Departure(time.time(), to, what, size, round_index, kind, sha256, first)
         line = json.dumps({key: value for key, value in asdict(entry).items() if value is not None})
-        with self._lock:
-            self._file.write(line + "\n")
-            self._file.flush()
+        try:
+            with self._lock:
+                self._file.write(line + "\n")
+                self._file.flush()
+        except OSError as error:
+            self.on_fault(error)
+            raise
 
     def close(self) -> None:
         """Let go of the file."""

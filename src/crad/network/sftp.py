@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import stat
+from typing import Any
+
 import paramiko
 from fsspec.implementations.sftp import SFTPFileSystem
 
@@ -25,3 +28,23 @@ class KnownHostFiles(SFTPFileSystem):  # type: ignore[misc]  # a base without ty
         self.client.connect(self.host, **{**limits, **given})
         self.ftp = self.client.open_sftp()
         self.ftp.get_channel().settimeout(SILENCE_S)
+
+    def info(self, path: str) -> dict[str, Any]:
+        """What lies there itself: a link is one, and neither it nor a pipe is taken for a file."""
+        path = self._strip_protocol(path)
+        status = self.ftp.lstat(path)
+        return {**self._described(status), "name": path}
+
+    def ls(self, path: str, detail: bool = False) -> list[Any]:
+        """What lies in a folder, each described as `info` does."""
+        path = self._strip_protocol(path)
+        entries = [
+            {**self._described(status), "name": f"{path.rstrip('/')}/{status.filename}"}
+            for status in self.ftp.listdir_iter(path)
+        ]
+        return entries if detail else sorted(entry["name"] for entry in entries)
+
+    def _described(self, status: paramiko.SFTPAttributes) -> dict[str, Any]:
+        known: dict[str, Any] = self._decode_stat(status)
+        is_special = known["type"] == "file" and not stat.S_ISREG(status.st_mode)
+        return {**known, "type": "other"} if is_special else known

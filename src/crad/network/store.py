@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Protocol
 
 import fsspec
 
 from crad.errors import ConfigError, CradError, printable
+from crad.network.remote_files import RemoteFiles
+from crad.network.shared_folder import CHUNK_BYTES as CHUNK_BYTES
+from crad.network.shared_folder import InTheWayError, SharedFolder
 
-CHUNK_BYTES = 1 << 20
-PREFETCHED = 32  # requests of 32 KB under way at once, where the store has us ask for each
-# Stores with real folders: they are made first, and a file gets its name when it is complete. Others show a file only
-# when all of it has arrived.
-FOLDERS = {"file", "local", "sftp", "ssh", "smb"}
+LOCAL = ("file", "local")
 EXTRAS = {"s3": "s3", "s3a": "s3", "sftp": "sftp", "ssh": "sftp"}
 
 
@@ -24,15 +22,42 @@ class StoreError(OSError):
     """The store does not do what it is asked: perhaps it will later."""
 
 
+class Files(Protocol):
+    """What a kind of store can do, by paths below its root; each kind has errors of its own."""
+
+    def size(self, path: str) -> int:
+        """How large an object is, as the store says."""
+        ...
+
+    def chunks(self, path: str, *, start: int, stop: int) -> Iterator[bytes]:
+        """Its bytes from `start` to `stop` or its end."""
+        ...
+
+    def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> None:
+        """Put an object there, complete or, where the store can, not at all."""
+        ...
+
+    def names(self, path: str) -> list[str]:
+        """What lies in a folder, by name."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Take away an object or a folder and what lies in it."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        ...
+
+
 class Store:
-    """Small and large objects by path. Whatever goes wrong there is a `StoreError`, and the next try connects anew."""
+    """Small and large objects by path. Whatever goes wrong there is a `StoreError`, and the next try connects again."""
 
     def __init__(self, url: str, *, options: Mapping[str, Any] | None = None) -> None:
         self.shown = without_password(url)
         self._url, self._options = url.rstrip("/"), dict(options or {})
         self._protocol = url.partition("://")[0] if "://" in url else "file"
-        self._open_files: Any = None
-        self._root = ""
+        self._open_files: Files | None = None
         try:
             self._class = _store_class(self._protocol)
         except ImportError as error:
@@ -55,89 +80,60 @@ class Store:
     def size(self, path: str) -> int | None:
         """How large an object is, as the store says; None if it is not there."""
         with self._asked() as files, suppress(FileNotFoundError):
-            return int(self._info(files, path)["size"])
+            return files.size(path)
         return None
 
     def chunks(self, path: str, *, start: int = 0, stop: int) -> Iterator[bytes]:
         """The bytes of an object from `start` to `stop` or its end, a megabyte at a time."""
         with self._asked() as files:
-            stop = min(stop, int(self._info(files, path)["size"]))
-            with files.open(self._at(path), "rb", cache_type="none") as file:
-                file.seek(start)
-                if hasattr(file, "prefetch"):
-                    file.prefetch(stop, max_concurrent_requests=PREFETCHED)
-                while start < stop and (piece := file.read(min(CHUNK_BYTES, stop - start))):
-                    start += len(piece)
-                    yield bytes(piece)
+            yield from files.chunks(path, start=start, stop=stop)
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> None:
         """Put an object there, complete or, where the store can, not at all."""
         with self._asked() as files:
-            is_folder = self._protocol in FOLDERS
-            target = self._at(path)
-            folder, _, name = target.rpartition("/")
-            beside = f"{folder}/.{name}.writing" if is_folder else target
-            if is_folder:
-                files.makedirs(folder, exist_ok=True)
-            with files.open(beside, "wb") as file:
-                if hasattr(file, "set_pipelined"):
-                    file.set_pipelined(True)  # no waiting for an answer to every 32 KB
-                for chunk in chunks:
-                    file.write(chunk)
-                if self._protocol in ("file", "local"):
-                    file.flush()
-                    os.fsync(file.fileno())
-            if is_folder:
-                files.mv(beside, target)
+            files.write(path, chunks)
 
     def names(self, path: str) -> list[str]:
         """What lies in a folder, by name."""
         with self._asked() as files, suppress(FileNotFoundError):
-            return [str(name).rstrip("/").rpartition("/")[2] for name in files.ls(self._at(path), detail=False)]
+            return files.names(path)
         return []
 
     def remove(self, path: str) -> None:
         """Take away an object or a folder and what lies in it."""
         with self._asked() as files, suppress(FileNotFoundError):
-            files.rm(self._at(path), recursive=True)
+            files.remove(path)
 
     def close(self) -> None:
         """Let go of the connection; the next question makes a new one."""
         files, self._open_files = self._open_files, None
-        client = getattr(files, "client", None)
-        if client is not None:
-            with suppress(Exception):  # it may be broken already
-                client.close()
+        if files is not None:
+            files.close()
 
     @contextmanager
-    def _asked(self) -> Iterator[Any]:
-        """The file system, connected; each kind has errors of its own, and all become one."""
+    def _asked(self) -> Iterator[Files]:
+        """The files, connected; each kind has errors of its own, and all become one."""
         try:
-            files = self._connect()
-            files.invalidate_cache()  # what others put there is new every time
-            yield files
+            yield self._connect()
         except (FileNotFoundError, StoreError, CradError):
             raise
+        except InTheWayError as error:
+            raise StoreError(f"{self.shown}: {error}") from error
         except Exception as error:
             self.close()
             said = getattr(error, "strerror", None) or str(error) or "no reason given"
             raise StoreError(f"{self.shown}: {type(error).__name__}: {printable(said)}") from error
 
-    def _connect(self) -> Any:  # noqa: ANN401
+    def _connect(self) -> Files:
         if self._open_files is None:
-            given = {**self._class._get_kwargs_from_urls(self._url), **self._options}
-            self._open_files = self._class(**given, skip_instance_cache=True)
-            self._root = self._class._strip_protocol(self._url)
+            root = self._class._strip_protocol(self._url)
+            if self._protocol in LOCAL:
+                self._open_files = SharedFolder(root)
+            else:
+                given = {**self._class._get_kwargs_from_urls(self._url), **self._options}
+                connected = self._class(**given, skip_instance_cache=True)
+                self._open_files = RemoteFiles(connected, root, protocol=self._protocol)
         return self._open_files
-
-    def _info(self, files: Any, path: str) -> dict[str, Any]:  # noqa: ANN401
-        info: dict[str, Any] = files.info(self._at(path))
-        if info["type"] != "file":
-            raise StoreError(f"{self.shown}: {path} is no file")  # reading a pipe would never end
-        return info
-
-    def _at(self, path: str) -> str:
-        return f"{self._root}/{path}"
 
 
 def without_password(url: str) -> str:

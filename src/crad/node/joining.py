@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from crad.api import Hooks
-from crad.errors import ConfigError
+from crad.errors import ConfigError, RunError
 from crad.exporting import export_onnx, export_safetensors, trained_model
+from crad.federation.files import disk_faults, full_disk
 from crad.federation.peer import log_prior
 from crad.federation.records import Record
+from crad.federation.rounds import Step
 from crad.network.agreement import Agreement
+from crad.network.identity import load_identity
 from crad.network.ledger import totals
 from crad.network.refusals import read_refusals
 from crad.network.site import Site
-from crad.node.line import open_exchange, wait_for_readers
+from crad.node.certificate import check_own_certificate, watched_certificate
+from crad.node.line import check_identity, open_exchange, wait_for_readers
 from crad.node.part import Part, prepare_part
-from crad.node.place import LEDGER, REFUSALS, STATUS, word_about_earlier
+from crad.node.place import LEDGER, REFUSALS, STATUS, state_folder, word_about_earlier
 from crad.node.status import Status
 from crad.node.training import Trained, take_part, train_alone
 from crad.results.participant import participant_page, participant_record
@@ -34,15 +39,25 @@ class Joined:
 
 def join(agreement: Agreement, site: Site, *, hooks: Hooks) -> Joined:
     """Take part until the last round, train alone for comparison, and write what came of both."""
+    with disk_faults(state_folder(agreement, site)):
+        identity = load_identity(site.keys)
+        check_identity(agreement, identity, site.name)
+        check_own_certificate(agreement, identity)
+        with watched_certificate(agreement, identity, notice=hooks.on_notice):
+            return _join(agreement, site, hooks=hooks)
+
+
+def _join(agreement: Agreement, site: Site, *, hooks: Hooks) -> Joined:
     earlier = word_about_earlier(agreement, site)
     if earlier is not None:
         hooks.on_notice(earlier)
     part = prepare_part(agreement, site)
-    with open_exchange(part, site, notice=hooks.on_notice) as exchange:
-        federated = take_part(part, exchange, hooks=hooks)
+    disk = LedgerDisk(part.folder, notice=hooks.on_notice)
+    with open_exchange(part, site, notice=hooks.on_notice, on_fault=disk.note) as exchange:
+        federated = take_part(part, exchange, hooks=disk.checked(hooks))
         hooks.on_notice("all rounds done; now the same model without the others, for comparison")
-        alone = train_alone(part, hooks=Hooks(on_step=hooks.on_step))
-        late = wait_for_readers(part, exchange, notice=hooks.on_notice)
+        alone = train_alone(part, hooks=disk.checked(Hooks(on_step=hooks.on_step)))
+        late = wait_for_readers(part, exchange, notice=hooks.on_notice, check=disk.check)
         if late:
             hooks.on_notice(f"not fetched by {', '.join(late)} within the agreed deadline; ending without them")
     record = participant_record(
@@ -62,6 +77,34 @@ def join(agreement: Agreement, site: Site, *, hooks: Hooks) -> Joined:
         state="finished", federation=agreement.name, member=site.name, difference=record["difference"]
     )
     return Joined(record, part.folder)
+
+
+class LedgerDisk:
+    """Hears from any thread that the ledger's disk is full, says so at once, and ends the run at its next step."""
+
+    def __init__(self, folder: Path, *, notice: Callable[[str], None]) -> None:
+        self._folder, self._notice = folder, notice
+        self._fault: RunError | None = None
+
+    def note(self, error: OSError) -> None:
+        """The ledger could not be written: what was to leave has not left."""
+        if self._fault is None:
+            self._fault = full_disk(self._folder, error)
+            self._notice(f"nothing leaves any more: {self._fault}")
+
+    def check(self) -> None:
+        """Refuse to go on once it has been noted."""
+        if self._fault is not None:
+            raise self._fault
+
+    def checked(self, hooks: Hooks) -> Hooks:
+        """The same hooks, with a check at every step."""
+
+        def on_step(step: Step) -> None:
+            self.check()
+            hooks.on_step(step)
+
+        return replace(hooks, on_step=on_step)
 
 
 def _write_outcome(part: Part, federated: Trained, record: Record, *, hooks: Hooks) -> None:

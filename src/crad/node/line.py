@@ -25,8 +25,13 @@ WAIT_S = 0.2
 
 
 @contextmanager
-def open_exchange(part: Part, site: Site, *, notice: Callable[[str], None]) -> Iterator[MemberExchange]:
-    """Be ready to publish and to fetch, over HTTPS or through the agreed store, until the block ends."""
+def open_exchange(
+    part: Part, site: Site, *, notice: Callable[[str], None], on_fault: Callable[[OSError], None] = lambda error: None
+) -> Iterator[MemberExchange]:
+    """Be ready to publish and to fetch, over HTTPS or through the agreed store, until the block ends.
+
+    `on_fault` hears of a ledger that cannot be written, in whichever thread that is found; nothing leaves then.
+    """
     identity = load_identity(site.keys)
     check_identity(part.agreement, identity, site.name)
 
@@ -40,6 +45,7 @@ def open_exchange(part: Part, site: Site, *, notice: Callable[[str], None]) -> I
     folder, agreement = part.folder / "exchange", part.agreement
     first_round = (latest_round(RunDirectory(part.folder).checkpoint_folder) or 0) + 1
     with closing(OutgoingLedger(part.folder / LEDGER)) as ledger, ExitStack() as opened:
+        ledger.on_fault = on_fault
         exchange: MemberExchange
         if agreement.exchange == HTTPS:
             server = SnapshotServer(
@@ -84,11 +90,18 @@ def check_identity(agreement: Agreement, identity: Identity, name: str) -> None:
         )
 
 
-def wait_for_readers(part: Part, exchange: MemberExchange, *, notice: Callable[[str], None]) -> list[str]:
+def wait_for_readers(
+    part: Part,
+    exchange: MemberExchange,
+    *,
+    notice: Callable[[str], None],
+    check: Callable[[], None] = lambda: None,
+) -> list[str]:
     """After the last round, until everybody has fetched it or the agreed deadline has passed; who has not."""
     until = time.monotonic() + part.agreement.deadline_s
     said: list[str] = []
     while True:
+        check()
         waiting = [name for name in exchange.readers_to_come() if name != part.agreement.members[part.number].name]
         if not waiting or time.monotonic() > until:
             return waiting

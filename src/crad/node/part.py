@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from crad.config import Experiment
 from crad.data.own import OwnData, load_own_data
 from crad.data.tensors import preparation_of
 from crad.errors import ConfigError, RunError
+from crad.federation.files import write_once
 from crad.federation.method import Method
 from crad.federation.world import World, build_own_world
 from crad.learning.device import choose_device, repeatable
@@ -102,6 +102,5 @@ def _secret(folder: Path) -> int:
         ) from None
     folder.mkdir(parents=True, exist_ok=True)
     secret = secrets.randbits(SECRET_BITS)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
-        file.write(str(secret))
+    write_once(path, str(secret).encode(), permissions=0o600)  # whole or not at all, or it could not be read again
     return secret

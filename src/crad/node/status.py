@@ -50,6 +50,8 @@ def status_line(status: Record) -> str:
         parts.append(f"validation {status['validation_accuracy']:.1f} %")
     if status.get("missing"):
         parts.append(f"missing last round: {', '.join(status['missing'])}")
+    for name, reason in status.get("refused", {}).items():
+        parts.append(f"not learned from {name} last round: {reason}")
     if not status["is_running"] and status.get("state") != "finished":
         parts.append("its process has ended: crad peer join continues")
     return "; ".join([*parts, f"said {status['age_s']:.0f} s ago"])

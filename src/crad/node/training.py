@@ -22,6 +22,7 @@ from crad.methods.alone import LOCAL
 from crad.node.part import Part
 from crad.node.place import STATUS
 from crad.node.status import Status
+from crad.node.unused import UnusedTeachers
 from crad.results.run_directory import RunDirectory
 from crad.results.selection import best_round
 
@@ -37,7 +38,7 @@ class Trained:
 
 def take_part(part: Part, exchange: Exchange, *, hooks: Hooks) -> Trained:
     """All rounds of the federation that are still to come, with this exchange; survives being stopped anywhere."""
-    status = Status(part.folder / STATUS)
+    status, unused = Status(part.folder / STATUS), UnusedTeachers(part.agreement)
 
     def on_step(step: Step) -> None:
         status.say(state=step.stage, round=step.round_index, rounds=step.rounds)
@@ -51,10 +52,13 @@ def take_part(part: Part, exchange: Exchange, *, hooks: Hooks) -> Trained:
             round=record["round"],
             rounds=part.experiment.rounds,
             missing=names,
+            refused=unused.of(record),
             validation_accuracy=record["validation_accuracy"],
             round_seconds=record["timing"]["seconds"],
         )
         hooks.on_round(record)
+        for line in unused.news(record):
+            hooks.on_notice(line)
 
     status.say(state="starting", federation=part.agreement.name, member=part.agreement.members[part.number].name)
     trained = _train(part, part.method, part.folder, exchange, on_step=on_step, on_round=on_round)
@@ -109,12 +113,9 @@ def _begin(directory: RunDirectory, part: Part) -> None:
     if directory.experiment_file.exists():
         directory.check_same_data(partition)
         return
-    try:
-        directory.path.mkdir(parents=True, exist_ok=True)
-        directory.write_json("partition.json", partition)
-        write_atomically(directory.experiment_file, to_toml(part.experiment).encode())
-    except OSError as error:
-        raise RunError(f"cannot write to {directory.path}: {error.strerror or error}; choose another state") from error
+    directory.path.mkdir(parents=True, exist_ok=True)
+    directory.write_json("partition.json", partition)
+    write_atomically(directory.experiment_file, to_toml(part.experiment).encode())
 
 
 def _restore(directory: RunDirectory, roster: Roster) -> list[Record]:
