@@ -196,16 +196,35 @@ def test_a_member_that_asks_too_often_is_slowed_down_and_nobody_else(strict):
         assert busy.get("/v1/hello").status_code == 200
 
 
-def test_a_member_has_so_many_connections_and_nobody_less_for_it(strict):
-    clients = [web(strict) for _ in range(3)]
-    assert [client.get("/v1/hello").status_code for client in clients] == [200, 200, 503]
-    with web(strict, of=2) as other:
-        assert other.get("/v1/hello").status_code == 200
-    clients[0].close()
-    time.sleep(0.2)
-    assert clients[2].get("/v1/hello").status_code == 200
-    for client in clients:
-        client.close()
+def test_a_member_that_opens_one_connection_too_many_loses_its_oldest_idle_one(strict):
+    with line_to(strict, of=2) as other, line_to(strict) as first, line_to(strict) as second:
+        assert hello_over(first) == hello_over(second) == hello_over(first) == 200
+        with line_to(strict) as third:
+            assert hello_over(third) == 200
+            assert ends(second)  # the first one was used later
+            assert hello_over(first) == hello_over(other) == 200
+    assert strict[1].notices == ["clinic-a opens more than 2 connections: its oldest idle one was closed"]
+
+
+def test_a_connection_with_a_question_under_way_is_not_idle(strict):
+    with line_to(strict) as first, line_to(strict) as second:
+        for line in (first, second):
+            line.sendall(b"GET /v1/manifest/9/snapshot?wait=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+        time.sleep(0.3)
+        with line_to(strict) as third:
+            assert ends(third)
+        assert first.recv(64).startswith(b"HTTP/1.1 425")
+        assert second.recv(64).startswith(b"HTTP/1.1 425")
+    assert strict[1].notices == ["clinic-a opens more than 2 connections and uses all: one more was refused"]
+
+
+def hello_over(line):
+    """The status of one question on an open connection."""
+    line.sendall(b"GET /v1/hello HTTP/1.1\r\nHost: x\r\n\r\n")
+    answer = b""
+    while not answer.endswith(b"}"):
+        answer += line.recv(4096)
+    return int(answer.split()[1])
 
 
 def line_to(town, *, of=0, to=1):
