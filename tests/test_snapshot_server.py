@@ -24,7 +24,7 @@ from crad.network.outbox import Outbox
 from crad.network.site import Site, read_site, template
 from crad.network.tls import MemberContext
 from tests.organisations import agreed, make_identities
-from tests.town import Organisation, Town, snapshot
+from tests.town import Organisation, Town, ends, hello_over, line_to, snapshot
 
 MEGABYTE = 1 << 20
 
@@ -216,33 +216,6 @@ def test_a_connection_with_a_question_under_way_is_not_idle(strict):
         assert first.recv(64).startswith(b"HTTP/1.1 425")
         assert second.recv(64).startswith(b"HTTP/1.1 425")
     assert strict[1].notices == ["clinic-a opens more than 2 connections and uses all: one more was refused"]
-
-
-def hello_over(line):
-    """The status of one question on an open connection."""
-    line.sendall(b"GET /v1/hello HTTP/1.1\r\nHost: x\r\n\r\n")
-    answer = b""
-    while not answer.endswith(b"}"):
-        answer += line.recv(4096)
-    return int(answer.split()[1])
-
-
-def line_to(town, *, of=0, to=1):
-    """An open TLS connection of one member to another, to write on by hand."""
-    host, port = town[to].address.split(":")
-    context = MemberContext.to(town.agreement.members[to], identity=town[of].identity, agreement=town.agreement)
-    raw = socket.create_connection((host, int(port)), timeout=10)
-    return context.wrap_socket(raw)
-
-
-def ends(line):
-    """Wait for the other end to close."""
-    try:
-        while line.recv(65536):
-            pass
-    except OSError:
-        return True
-    return True
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET /v1/hello HTTP/1.1\r\nX: "])

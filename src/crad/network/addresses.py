@@ -8,6 +8,7 @@ import socket
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 LEARNED = 4  # addresses remembered of one member, beside the agreed one
 RESOLVED = 8  # addresses that one host name may stand for
@@ -16,6 +17,7 @@ REFRESH_S = 600.0
 Resolve = Callable[[str], list[str]]
 
 
+@lru_cache(maxsize=1024)
 def group_address(host: str) -> str:
     """Return what counts as one address: an IPv4 address, or the /64 that one IPv6 site has to itself."""
     try:

@@ -14,6 +14,7 @@ from crad.network.addresses import KnownAddresses
 from crad.network.limits import Limits, Rooms
 
 MOST_BUCKETS = 4096
+MOST_TIMES = 4  # what one member may do, for an address from which many come
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,16 @@ class Verdict:
     is_in: bool
     dropped: tuple[int, ...] = ()
     said: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Gone:
+    """Which connection made room, of an address that held so many, in a pool of so many."""
+
+    key: int
+    address: str
+    held: int
+    total: int
 
 
 class Pool:
@@ -39,8 +50,8 @@ class Pool:
     def __contains__(self, key: int) -> bool:
         return key in self._addresses
 
-    def add(self, key: int, address: str, *, share: int) -> tuple[str, int, int] | None:
-        """Take one in. Returns the address that had to give way, how many it held, and which one went."""
+    def add(self, key: int, address: str, *, share: int) -> Gone | None:
+        """Take one in; returns who had to make room."""
         own = self._by_address.get(address, ())
         gone = None
         if len(own) >= share:
@@ -68,15 +79,15 @@ class Pool:
         """Count one as the newest of its address."""
         self._by_address[self._addresses[key]].move_to_end(key)
 
-    def shed(self) -> tuple[str, int, int]:
+    def shed(self) -> Gone:
         """Drop the oldest of the address that holds most."""
         return self._drop_oldest(max(self._by_address, key=lambda one: len(self._by_address[one])))
 
-    def _drop_oldest(self, address: str) -> tuple[str, int, int]:
+    def _drop_oldest(self, address: str) -> Gone:
         keys = self._by_address[address]
-        held, oldest = len(keys), next(iter(keys))
-        self.remove(oldest)
-        return address, held, oldest
+        gone = Gone(next(iter(keys)), address, held=len(keys), total=len(self))
+        self.remove(gone.key)
+        return gone
 
 
 class Buckets:
@@ -112,7 +123,8 @@ class Door:
         self._members: dict[
             str, OrderedDict[int, Callable[[], bool]]
         ] = {}  # whether each is busy, the latest used last
-        self._arrivals, self._greetings = Buckets(), Buckets()
+        self._arrivals = {False: Buckets(), True: Buckets()}
+        self._greetings = Buckets()
 
     def __len__(self) -> int:
         return self.unfinished + self.entered
@@ -136,12 +148,10 @@ class Door:
         return len(self._members.get(member, ()))
 
     def arrive(self, key: int, address: str, *, now: float) -> Verdict:
-        """Judge a new connection. Unknown addresses that come too often are turned away before anything is kept."""
-        limits, members = self._limits, self._known.members_at(address)
-        rate = limits.connects_per_s
-        if not members and not self._arrivals.spend(address, rate=rate, burst=limits.connect_burst, now=now):
-            line = f"{address} connects more than {rate:g} times a second: turned away"
-            return Verdict(False, said=("too often", line))
+        """Judge a new connection. An address that comes far too often is turned away before anything is kept."""
+        members = self._known.members_at(address)
+        if not self._may_arrive(address, members=members, now=now):
+            return Verdict(False, said=(f"too often, {members > 0}", f"{address} connects too often: turned away"))
         gone = self._silent[members > 0].add(key, address, share=self._share(members))
         return _made_room(gone, "connections without a word", is_known=members > 0)
 
@@ -152,7 +162,7 @@ class Door:
             return Verdict(False)
         address = self._silent[is_known].address(key)
         members = self._known.members_at(address)
-        if is_known and not self._may_greet(address, members=max(1, members), now=now):
+        if is_known and not self._may_greet(address, members=members, now=now):
             self._silent[True].renew(key)  # it has spoken: those who have not go first
             return None
         self._silent[is_known].remove(key)
@@ -202,7 +212,7 @@ class Door:
             pool = next((pool for pool in self._pools() if len(pool)), None)
             if pool is None:
                 break
-            gone.append(pool.shed()[2])
+            gone.append(pool.shed().key)
         return tuple(gone) or self._drop_idle_of_most()
 
     def _pools(self) -> tuple[Pool, ...]:
@@ -211,8 +221,17 @@ class Door:
     def _share(self, members: int) -> int:
         return self._limits.known_handshakes * members if members else self._limits.stranger_handshakes
 
+    def _may_arrive(self, address: str, *, members: int, now: float) -> bool:
+        limits, times = self._limits, min(members, MOST_TIMES)
+        if members:
+            rate, burst = limits.known_connects_per_s * times, limits.known_connect_burst * times
+        else:
+            rate, burst = limits.connects_per_s, limits.connect_burst
+        return self._arrivals[members > 0].spend(address, rate=rate, burst=burst, now=now)
+
     def _may_greet(self, address: str, *, members: int, now: float) -> bool:
-        rate, burst = self._limits.known_connects_per_s * members, self._limits.known_connect_burst * members
+        times = min(max(1, members), MOST_TIMES)
+        rate, burst = self._limits.known_handshakes_per_s * times, self._limits.known_handshake_burst * times
         return self._greetings.spend(address, rate=rate, burst=burst, now=now)
 
     def _drop_idle(self, member: str) -> tuple[int, ...]:
@@ -230,12 +249,12 @@ class Door:
         return ()
 
 
-def _made_room(gone: tuple[str, int, int] | None, what: str, *, is_known: bool) -> Verdict:
+def _made_room(gone: Gone | None, what: str, *, is_known: bool) -> Verdict:
     if gone is None:
         return Verdict(True)
-    address, held, key = gone
-    cause = f"{what} of {'known' if is_known else 'unknown'} addresses"
-    return Verdict(True, (key,), (cause, f"{address} holds {held} {what}: dropped, oldest first"))
+    kind = "known" if is_known else "unknown"
+    who = f"{gone.address} holds {gone.held}" if gone.held > 1 else f"{kind} addresses together hold {gone.total}"
+    return Verdict(True, (gone.key,), (f"{what} of {kind} addresses", f"{who} {what}: dropped, oldest first"))
 
 
 def _too_many(member: str, most: int, *, is_dropped: bool) -> tuple[str, str]:

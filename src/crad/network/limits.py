@@ -26,8 +26,10 @@ class Limits:
     known_handshakes: int = 16  # the same for each member known at an address
     connects_per_s: float = 10.0  # new connections of one unknown address, in the long run
     connect_burst: int = 50
-    known_connects_per_s: float = 20.0  # handshakes begun, for each member known at an address
-    known_connect_burst: int = 100
+    known_connects_per_s: float = 200.0  # the same for each member known at an address
+    known_connect_burst: int = 1000
+    known_handshakes_per_s: float = 50.0  # begun, for each member known at an address: a millisecond of CPU each
+    known_handshake_burst: int = 100
     total: int | None = None  # connections of everybody together; None: what the descriptors allow
 
 

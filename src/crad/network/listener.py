@@ -20,10 +20,10 @@ from crad.network.door import Door, Verdict
 from crad.network.limits import Limits
 from crad.network.notices import Throttle
 
-AT_ONCE = 64  # accepted in one turn of the loop
+AT_ONCE = 256  # accepted in one turn of the loop
 AGAIN_S = 0.05  # until an address that begins too many handshakes is looked at again
-PAUSE_S = 0.25  # without accepting, where descriptors are short
-SHED = 16  # places given free then
+PAUSE_S = 0.05  # without accepting, where descriptors are short
+SHED = 64  # places given free then
 TICK_S = 1.0
 END_S = 1.0  # for handshakes to notice that the server ends
 FIRST_BYTE = b"\x16"  # of every TLS handshake

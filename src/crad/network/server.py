@@ -35,7 +35,7 @@ from crad.network.tls import server_context
 KEEP_ALIVE_S = 75  # longer than others wait between two questions
 GRACE_S = 2  # for answers on their way when the server ends
 START_S = 20.0
-BACKLOG = 1024  # a flood must not fill it before the loop comes round
+BACKLOG = 4096  # a flood must not fill it before the loop comes round
 
 
 class SnapshotServer:
