@@ -48,7 +48,7 @@ def flood(address: str, *, source: str, kind: str = SILENT, count: int = 1000, i
             process.kill()
 
 
-def _open(host: str, port: int, source: str, count: int) -> list[socket.socket]:
+def _open(host: str, port: int, source: str, count: int, *, first: bytes = b"") -> list[socket.socket]:
     opened = []
     for _ in range(count):
         one = socket.socket()
@@ -57,6 +57,7 @@ def _open(host: str, port: int, source: str, count: int) -> list[socket.socket]:
         with contextlib.suppress(OSError):
             one.connect((host, port))
             opened.append(one)
+            one.send(first)
     return opened
 
 
@@ -81,7 +82,7 @@ def _still_open(opened: list[socket.socket]) -> int:
 
 
 def _drip(opened: list[socket.socket]) -> None:
-    for byte in HELLO + bytes(500):
+    for byte in HELLO[1:] + bytes(500):
         for one in opened:
             with contextlib.suppress(OSError):
                 one.send(bytes([byte]))
@@ -113,7 +114,7 @@ def main() -> None:
     if kind == TLS:
         _shake(host, int(port), source, int(count), _context(*shown), opened)
     elif kind != ENDLESS:
-        opened = _open(host, int(port), source, int(count))
+        opened = _open(host, int(port), source, int(count), first=HELLO[:1] if kind == DRIP else b"")
     if kind == DRIP:
         threading.Thread(target=_drip, args=(opened,), daemon=True).start()
     print("ready", flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import threading
 
 import pytest
@@ -184,6 +185,15 @@ def test_the_rooms_together_are_no_more_than_the_process_can_have(descriptors, m
     assert min(rooms.strangers, rooms.neighbours, rooms.per_member) >= 1
     if members * rooms.per_member > rooms.members:
         assert rooms.per_member == 1
+
+
+@pytest.mark.parametrize(
+    ("descriptors", "most"), [(128, 64), (1024, 768), (20_000, 1024), (resource.RLIM_INFINITY, 1024), (40, 16)]
+)
+def test_descriptors_are_left_for_files(monkeypatch, descriptors, most):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (descriptors, descriptors))
+    rooms = divide(Limits(), members=3)
+    assert most - 8 < rooms.total <= most
 
 
 # --- any sequence of events

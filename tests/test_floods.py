@@ -20,7 +20,7 @@ from tests.town import Organisation, Town, ends, hello_over, line_to
 
 OUTSIDE, INSIDE = "127.0.0.66", "127.0.0.1"  # members come from the second one
 ROUND_S = 4.0
-SHARE = 2 * 16 * 2  # unfinished connections of an address with two members: silent, and in their handshake
+SHARE = 4 * 16 * 2  # of an address with two members: silent, in their handshake, and some on their way out
 
 
 @pytest.fixture(scope="module")
@@ -55,16 +55,18 @@ def exchange_a_round(town, round_index=1):
 # --- outsiders
 
 
-@pytest.mark.parametrize("kind", [SILENT, DRIP])
-@pytest.mark.parametrize(("source", "held"), [(OUTSIDE, 16), (INSIDE, SHARE)])
-def test_a_thousand_sockets_without_a_handshake_change_nothing_for_a_round(town, kind, source, held):
+@pytest.mark.parametrize(
+    ("kind", "what"), [(SILENT, "connections without a word"), (DRIP, "unfinished handshakes")], ids=[SILENT, DRIP]
+)
+@pytest.mark.parametrize(("source", "share"), [(OUTSIDE, 16), (INSIDE, 32)])
+def test_a_thousand_sockets_without_a_handshake_change_nothing_for_a_round(town, kind, what, source, share):
     before = descriptors()
     with Watcher() as watcher, flood(town[1].address, source=source, kind=kind) as still_open:
         assert exchange_a_round(town) < ROUND_S
-        assert still_open() <= held
-    assert watcher.most < before + held + 40  # the members' own connections, both ends
-    assert f"{source} holds {min(held, 32)} connections without a word: dropped, oldest first" in town[1].notices
-    assert len(town[1].notices) <= 3
+        assert 0 < still_open() <= 2 * share
+    assert watcher.most < before + 4 * share + 40  # some on their way out; the members' own connections, both ends
+    assert f"{source} holds {share} {what}: dropped, oldest first" in town[1].notices
+    assert len(town[1].notices) <= 4
 
 
 @pytest.mark.parametrize("source", [OUTSIDE, INSIDE])
@@ -119,7 +121,7 @@ def test_a_newcomer_among_strangers_gets_in(town):
 
 def test_what_is_no_tls_is_closed_at_once(town):
     with knock(town[1].address, OUTSIDE) as plain:
-        plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        plain.sendall(b"G")  # TLS would wait for more
         began = time.monotonic()
         assert ends(plain)
         assert time.monotonic() - began < 2
@@ -189,8 +191,8 @@ def test_where_descriptors_run_out_members_are_served_all_the_same(identities, f
     greedy = {"total": 4000, "known_handshakes": 1000, "known_connect_burst": 5000}
     with small_member(folder, of=1, descriptors=64, **greedy) as (address, end):
         with guest(identities, tmp_path, address) as ask, flood(address, source=INSIDE):
-            assert max(ask() for _ in range(3)) < 3
-            time.sleep(1)
+            assert max(ask() for _ in range(2)) < 3
+            time.sleep(0.5)
         told = end()
     assert (told["code"], told["stderr"]) == (0, "")
     assert told["notices"][0] == "no connection can be accepted (Too many open files): silent ones are dropped"
@@ -226,6 +228,19 @@ def test_what_asyncio_logs_in_the_servers_thread_becomes_one_line(caplog):
     assert [record.message for record in caplog.records] == ["of another loop"]
     logging.getLogger("asyncio").warning("after the end")
     assert len(caplog.records) == 2
+
+
+def test_a_fault_on_the_servers_loop_is_told_as_a_line(town, capfd):
+    def fail():
+        raise ValueError("unseen")
+
+    for _ in range(100):
+        town[1].server._on_loop(fail)
+    with line_to(town) as line:
+        assert hello_over(line) == 200
+    (told,) = town[1].notices
+    assert told.startswith("a connection failed inside the server: ")
+    assert capfd.readouterr().err == ""
 
 
 def test_what_nobody_catches_on_the_loop_becomes_one_line(caplog):

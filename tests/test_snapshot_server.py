@@ -206,6 +206,14 @@ def test_a_member_that_opens_one_connection_too_many_loses_its_oldest_idle_one(s
     assert strict[1].notices == ["clinic-a opens more than 2 connections: its oldest idle one was closed"]
 
 
+def test_a_connection_that_was_closed_does_not_count(strict):
+    for _ in range(2):
+        with line_to(strict) as first, line_to(strict) as second:
+            assert hello_over(first) == hello_over(second) == 200
+        time.sleep(0.2)
+    assert strict[1].notices == []
+
+
 def test_a_connection_with_a_question_under_way_is_not_idle(strict):
     with line_to(strict) as first, line_to(strict) as second:
         for line in (first, second):

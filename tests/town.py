@@ -204,6 +204,8 @@ def ends(line):
     try:
         while line.recv(65536):
             pass
+    except TimeoutError:
+        return False
     except OSError:
         return True
     return True
@@ -214,7 +216,9 @@ def hello_over(line):
     line.sendall(b"GET /v1/hello HTTP/1.1\r\nHost: x\r\n\r\n")
     answer = b""
     while not answer.endswith(b"}"):
-        answer += line.recv(4096)
+        more = line.recv(4096)
+        assert more, "it was closed"
+        answer += more
     return int(answer.split()[1])
 
 

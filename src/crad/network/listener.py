@@ -42,7 +42,8 @@ class Caller:
     address: str
     began: float
     timers: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
-    is_greeting: bool = False
+    handshake: asyncio.Task[None] | None = None
+    is_wrapped: bool = False  # a transport owns the socket
 
 
 class Listener:
@@ -111,22 +112,24 @@ class Listener:
         caller.sock.setblocking(False)
         self._callers[caller.key] = caller
         caller.timers["end"] = self._loop.call_later(self._limits.handshake_s, self._give_up, caller.key)
-        self._loop.add_reader(caller.sock, self._hear, caller)
+        if not self._hear(caller):  # often a handshake has begun by now: then it is not one of the silent any more
+            self._loop.add_reader(caller.sock, self._hear, caller)
 
-    def _hear(self, caller: Caller) -> None:
-        """Something has come: the first byte of a handshake, or the end."""
+    def _hear(self, caller: Caller) -> bool:
+        """Go on if something has come: the first byte of a handshake, or the end."""
         try:
             first = caller.sock.recv(1, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
-            return
+            return False
         except OSError:
             first = b""
         if first != FIRST_BYTE:
             self._door.leave(caller.key)
             self._drop(caller.key)
-            return
+            return True
         self._loop.remove_reader(caller.sock)
         self._greet(caller)
+        return True
 
     # --- the handshake
 
@@ -140,13 +143,13 @@ class Listener:
             caller.timers["again"] = self._loop.call_later(AGAIN_S, self._greet, caller)
             return
         self._carry_out(verdict)
-        caller.is_greeting = True
-        task = self._loop.create_task(self._shake_hands(caller))
-        self._handshakes.add(task)
-        task.add_done_callback(self._handshakes.discard)
+        caller.handshake = self._loop.create_task(self._shake_hands(caller))
+        self._handshakes.add(caller.handshake)
+        caller.handshake.add_done_callback(self._handshakes.discard)
 
     async def _shake_hands(self, caller: Caller) -> None:
         """Until the protocol's `connection_made`; whoever has no place then is turned away there."""
+        caller.is_wrapped = True
         try:
             await self._loop.connect_accepted_socket(
                 partial(self._make_protocol, caller.key),
@@ -182,10 +185,11 @@ class Listener:
         caller = self._callers.get(key)
         if caller is None:
             self._drop_member(key)
-        elif caller.is_greeting:
-            # Its transport owns the socket and reads an end now, whatever state the handshake is in.
-            _shut(caller.sock)
+        elif caller.is_wrapped:
+            _shut(caller.sock)  # its transport reads an end now, whatever state the handshake is in
         else:
+            if caller.handshake is not None:
+                caller.handshake.cancel()
             self._loop.remove_reader(caller.sock)
             self._forget(key)
             _reset(caller.sock)
