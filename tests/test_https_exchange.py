@@ -657,7 +657,7 @@ def test_a_certificate_of_the_authority_does_not_make_a_member(tmp_path):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(cadata=authority.pem)
         context.load_cert_chain(stranger.certificate_path, stranger.key_path)
-        assert knock(town[1].address, context) == "HTTP/1.1 403 Forbidden"
+        assert not knock(town[1].address, context).startswith("HTTP")
         assert any("clinic-z, who is not a member" in text for text in town[1].notices)
 
 

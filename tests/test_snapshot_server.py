@@ -24,7 +24,7 @@ from crad.network.outbox import Outbox
 from crad.network.site import Site, read_site, template
 from crad.network.tls import MemberContext
 from tests.organisations import agreed, make_identities
-from tests.town import Organisation, Town, snapshot
+from tests.town import Organisation, Town, ends, hello_over, line_to, snapshot
 
 MEGABYTE = 1 << 20
 
@@ -196,34 +196,34 @@ def test_a_member_that_asks_too_often_is_slowed_down_and_nobody_else(strict):
         assert busy.get("/v1/hello").status_code == 200
 
 
-def test_a_member_has_so_many_connections_and_nobody_less_for_it(strict):
-    clients = [web(strict) for _ in range(3)]
-    assert [client.get("/v1/hello").status_code for client in clients] == [200, 200, 503]
-    with web(strict, of=2) as other:
-        assert other.get("/v1/hello").status_code == 200
-    clients[0].close()
-    time.sleep(0.2)
-    assert clients[2].get("/v1/hello").status_code == 200
-    for client in clients:
-        client.close()
+def test_a_member_that_opens_one_connection_too_many_loses_its_oldest_idle_one(strict):
+    with line_to(strict, of=2) as other, line_to(strict) as first, line_to(strict) as second:
+        assert hello_over(first) == hello_over(second) == hello_over(first) == 200
+        with line_to(strict) as third:
+            assert hello_over(third) == 200
+            assert ends(second)  # the first one was used later
+            assert hello_over(first) == hello_over(other) == 200
+    assert strict[1].notices == ["clinic-a opens more than 2 connections: its oldest idle one was closed"]
 
 
-def line_to(town, *, of=0, to=1):
-    """An open TLS connection of one member to another, to write on by hand."""
-    host, port = town[to].address.split(":")
-    context = MemberContext.to(town.agreement.members[to], identity=town[of].identity, agreement=town.agreement)
-    raw = socket.create_connection((host, int(port)), timeout=10)
-    return context.wrap_socket(raw)
+def test_a_connection_that_was_closed_does_not_count(strict):
+    for _ in range(2):
+        with line_to(strict) as first, line_to(strict) as second:
+            assert hello_over(first) == hello_over(second) == 200
+        time.sleep(0.2)
+    assert strict[1].notices == []
 
 
-def ends(line):
-    """Wait for the other end to close."""
-    try:
-        while line.recv(65536):
-            pass
-    except OSError:
-        return True
-    return True
+def test_a_connection_with_a_question_under_way_is_not_idle(strict):
+    with line_to(strict) as first, line_to(strict) as second:
+        for line in (first, second):
+            line.sendall(b"GET /v1/manifest/9/snapshot?wait=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+        time.sleep(0.3)
+        with line_to(strict) as third:
+            assert ends(third)
+        assert first.recv(64).startswith(b"HTTP/1.1 425")
+        assert second.recv(64).startswith(b"HTTP/1.1 425")
+    assert strict[1].notices == ["clinic-a opens more than 2 connections and uses all: one more was refused"]
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET /v1/hello HTTP/1.1\r\nX: "])

@@ -22,6 +22,7 @@ from crad.network.identity import Identity
 from crad.network.ledger import OutgoingLedger, read_ledger
 from crad.network.member_exchange import Terms
 from crad.network.server import SnapshotServer
+from crad.network.tls import MemberContext
 from tests.organisations import with_addresses
 
 SLOW_S = 0.25  # between two megabytes
@@ -190,6 +191,37 @@ def snapshot(peer: int, round_index: int = 1, *, numbers: int = 1000, seed: int 
     """Random weights as a message; its body has a few bytes more than four per number."""
     generator = torch.Generator().manual_seed(seed)
     return pack({"w": torch.randn(numbers, generator=generator)}, kind=kind, peer=peer, round_index=round_index)
+
+
+def line_to(town, *, of=0, to=1, source="127.0.0.1"):
+    """An open TLS connection of one member to another, to write on by hand."""
+    host, port = town[to].address.split(":")
+    context = MemberContext.to(town.agreement.members[to], identity=town[of].identity, agreement=town.agreement)
+    raw = socket.create_connection((host, int(port)), timeout=10, source_address=(source, 0))
+    return context.wrap_socket(raw)
+
+
+def ends(line):
+    """Wait for the other end to close."""
+    try:
+        while line.recv(65536):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def hello_over(line):
+    """The status of one question on an open connection."""
+    line.sendall(b"GET /v1/hello HTTP/1.1\r\nHost: x\r\n\r\n")
+    answer = b""
+    while not answer.endswith(b"}"):
+        more = line.recv(4096)
+        assert more, "it was closed"
+        answer += more
+    return int(answer.split()[1])
 
 
 class Background(threading.Thread):

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import PlainTextResponse
@@ -16,66 +13,70 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from crad.errors import SnapshotError, printable
 from crad.network.agreement import Agreement
+from crad.network.door import Door
 from crad.network.endpoints import describe_path
 from crad.network.ledger import OutgoingLedger
+from crad.network.limits import Limits
+from crad.network.notices import Notice, Throttle
 from crad.network.trust import find_member
 
-Notice = Callable[[str], None]
 STRANGER = "nobody known"
 
-
-@dataclass(frozen=True)
-class Limits:
-    """What one member may ask of another's server."""
-
-    connections: int = 8  # at once, per member
-    handshakes: int = 64  # begun and not finished, by anybody
-    handshake_s: float = 10.0
-    requests_per_s: float = 20.0  # per member, in the long run
-    burst: int = 100
-    request_s: float = 20.0  # for a request to arrive in full
-    send_s: float = 60.0  # for a megabyte to be taken: slower readers are dropped
-    header_bytes: int = 16 * 1024
+__all__ = ["STRANGER", "Gate", "Limits", "MemberProtocol", "Notice", "Outgoing"]
 
 
 class Gate:
     """Knows who is connected. As an ASGI application it lets through what the limits allow, and writes the ledger."""
 
     def __init__(
-        self, application: ASGIApp, *, agreement: Agreement, ledger: OutgoingLedger, limits: Limits, notice: Notice
+        self,
+        application: ASGIApp,
+        *,
+        agreement: Agreement,
+        ledger: OutgoingLedger,
+        limits: Limits,
+        door: Door,
+        throttle: Throttle,
     ) -> None:
         self._application, self._agreement, self._ledger = application, agreement, ledger
-        self.limits, self._notice = limits, notice
-        self._connected: Counter[str] = Counter()
-        self._handshakes: dict[int, float] = {}
+        self.limits, self._door, self._throttle = limits, door, throttle
+        self._lines: dict[int, MemberProtocol] = {}
         self._budgets: dict[str, tuple[float, float]] = {}  # requests left, and when that was
 
     # --- connections
 
-    def admit(self, key: int) -> None:
-        """Somebody begins a handshake; refused while too many others do. It costs no more than a socket until then."""
-        now = time.monotonic()
-        self._handshakes = {
-            one: begun for one, begun in self._handshakes.items() if now - begun < self.limits.handshake_s
-        }
-        if len(self._handshakes) >= self.limits.handshakes:
-            raise ConnectionRefusedError("too many handshakes at once")
-        self._handshakes[key] = now
-
-    def enter(self, key: int, der: bytes) -> str | None:
-        """The name of the member who has shown this certificate, None if it is no member's."""
-        self._handshakes.pop(key, None)
+    def enter(self, line: MemberProtocol, der: bytes) -> str | None:
+        """Return the member who has shown this certificate and may stay, None if there is none."""
         try:
             name = find_member(der, agreement=self._agreement).name
         except SnapshotError as error:
-            self._notice(f"somebody was refused: {error}")
-            name = None
-        self._connected[name or STRANGER] += 1
-        return name
+            self._throttle.say("refused", f"somebody was refused: {error}")
+            self._door.leave(line.key)
+            return None
+        verdict = self._door.enter(line.key, name, is_busy=line.is_busy)
+        if verdict.is_in:
+            self._lines[line.key] = line
+        for key in verdict.dropped:
+            self.drop(key)
+        if verdict.said is not None:
+            self._throttle.say(*verdict.said)
+        return name if verdict.is_in else None
 
-    def leave(self, name: str | None) -> None:
+    def touch(self, line: MemberProtocol) -> None:
+        """A member uses its connection."""
+        if line.member is not None:
+            self._door.touch(line.key, line.member)
+
+    def drop(self, key: int) -> None:
+        """End a member's connection that has lost its place, without a farewell that would have to be answered."""
+        line = self._lines.pop(key, None)
+        if line is not None:
+            line.transport.abort()
+
+    def leave(self, line: MemberProtocol) -> None:
         """A connection has ended."""
-        self._connected[name or STRANGER] -= 1
+        self._lines.pop(line.key, None)
+        self._door.leave(line.key, line.member)
 
     # --- requests
 
@@ -92,17 +93,17 @@ class Gate:
         except ConnectionError:
             return  # the reader has gone
         except TimeoutError:
-            self._notice(f"{connection.member} was dropped: it took less than a megabyte in {self.limits.send_s:g} s")
+            text = f"{connection.member} was dropped: it took less than a megabyte in {self.limits.send_s:g} s"
+            self._throttle.say(f"slow {connection.member}", text)
             connection.transport.abort()
         except Exception as error:  # whatever it is, the others are served on
-            self._notice(f"the server failed on {printable(scope['path'])} for {connection.member}: {error!r}")
+            text = f"the server failed on {printable(scope['path'])} for {connection.member}: {printable(repr(error))}"
+            self._throttle.say(f"failed {connection.member}", text)
             connection.transport.abort()
 
     def _refusal(self, name: str | None, scope: Scope) -> int | None:
         if name is None:
             return 403
-        if self._connected[name] > self.limits.connections:
-            return 503
         if not self._spend(name):
             return 429
         return None if scope["method"] == "GET" else 405
@@ -156,43 +157,49 @@ class MemberProtocol(H11Protocol):
     """uvicorn's HTTP, with the member known for every connection; one subclass per server, which has its gate."""
 
     gate: Gate
+    key = 0  # of its place at the door
 
     def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401  # uvicorn's own
-        self.gate.admit(id(self))
         super().__init__(*args, **options)
         self.member: str | None = None
         self._application = self.app
         self._patience: asyncio.TimerHandle | None = None
-        self._is_in = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """The handshake is done: somebody with a trusted certificate."""
+        """The handshake is done: somebody with a trusted certificate, who may not stay for all that."""
         super().connection_made(transport)
         der = transport.get_extra_info("ssl_object").getpeercert(binary_form=True) or b""
-        self.member, self._is_in = self.gate.enter(id(self), der), True
+        self.member = self.gate.enter(self, der)
         self.app = self._answer
-        self._expect_request()
+        if self.member is None:
+            transport.abort()
+        else:
+            self._expect_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """However it ended."""
         super().connection_lost(exc)
-        if self._is_in:
-            self.gate.leave(self.member)
+        self.gate.leave(self)
         self._stop_patience()
 
     def data_received(self, data: bytes) -> None:
         """A request that has begun must come to its end."""
+        self.gate.touch(self)
         if self._patience is None and (self.cycle is None or self.cycle.response_complete):
             self._expect_request()
         super().data_received(data)
 
+    def is_busy(self) -> bool:
+        """Whether a request is being answered, or its answer still on its way."""
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        return not self.transport.is_closing() and (is_answering or self.transport.get_write_buffer_size() > 0)
+
     def shutdown(self) -> None:
         """The server ends. An idle reader would not answer a farewell, and be waited for."""
-        is_idle = self.cycle is None or self.cycle.response_complete
-        if is_idle and self.transport.get_write_buffer_size() == 0:
-            self.transport.abort()
-        else:
+        if self.is_busy():
             super().shutdown()
+        else:
+            self.transport.abort()
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401  # ASGI
         self._stop_patience()

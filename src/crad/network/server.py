@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -16,12 +17,17 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from crad.errors import ConfigError, RunError
+from crad.network.addresses import KnownAddresses
 from crad.network.agreement import Agreement
+from crad.network.door import Door
 from crad.network.endpoints import Delivered, Endpoints
 from crad.network.fields import split_address
 from crad.network.gate import Gate, Limits, MemberProtocol, Notice
 from crad.network.identity import Identity
 from crad.network.ledger import OutgoingLedger
+from crad.network.limits import divide
+from crad.network.listener import Listener
+from crad.network.notices import Throttle, asyncio_told_by, tell_loop_faults
 from crad.network.outbox import Outbox, Published
 from crad.network.reaching import TryBack
 from crad.network.tls import server_context
@@ -30,7 +36,7 @@ from crad.network.witness import Witness
 KEEP_ALIVE_S = 75  # longer than others wait between two questions
 GRACE_S = 2  # for answers on their way when the server ends
 START_S = 20.0
-BACKLOG = 128
+BACKLOG = 4096  # a flood must not fill it before the loop comes round
 
 
 class SnapshotServer:
@@ -55,10 +61,20 @@ class SnapshotServer:
             agreement, identity.name, self.outbox, try_back=try_back, on_delivered=self._deliver
         )
         self._listen, self._limits = listen, limits or Limits()
-        gate = Gate(self.application(), agreement=agreement, ledger=ledger, limits=self._limits, notice=notice)
+        self._throttle = Throttle(notice)
+        known = KnownAddresses(_hosts(agreement, but=identity.name))
+        door = Door(self._limits, divide(self._limits, members=len(agreement.members)), known)
+        gate = Gate(
+            self.application(),
+            agreement=agreement,
+            ledger=ledger,
+            limits=self._limits,
+            door=door,
+            throttle=self._throttle,
+        )
         config = uvicorn.Config(
             gate,
-            http=type("GatedProtocol", (MemberProtocol,), {"gate": gate}),
+            http=MemberProtocol,
             interface="asgi3",
             ws="none",
             lifespan="off",
@@ -74,7 +90,7 @@ class SnapshotServer:
         )
         config.load()
         config.ssl = server_context(identity, agreement)
-        self._server = uvicorn.Server(config)
+        self._server = GuardedServer(config, gate, door, known, limits=self._limits, throttle=self._throttle)
         self._socket: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -137,8 +153,9 @@ class SnapshotServer:
             self._loop.call_soon_threadsafe(call)
 
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=self._make_loop) as runner:
+        with asyncio_told_by(self._throttle), asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
             self._loop = runner.get_loop()
+            tell_loop_faults(self._loop, self._throttle)
             runner.run(self._serve())
 
     async def _serve(self) -> None:
@@ -149,12 +166,60 @@ class SnapshotServer:
                 connection.transport.abort()
         await asyncio.sleep(0)
 
-    def _make_loop(self) -> asyncio.AbstractEventLoop:
-        """A loop whose servers give up on handshakes that do not end; uvicorn has no setting for it."""
-        loop = asyncio.SelectorEventLoop()
-        timeouts = {"ssl_handshake_timeout": self._limits.handshake_s, "ssl_shutdown_timeout": self._limits.handshake_s}
-        loop.create_server = partial(loop.create_server, **timeouts)  # type: ignore[method-assign]
-        return loop
+
+class GuardedServer(uvicorn.Server):
+    """uvicorn's life cycle and HTTP, with connections accepted by our own listener."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        gate: Gate,
+        door: Door,
+        known: KnownAddresses,
+        *,
+        limits: Limits,
+        throttle: Throttle,
+    ) -> None:
+        super().__init__(config)
+        self._protocol: type[MemberProtocol] = type("GatedProtocol", (MemberProtocol,), {"gate": gate})
+        self._listener = Listener(
+            door,
+            known,
+            limits=limits,
+            context=self._context,
+            throttle=throttle,
+            make_protocol=self._make_protocol,
+            drop_member=gate.drop,
+        )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, in place of the servers that uvicorn would have asyncio make."""
+        assert sockets is not None, "bound before"
+        await self.lifespan.startup()
+        self.servers = []
+        (listening,) = sockets
+        self._listener.open(listening)
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept nobody any more, then end as uvicorn does."""
+        await self._listener.close()
+        await super().shutdown(sockets=sockets)
+
+    def _context(self) -> ssl.SSLContext:
+        assert self.config.ssl is not None, "given"
+        return self.config.ssl
+
+    def _make_protocol(self, key: int) -> MemberProtocol:
+        made = self._protocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        made.key = key
+        return made
+
+
+def _hosts(agreement: Agreement, *, but: str) -> dict[str, str]:
+    """The agreed host of every member with an address, but our own."""
+    others = [member for member in agreement.members if member.name != but]
+    return {member.name: split_address(member.address)[0] for member in others if member.address is not None}
 
 
 def _bind(listen: str) -> socket.socket:
