@@ -12,6 +12,7 @@ from crad.network.agreement import Agreement
 from crad.network.bucket import Bucket
 from crad.network.identity import Identity
 from crad.network.ledger import OutgoingLedger
+from crad.network.permission import check_store_kind
 from crad.network.site import Site
 from crad.network.store import Store, StoreError
 from crad.node.place import LEDGER, state_folder
@@ -26,6 +27,7 @@ def check_store(agreement: Agreement, site: Site, identity: Identity, findings: 
     findings.on_step("trying the store")
     url = agreement.exchange if site.store is None else site.store
     try:
+        check_store_kind(agreement, site)
         with (
             closing(Store(url, options=site.store_options)) as store,
             closing(OutgoingLedger(state_folder(agreement, site) / LEDGER)) as ledger,

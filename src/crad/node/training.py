@@ -22,6 +22,7 @@ from crad.methods.alone import LOCAL
 from crad.node.part import Part
 from crad.node.place import STATUS
 from crad.node.status import Status
+from crad.results.confusions import confused_members, confusion_sentence
 from crad.results.run_directory import RunDirectory
 from crad.results.selection import best_round
 
@@ -37,7 +38,7 @@ class Trained:
 
 def take_part(part: Part, exchange: Exchange, *, hooks: Hooks) -> Trained:
     """All rounds of the federation that are still to come, with this exchange; survives being stopped anywhere."""
-    status = Status(part.folder / STATUS)
+    status, meaning = Status(part.folder / STATUS), Meaning(part, notice=hooks.on_notice)
 
     def on_step(step: Step) -> None:
         status.say(state=step.stage, round=step.round_index, rounds=step.rounds)
@@ -46,20 +47,47 @@ def take_part(part: Part, exchange: Exchange, *, hooks: Hooks) -> Trained:
     def on_round(record: Record) -> None:
         missing = record["missing"].get(str(part.number), [])
         names = [part.agreement.members[index].name for index in missing]
+        meaning.hear(record)
         status.say(
             state="collecting",
             round=record["round"],
             rounds=part.experiment.rounds,
             missing=names,
+            confused=meaning.sentences,
             validation_accuracy=record["validation_accuracy"],
             round_seconds=record["timing"]["seconds"],
         )
         hooks.on_round(record)
 
-    status.say(state="starting", federation=part.agreement.name, member=part.agreement.members[part.number].name)
+    status.say(
+        state="starting",
+        federation=part.agreement.name,
+        member=part.agreement.members[part.number].name,
+        left_out=part.named_left_out,
+        confused=meaning.sentences,
+    )
     trained = _train(part, part.method, part.folder, exchange, on_step=on_step, on_round=on_round)
     status.say(state="trained", round=part.experiment.rounds, rounds=part.experiment.rounds)
     return trained
+
+
+class Meaning:
+    """Says once of every member and pair of classes that they seem to mean something else; also after a restart."""
+
+    def __init__(self, part: Part, *, notice: Callable[[str], None]) -> None:
+        self._names = [member.name for member in part.agreement.members]
+        self._classes, self._notice = part.agreement.classes, notice
+        self.sentences = self._of(RunDirectory(part.folder).rounds())
+
+    def hear(self, record: Record) -> None:
+        """Take down what a round has found, and say what is new."""
+        for sentence in self._of([record]):
+            if sentence not in self.sentences:
+                self.sentences.append(sentence)
+                self._notice(sentence)
+
+    def _of(self, records: list[Record]) -> list[str]:
+        return [confusion_sentence(entry) for entry in confused_members(records, self._names, self._classes)]
 
 
 def train_alone(part: Part, *, hooks: Hooks) -> Trained:
