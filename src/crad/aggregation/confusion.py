@@ -20,7 +20,8 @@ MIN_SAMPLES = 20  # of the student's, of a class
 MIN_CLAIMED, CLAIMED_ACCURACY = 5, 0.5  # what a teacher must say of itself to be taken at its word
 SAID_SHARE, RIGHT_SHARE = 0.6, 0.2  # of these samples: called by the other name at least, by ours at most
 FAVOURITE = 0.5  # of that share: where other samples are called so more often, the answer is only a favourite
-DEVIATIONS = 3.0  # standard deviations between two shares that are said to differ
+DEVIATIONS = 3.0  # standard deviations by which two shares of the student's samples must lie apart
+CLAIM_DEVIATIONS = 2.0  # the same for what a teacher says of itself, mostly of few samples
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,11 @@ class Confusions:
 
 
 def find_confusions(counts_KC: Tensor, accuracies_KC: Tensor, tally_KCC: Tensor) -> list[Confusion]:
-    """The pairs of classes that a teacher takes for each other, although it says that it knows both.
+    """What a teacher calls by another name than the student, although it says that it knows the class.
 
-    Accused is only who claims to know the class and the name it gives it, is hardly ever right about our samples of the
-    class, calls most of them by one other name, and does not call other samples so, least of all those of that name.
-    Each of these must hold beyond chance.
+    Accused is only who claims to know a class, is hardly ever right about the student's samples of it, calls most of
+    them by one other name, and does not call other samples so nearly as often. Two of these must hold beyond chance:
+    that it does worse than it says, and that the name is no mere favourite of its.
     """
     if tally_KCC.numel() == 0:
         return []
@@ -71,11 +72,10 @@ def find_confusions(counts_KC: Tensor, accuracies_KC: Tensor, tally_KCC: Tensor)
     knows_KC = (counts_KC >= MIN_CLAIMED) & (accuracies_KC >= CLAIMED_ACCURACY)
     is_suspect_KC = (
         knows_KC
-        & knows_KC.gather(1, favourite_KC)
         & (samples_KC >= MIN_SAMPLES)
         & (said_KC >= SAID_SHARE * samples_KC)
         & (right_KC <= RIGHT_SHARE * samples_KC)
-        & _is_below(right_KC, samples_KC, _least(counts_KC, accuracies_KC))
+        & (_wilson(right_KC, samples_KC, CLAIM_DEVIATIONS) < _least_claimed(counts_KC, accuracies_KC))
         & _is_particular(tally_KCC, favourite_KC)
     )
     return [
@@ -92,48 +92,25 @@ def find_confusions(counts_KC: Tensor, accuracies_KC: Tensor, tally_KCC: Tensor)
 
 
 def _is_particular(tally_KCC: Tensor, favourite_KC: Tensor) -> Tensor:
-    """Whether the answer is given to samples of this class clearly more often than to others, [K,C].
-
-    Two sorts of others: all of them, and those of the class that bears the name; a teacher that calls both so only
-    takes the one for the other.
-    """
+    """Whether the answer is given to samples of this class clearly more often than to all others, [K,C]."""
     samples_KC = tally_KCC.sum(dim=2)
     said_KC = tally_KCC.gather(2, favourite_KC.unsqueeze(2)).squeeze(2)
-    totals_KC = tally_KCC.sum(dim=1).gather(1, favourite_KC)
-    least_KC = _lower(said_KC, samples_KC)
-    elsewhere_KC = samples_KC.sum(dim=1, keepdim=True) - samples_KC
-    namesakes_KC = samples_KC.gather(1, favourite_KC)
-    same_name_KC = tally_KCC.diagonal(dim1=1, dim2=2).gather(1, favourite_KC)
-    is_apart_KC = torch.ones_like(samples_KC, dtype=torch.bool)
-    for hits_KC, among_KC in ((totals_KC - said_KC, elsewhere_KC), (same_name_KC, namesakes_KC)):
-        share_KC = hits_KC / among_KC.clamp(min=1)
-        is_rarer_KC = share_KC <= FAVOURITE * said_KC / samples_KC.clamp(min=1)
-        is_apart_KC &= (among_KC == 0) | (is_rarer_KC & _is_below(hits_KC, among_KC, least_KC))
-    # Where there is nothing but this class nobody can tell a favourite from a meaning.
-    return is_apart_KC & (elsewhere_KC >= MIN_SAMPLES)
+    others_KC = samples_KC.sum(dim=1, keepdim=True) - samples_KC
+    elsewhere_KC = tally_KCC.sum(dim=1).gather(1, favourite_KC) - said_KC
+    is_rarer_KC = elsewhere_KC * samples_KC <= FAVOURITE * said_KC * others_KC
+    lies_apart_KC = _wilson(elsewhere_KC, others_KC, DEVIATIONS) < _wilson(said_KC, samples_KC, -DEVIATIONS)
+    # Where there is hardly anything but this class nobody can tell a favourite from a meaning.
+    return is_rarer_KC & lies_apart_KC & (others_KC >= MIN_SAMPLES)
 
 
-def _is_below(hits: Tensor, among: Tensor, bound: Tensor) -> Tensor:
-    """Whether a share lies under a bound beyond chance."""
-    return _upper(hits, among) < bound
-
-
-def _least(counts_KC: Tensor, accuracies_KC: Tensor) -> Tensor:
+def _least_claimed(counts_KC: Tensor, accuracies_KC: Tensor) -> Tensor:
     """The least accuracy that goes with what a teacher has measured of itself, [K,C]."""
     deviation_KC = accuracy_variance(counts_KC, accuracies_KC).sqrt()
-    return smoothed_accuracy(counts_KC, accuracies_KC) - DEVIATIONS * deviation_KC
-
-
-def _lower(hits: Tensor, among: Tensor) -> Tensor:
-    return _wilson(hits, among, -DEVIATIONS)
-
-
-def _upper(hits: Tensor, among: Tensor) -> Tensor:
-    return _wilson(hits, among, DEVIATIONS)
+    return smoothed_accuracy(counts_KC, accuracies_KC) - CLAIM_DEVIATIONS * deviation_KC
 
 
 def _wilson(hits: Tensor, among: Tensor, deviations: float) -> Tensor:
-    """One end of Wilson's interval for a share; it needs no large numbers."""
+    """The upper end of Wilson's interval for a share, or the lower one; it needs no large numbers."""
     among = among.clamp(min=1)
     share, extra = hits / among, deviations**2 / among
     spread = (share * (1 - share) / among + extra / (4 * among)).sqrt()

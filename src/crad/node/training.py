@@ -77,17 +77,20 @@ class Meaning:
     def __init__(self, part: Part, *, notice: Callable[[str], None]) -> None:
         self._names = [member.name for member in part.agreement.members]
         self._classes, self._notice = part.agreement.classes, notice
-        self.sentences = self._of(RunDirectory(part.folder).rounds())
+        self._records = RunDirectory(part.folder).rounds()
+        self.sentences = self._found()
 
     def hear(self, record: Record) -> None:
         """Take down what a round has found, and say what is new."""
-        for sentence in self._of([record]):
+        self._records.append(record)
+        for sentence in self._found():
             if sentence not in self.sentences:
                 self.sentences.append(sentence)
                 self._notice(sentence)
 
-    def _of(self, records: list[Record]) -> list[str]:
-        return [confusion_sentence(entry) for entry in confused_members(records, self._names, self._classes)]
+    def _found(self) -> list[str]:
+        entries = confused_members(self._records, self._names, self._classes)
+        return [confusion_sentence(entry) for entry in entries]
 
 
 def train_alone(part: Part, *, hooks: Hooks) -> Trained:

@@ -8,10 +8,14 @@ from typing import Any
 from crad.federation.records import Record
 
 NOTE = "confused"  # the key in a client's notes
+MIN_ROUNDS = 2  # in which a pair was found: once may be a teacher's passing mood
 
 
 def confused_members(records: Iterable[Record], members: Sequence[str], class_names: Sequence[str]) -> list[Record]:
-    """Every member and pair of classes once, in the order in which they were found, with how many rounds they were."""
+    """Every member and pair of classes that was found in two rounds or more, in the order of their first ones.
+
+    The records are one student's; figures are of the last round in which a pair was found.
+    """
     found: dict[tuple[int, int, int], Record] = {}
     for record in records:
         for note in (note for client in record["clients"] for note in client["notes"].get(NOTE, [])):
@@ -25,7 +29,7 @@ def confused_members(records: Iterable[Record], members: Sequence[str], class_na
                 "said_share": note["said_share"],
             }
             found[key] = entry
-    return list(found.values())
+    return [entry for entry in found.values() if entry["rounds"] >= MIN_ROUNDS]
 
 
 def confusion_sentence(entry: dict[str, Any]) -> str:
