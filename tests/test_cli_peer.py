@@ -16,6 +16,8 @@ from crad.network.site import read_site
 from crad.node.place import state_folder, word_about_earlier
 from tests.organisations import Authority
 
+CLASSES = ["top left", "top right", "bottom left", "bottom right"]
+
 
 @pytest.fixture
 def crad(monkeypatch, capsys):
@@ -41,6 +43,7 @@ def home(crad, tiny_npz, tmp_path) -> Path:
         assert "key.pem never leaves this machine" in out
         path = tmp_path / name / "peer.toml"
         text = path.read_text().replace('data = "data"', f'data = "{tiny_npz}"')
+        text = text.replace('# classes = ["benign", "malignant"]', f"classes = {CLASSES}")
         path.write_text(text.replace('"federation.toml"', '"../federation.toml"'))
     site, member = tmp_path / "clinic-a" / "peer.toml", tmp_path / "clinic-a" / "member.toml"
     words = ("--federation", "two", "--site", site, "--member", member, "--set", "rounds=7")
@@ -57,6 +60,7 @@ def test_an_agreement_has_what_the_members_said_of_themselves(home):
         *("clinic-a.example.org:8443", "clinic-b.example.org:8443")
     ]
     assert (agreement.rounds, agreement.image_shape) == (7, (8, 8, 1))
+    assert list(agreement.classes) == CLASSES, "the labels of the file have no names of their own"
     for name in ("clinic-a", "clinic-b"):
         assert stat.S_IMODE((home / name / "keys" / "key.pem").stat().st_mode) == 0o600
 

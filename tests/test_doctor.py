@@ -273,12 +273,15 @@ def test_a_snapshot_larger_than_agreed_is_a_problem(clinics):
     assert "the agreement allows 20.0 KB" in found(findings, "model", "problem").text
 
 
-def test_a_model_of_another_member_that_cannot_be_built_here_is_a_problem(clinics):
+def test_a_member_whose_network_may_not_run_here_is_left_out_and_named(clinics):
     table = clinics.agreement.model_dump(mode="json", exclude_none=True)
-    table["members"][2]["architecture"] = "nowhere:build"
+    table["members"][2]["architecture"] = "ctypes:string_at"
     findings = Findings()
-    assert burden_of(clinics, make_agreement(table), findings) is None
-    assert "nowhere:build cannot be built here" in found(findings, "clinic-2", "problem").text
+    burden = burden_of(clinics, make_agreement(table), findings)
+    assert burden is not None
+    assert set(burden.received_bytes) == {"clinic-1", "clinic-3"}
+    assert findings.of("problem") == []
+    assert "its network ctypes:string_at is not built in" in found(findings, "clinic-2", "warning").text
 
 
 @pytest.mark.parametrize(("times", "state"), [(0.5, "problem"), (1.5, "warning"), (2.5, "ok")])

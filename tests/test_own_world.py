@@ -180,7 +180,7 @@ def arrays(sizes=(40, 8), *, classes=3, with_validation=None):
 
 
 def load(source: str, classes=("a", "b", "c"), **settings):
-    agreed = {"image_shape": SHAPE, "augmentation": "none", "held_out": 0.2, **settings}
+    agreed = {"image_shape": SHAPE, "augmentation": "none", "held_out": 0.2, "own_classes": "as agreed", **settings}
     return load_own_data(source, classes=classes, rng=stream(3, "peer", 0, "held-out"), **agreed)
 
 

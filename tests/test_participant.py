@@ -24,6 +24,9 @@ def record_of(
     }
 
 
+SWAP = {"teacher": 1, "said": 1, "own": 0, "said_share": 0.9, "right_share": 0.0}
+
+
 def told(**changes: Any) -> dict[str, Any]:
     joined = [
         record_of(1, hits=[2, 0], trust={"1": [1.0, 0.0], "2": [0.0, 0.0]}, missing=[]),
@@ -55,6 +58,22 @@ def test_the_difference_is_of_the_own_test_images():
     page = participant_page(record, versions={})
     assert "Joining helped." in page
     assert "Not used from c: not signed (2 times)" in page
+
+
+def test_who_could_not_teach_and_who_means_something_else_are_named_beside_whose_knowledge_was_used():
+    joined = [
+        record_of(number, hits=[3, 0], trust={"1": [0.5, 1.0]}, missing=[])
+        | {"clients": [{"trust": {}, "notes": {"confused": [{**SWAP, "samples": 20 + number}]}}]}
+        for number in (1, 2)
+    ]
+    record = told(joined=joined, left_out={"c": "its network x:y is not built in"})
+    assert record["left_out"] == {"c": "its network x:y is not built in"}
+    (entry,) = record["confused"]
+    assert (entry["member"], entry["theirs"], entry["ours"], entry["rounds"]) == ("b", "malignant", "benign", 2)
+    page = participant_page(record, versions={})
+    assert "Not learned from c: its network x:y is not built in." in page
+    assert "behaves like our class" in page
+    assert "of our 22 images of that class it called 90 % so" in page
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,12 @@
 """How teachers are combined: statistics, filters, weights, rules, explanation. Pure: tensors in, tensors out.
 
 The paper's equations: Eqs. 6-7 in `statistics.py`, Eqs. 4-5 in `filters.py`, Eqs. 3 and 7 in `weights.py`,
-Eq. 8 in `combine.py`. The table of rules is in `rules.py`. What goes beyond the paper: `verifying.py`, and the other
-filters in `filters.py`.
+Eq. 8 in `combine.py`. The table of rules is in `rules.py`. What goes beyond the paper: `verifying.py`, `confusion.py`,
+and the other filters in `filters.py`.
 """
 
 from crad.aggregation.combine import Combination, Trace, aggregate, combine, explain
+from crad.aggregation.confusion import Confusion, Confusions, find_confusions
 from crad.aggregation.filters import Selection
 from crad.aggregation.inputs import Evidence, check_evidence
 from crad.aggregation.rules import RULES, Rule, resolve_rule
@@ -14,6 +15,8 @@ from crad.aggregation.verifying import Tally, Verified, credibility, verify
 __all__ = [
     "RULES",
     "Combination",
+    "Confusion",
+    "Confusions",
     "Evidence",
     "Rule",
     "Selection",
@@ -25,6 +28,7 @@ __all__ = [
     "combine",
     "credibility",
     "explain",
+    "find_confusions",
     "resolve_rule",
     "verify",
 ]

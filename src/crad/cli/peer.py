@@ -37,6 +37,7 @@ def init_command(
     _need_network()
     from crad.federation.files import write_atomically
     from crad.network.identity import create_identity, fingerprint
+    from crad.network.permission import word_about_network
     from crad.network.setup import member_entry, member_toml
     from crad.network.site import template
 
@@ -45,10 +46,13 @@ def init_command(
         raise ConfigError(f"{path} is there already: edit it, or choose another --folder")
     identity = create_identity(folder / "keys", name)
     entry = member_entry(identity, address=address, architecture=model)
-    write_atomically(path, template(name).encode())
+    own = [] if word_about_network(entry) is None else [model.partition("@")[0]]
+    write_atomically(path, template(name, architectures=own).encode())
     write_atomically(folder / MEMBER_TOML, member_toml(entry).encode())
     typer.echo(f"Key and certificate in {folder / 'keys'}; key.pem never leaves this machine.")
     typer.echo(f"Fingerprint: {fingerprint(identity.certificate)}")
+    for network in own:
+        typer.echo(f"{path} allows {network} to be imported here; the others decide for themselves.")
     typer.echo(f"Next: edit {path} (data, listen), and send {folder / MEMBER_TOML} to whoever writes the agreement.")
 
 
@@ -99,6 +103,7 @@ def trust_command(
     _need_network()
     from crad.federation.files import write_atomically
     from crad.network.agreement import add_member, read_agreement, renew_member, to_toml
+    from crad.network.permission import word_about_network
     from crad.network.setup import read_member_toml
 
     whole = read_agreement(agreement)
@@ -113,6 +118,9 @@ def trust_command(
         if renewed is not None:
             typer.echo(f"{member.name} is there with the same key; its certificate is the new one now:")
         typer.echo(f"{member.name}  {member.address or 'no address'}  {member.architecture}  {member.pin}")
+        word = word_about_network(member)
+        if word is not None:
+            typer.echo(f"Warning: {word}", err=True)
     write_atomically(agreement, to_toml(whole).encode())
     typer.echo(f"{agreement}: {len(whole.members)} members, hash {whole.hash[:12]}; every member needs this very file.")
 

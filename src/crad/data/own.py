@@ -8,17 +8,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from crad.data.catalog import locate
+from crad.data.catalog import locate, read_found
 from crad.data.dataset import Dataset, Images, Labels, Splits, build_dataset
 from crad.data.npz import read_npz
 from crad.data.partition import MIN_SAMPLES, Shard
 from crad.data.subsets import stratified_split
 from crad.errors import DataError
+
+AS_AGREED: Literal["as agreed"] = "as agreed"
+SHOWN_CLASSES = 12
+OwnClasses = tuple[str, ...] | Literal["as agreed"]  # what labels without names are called by their owner
 
 
 @dataclass(frozen=True)
@@ -37,8 +41,12 @@ def load_own_data(
     augmentation: str,
     held_out: float,
     rng: np.random.Generator,
+    own_classes: OwnClasses | None = None,
 ) -> OwnData:
     """Read a .npz file, a folder of class folders or a known data set, with labels in the agreed order of classes.
+
+    Classes are compared by name. Where the data has no names, `own_classes` says what its labels 0, 1, 2, ... are
+    called, or that they are numbered as agreed; nobody else can know.
 
     Images may be smaller than agreed where those are square: they get a border. The file's own test images are the test
     half. Validation images come from the file (`val_images`), or half of the held-out share of every class is taken off
@@ -47,7 +55,8 @@ def load_own_data(
     splits, where = _read(source), source
     whole = build_dataset(splits, name=Path(source).stem, where=where, augmentation=augmentation)
     whole = replace(whole, pad_to=_padding(whole, image_shape, where=where))
-    to_agreed = _class_map(whole, splits.class_names, classes, where=where)
+    names = own_names(splits.class_names, own_classes, where=where, listed=classes)
+    to_agreed = _class_map(whole, names, classes, where=where)
     parts: list[tuple[Images, Labels]] = [
         (whole.train_images, to_agreed[whole.train_labels]),
         *_validation(splits, whole, to_agreed, where=where),
@@ -73,6 +82,54 @@ def load_own_data(
         class_names=tuple(classes),
     )
     return OwnData(dataset, Shard(train, validation, test))
+
+
+def own_names(
+    in_file: Sequence[str] | None, own_classes: OwnClasses | None, *, where: str, listed: Sequence[str] = ()
+) -> Sequence[str] | None:
+    """What the labels 0, 1, 2, ... of a file are called; None: they are numbered as agreed, as its owner says."""
+    if in_file is not None:
+        if own_classes not in (None, AS_AGREED, tuple(in_file)):
+            raise DataError(
+                f"{where}: names its classes itself ({', '.join(in_file)}), and classes in peer.toml says something "
+                "else: remove that line, or correct the file"
+            )
+        return in_file
+    if own_classes is None:
+        known = f" (the federation's are {_shown(listed)})" if listed else ""
+        raise DataError(
+            f'{where}: its labels are numbers without names: write classes = ["...", ...] into peer.toml, our names of '
+            f'0, 1, 2, ... in this order{known}, or classes = "{AS_AGREED}" if they are numbered as in the agreement'
+        )
+    return None if own_classes == AS_AGREED else own_classes
+
+
+def draft_dataset(source: str, *, own_classes: OwnClasses | None) -> Dataset:
+    """The own data as the first member of an agreement brings it, with names for its classes.
+
+    Where the owner says "as agreed" of labels without names, the numbers are the names.
+    """
+    found = locate(source)
+    splits = found.read()
+    in_file = splits.class_names if found.source is None else found.source.class_names
+    names = own_names(in_file, own_classes, where=source)
+    dataset = read_found(replace(found, read=lambda: splits))
+    if names is None or in_file is not None:
+        return dataset
+    _check_length(dataset, names, where=source)
+    return replace(dataset, class_names=tuple(names))
+
+
+def _shown(names: Sequence[str]) -> str:
+    rest = len(names) - SHOWN_CLASSES
+    return ", ".join(names[:SHOWN_CLASSES]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _check_length(dataset: Dataset, names: Sequence[str], *, where: str) -> None:
+    if dataset.num_classes > len(names):
+        raise DataError(
+            f"{where}: has label {dataset.num_classes - 1}, but classes in peer.toml has only {len(names)} names"
+        )
 
 
 def _read(source: str) -> Splits:
@@ -106,6 +163,7 @@ def _class_map(dataset: Dataset, names: Sequence[str] | None, classes: Sequence[
             )
         return np.arange(len(classes))
     known = {name: number for number, name in enumerate(classes)}
+    _check_length(dataset, names, where=where)
     unknown = [name for name in names if name not in known]
     if unknown:
         raise DataError(

@@ -23,15 +23,17 @@ def estimate(burden: Burden, speeds: Speeds | None, findings: Findings) -> None:
     experiment, agreement = part.experiment, part.agreement
     kinds = [phase.kind for phase in part.method.phases]
     if kinds != [SNAPSHOT] or not burden.received_bytes:
-        findings.ok("estimate", f"none: what {part.method.name} sends is known only when it runs")
+        is_alone = kinds == [SNAPSHOT] and part.left_out
+        reason = "nobody teaches us" if is_alone else f"what {part.method.name} sends is known only when it runs"
+        findings.ok("estimate", f"none: {reason}")
         return
     findings.on_step("timing a batch of the student and one of the largest teacher")
     active = experiment.active or experiment.clients
     rounds = agreement.rounds * active / experiment.clients  # those that we are drawn for
-    share = (active - 1) / len(burden.received_bytes)  # of the others, in one of these rounds
+    share = (active - 1) / (experiment.clients - 1)  # of the others, in one of these rounds
     sent = round(burden.snapshot_bytes * (1 if speeds and speeds.copies == 1 else active - 1))
     received = round(sum(burden.received_bytes.values()) * share)
-    student_s, learning_s = computing_s(burden, teachers=active - 1)
+    student_s, learning_s = computing_s(burden, teachers=share * len(burden.received_bytes))
     moving_s = None if speeds is None else transfer_s(burden, speeds, share=share, sent=sent)
     round_s = learning_s + (moving_s or 0.0)
     moving = "transfer not measured" if moving_s is None else f"{_about(moving_s)} of transfer"
@@ -75,7 +77,7 @@ def transfer_s(burden: Burden, speeds: Speeds, *, share: float, sent: int) -> fl
     return max(incoming_s, sent / (speeds.outgoing or fastest))
 
 
-def computing_s(burden: Burden, *, teachers: int) -> tuple[float, float]:
+def computing_s(burden: Burden, *, teachers: float) -> tuple[float, float]:
     """Seconds of a round for the student by itself, and with so many teachers as slow as the largest one."""
     part = burden.part
     peer = Peer(part.world, part.method.roster(part.world)[part.number])

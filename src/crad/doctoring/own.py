@@ -11,9 +11,9 @@ import torch
 from crad.data.own import OwnData
 from crad.doctoring.findings import Findings, size_text
 from crad.errors import ConfigError, CradError
-from crad.federation.message import pack
-from crad.federation.peer import SNAPSHOT, Peer, new_model
-from crad.models import Architecture
+from crad.federation.message import encoded_bytes
+from crad.federation.peer import Peer
+from crad.models import Architecture, estimate_size
 from crad.network.agreement import Agreement
 from crad.network.site import Site
 from crad.node.part import Part, make_part, read_data
@@ -28,8 +28,8 @@ class Burden:
 
     part: Part
     snapshot_bytes: int  # our own
-    received_bytes: dict[str, int]  # of every other member's snapshot, by name
-    largest: Architecture  # among the others'; our own where there is nobody else
+    received_bytes: dict[str, int]  # of the snapshot of every other member that can teach us, by name
+    largest: Architecture  # among theirs; our own where there is nobody else
 
     @property
     def largest_bytes(self) -> int:
@@ -85,7 +85,7 @@ def check_data(agreement: Agreement, site: Site, findings: Findings) -> OwnData 
 
 
 def check_part(agreement: Agreement, site: Site, own: OwnData, findings: Findings) -> Burden | None:
-    """The member with its model, tried on its own images; and the others' models, which must be known here too."""
+    """The member with its model, tried on its own images; and how large the others' are, without building them."""
     findings.on_step("building the model")
     try:
         part = make_part(agreement, site, own)
@@ -112,21 +112,18 @@ def check_part(agreement: Agreement, site: Site, own: OwnData, findings: Finding
     return _weigh_others(part, site, size, findings)
 
 
-def _weigh_others(part: Part, site: Site, own_size: int, findings: Findings) -> Burden | None:
+def _weigh_others(part: Part, site: Site, own_size: int, findings: Findings) -> Burden:
     sizes: dict[str, int] = {}
     received: dict[str, int] = {}
     for number, member in enumerate(part.agreement.members):
-        architecture = part.world.architecture_of(number)
-        try:
+        if number in part.left_out:
+            text = f"left out as a teacher: {part.left_out[number]}"
+            advice = "nothing, if we do without: the run goes on with the others, and it learns from us"
+            findings.warn(member.name, text, advice, left_out=part.left_out[number])
+        elif number != part.number:
+            architecture = part.world.architecture_of(number)
             if architecture.id not in sizes:
-                weights = new_model(part.world, architecture, seed=0).state_dict()
-                sizes[architecture.id] = len(pack(weights, kind=SNAPSHOT, peer=number, round_index=1).body)
-        except (CradError, RuntimeError) as error:
-            reason = " ".join(str(error).split())
-            advice = "install the package that has it: its snapshots cannot be used without"
-            findings.problem(member.name, f"its model {architecture.id} cannot be built here: {reason}", advice)
-            return None
-        if member.name != site.name:
+                sizes[architecture.id] = encoded_bytes(estimate_size(architecture, part.world.input_shape).weights)
             received[member.name] = sizes[architecture.id]
     name = max(received, key=lambda one: received[one], default=site.name)
     largest = part.world.architecture_of(part.agreement.number(name))

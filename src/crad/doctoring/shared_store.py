@@ -14,6 +14,7 @@ from crad.network.agreement import Agreement
 from crad.network.bucket import Bucket
 from crad.network.identity import Identity
 from crad.network.ledger import OutgoingLedger
+from crad.network.permission import check_store_kind
 from crad.network.site import Site
 from crad.network.store import Store, StoreError
 from crad.node.place import LEDGER, state_folder
@@ -31,6 +32,7 @@ def check_store(agreement: Agreement, site: Site, identity: Identity, findings: 
     findings.on_step("trying the store")
     seconds = STORE_S + MEMBER_S * len(agreement.members)
     try:
+        check_store_kind(agreement, site)
         store = Store(agreement.exchange if site.store is None else site.store, options=site.store_options)
     except CradError as error:
         findings.problem("store", str(error), ADVICE)

@@ -104,6 +104,24 @@ def encode(tensors: Mapping[str, Tensor]) -> memoryview:
 
     The library would have them contiguous first and copy twice more: with a large network that shows in a round.
     """
+    head, size = _head(tensors)
+    whole = torch.empty(len(head) + size, dtype=torch.uint8)
+    body = whole.numpy().data
+    body[: len(head)] = head
+    views = view_tensors(body, read_layout(body))
+    for name, tensor in tensors.items():
+        views[name].copy_(tensor.detach())
+    return body
+
+
+def encoded_bytes(tensors: Mapping[str, Tensor]) -> int:
+    """How long `encode` would be, of shapes and types alone: the tensors need have no memory."""
+    head, size = _head(tensors)
+    return len(head) + size
+
+
+def _head(tensors: Mapping[str, Tensor]) -> tuple[bytes, int]:
+    """The length and the header with which a body begins, and how many bytes of values follow."""
     # Widest numbers first: every tensor then begins at a multiple of its number's size.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header, offset = {}, 0
@@ -113,13 +131,7 @@ def encode(tensors: Mapping[str, Tensor]) -> memoryview:
         offset = place[1]
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    whole = torch.empty(8 + len(text) + offset, dtype=torch.uint8)
-    body = whole.numpy().data
-    body[: 8 + len(text)] = struct.pack("<Q", len(text)) + text
-    views = view_tensors(body, read_layout(body))
-    for name, tensor in ordered:
-        views[name].copy_(tensor.detach())
-    return body
+    return struct.pack("<Q", len(text)) + text, offset
 
 
 def read_manifest(message: Message, *, sender: int, round_index: int, kind: str) -> Manifest:

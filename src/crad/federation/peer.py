@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from crad.data.partition import Shard
 from crad.data.tensors import ImageSet
-from crad.errors import RunError
+from crad.errors import ConfigError, RunError
 from crad.federation.message import Message, Statistics, pack
 from crad.federation.world import World
 from crad.learning.epoch import make_optimizer
@@ -298,13 +298,10 @@ def _noise_like(tensors: Mapping[str, Tensor], peer: Peer, round_index: int) -> 
 
 def new_model(world: World, architecture: Architecture, *, seed: int) -> nn.Module:
     """An untrained model for this federation's images and classes, on its device."""
-    model = build_model(
-        architecture,
-        num_classes=world.num_classes,
-        in_channels=world.dataset.in_channels,
-        image_size=world.dataset.image_size,
-        seed=seed,
-    )
+    if world.allowance is not None and not world.allowance.has(architecture):
+        # The name may be a partner's, and building it would import whatever it says.
+        raise ConfigError(f"model {architecture.id!r} is not allowed here: see architectures in peer.toml")
+    model = build_model(architecture, **vars(world.input_shape), seed=seed)
     return model.to(device=world.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 

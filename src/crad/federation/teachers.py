@@ -56,7 +56,7 @@ class TeacherShelf:
                 f"{agreed}"
             )
         statistics = _check_statistics(manifest.statistics, sender=sender, num_classes=self._world.num_classes)
-        expected = self._model(agreed).state_dict()
+        expected = self._model(agreed, sender=sender).state_dict()
         tensors = read_body(message, sender=sender, expected=expected)
         self.forget_other_rounds(round_index)
         snapshot = Snapshot(sender, round_index, agreed, statistics, tensors)
@@ -68,7 +68,7 @@ class TeacherShelf:
         known = self._prepared.get(snapshot.peer)
         if known is not None and known[0] is snapshot:
             return known[1]
-        model = self._model(snapshot.architecture)
+        model = self._model(snapshot.architecture, sender=snapshot.peer)
         # Our own modules may look into the message's memory, because preparing copies; a user's may load as it likes.
         is_ours = Architecture.parse(snapshot.architecture).name in ARCHITECTURES
         model.load_state_dict(snapshot.tensors, assign=is_ours and self._world.device == "cpu")
@@ -88,9 +88,13 @@ class TeacherShelf:
             self._decoded.clear()
             self._prepared.clear()
 
-    def _model(self, architecture: str) -> nn.Module:
+    def _model(self, architecture: str, *, sender: int) -> nn.Module:
         if architecture not in self._models:
-            model = new_model(self._world, Architecture.parse(architecture), seed=0)
+            allowance, parsed = self._world.allowance, Architecture.parse(architecture)
+            refusal = None if allowance is None else allowance.refusal(parsed, self._world.input_shape)
+            if refusal is not None:
+                raise SnapshotError(f"peer {sender} is not learned from: {refusal}")
+            model = new_model(self._world, parsed, seed=0)
             self._models[architecture] = model.eval().requires_grad_(False)
         return self._models[architecture]
 

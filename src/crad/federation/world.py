@@ -18,7 +18,7 @@ from crad.data.subsets import split_proxy
 from crad.data.tensors import ImageSet, Preparation, image_set, image_tensor, prepare
 from crad.learning.device import choose_device
 from crad.learning.teachers import check_precision
-from crad.models import Architecture
+from crad.models import Allowance, Architecture, InputShape
 from crad.randomness import stream
 
 PROXY_FRACTION = 10  # the proxy set is never more than a tenth of the training images
@@ -35,6 +35,7 @@ class World:
     preparation: Preparation
     device: str
     secret: int | None = None  # seed of what others must not be able to draw again; None in a simulation
+    allowance: Allowance | None = None  # whose networks may be built here; None, in a simulation: everybody's
 
     @property
     def num_classes(self) -> int:
@@ -45,6 +46,11 @@ class World:
         """Dealt out in turn: POOL[i mod 3]; a name may carry a width of its own, `cnn6@0.5`."""
         name = self.experiment.models[client % len(self.experiment.models)]
         return Architecture.parse(name) if "@" in name else Architecture(name, self.experiment.width)
+
+    @property
+    def input_shape(self) -> InputShape:
+        """What every network of this federation is built for."""
+        return InputShape(self.num_classes, self.dataset.in_channels, self.dataset.image_size)
 
     def images(self, indices: NDArray[np.int64]) -> ImageSet:
         """Training images at these indices, on the device."""
@@ -111,9 +117,19 @@ def build_world(experiment: Experiment, dataset: Dataset | None = None) -> World
 
 
 def build_own_world(
-    experiment: Experiment, own: OwnData, *, client: int, preparation: Preparation, device: str, secret: int
+    experiment: Experiment,
+    own: OwnData,
+    *,
+    client: int,
+    preparation: Preparation,
+    device: str,
+    secret: int,
+    allowance: Allowance | None = None,
 ) -> World:
-    """The world as one organisation sees it: its own images as the shard of its client, nothing of the others."""
+    """The world as one organisation sees it: its own images as the shard of its client, nothing of the others.
+
+    Without an allowance only built-in networks are built.
+    """
     check_precision(experiment.teacher_precision, device)
     nothing = np.empty(0, dtype=np.int64)
     nobody = Shard(train=nothing, validation=nothing, test=nothing)
@@ -125,6 +141,7 @@ def build_own_world(
         preparation=preparation,
         device=device,
         secret=secret,
+        allowance=allowance or Allowance(),
     )
 
 

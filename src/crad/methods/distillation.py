@@ -8,14 +8,24 @@ Adapted: nothing; the settled points are in `docs/decisions/`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
 
-from crad.aggregation import Rule, Tally, check_evidence, combine, credibility, resolve_rule, verify
+from crad.aggregation import (
+    Confusions,
+    Rule,
+    Tally,
+    check_evidence,
+    combine,
+    credibility,
+    find_confusions,
+    resolve_rule,
+    verify,
+)
 from crad.config import EvidenceSource
 from crad.errors import SnapshotError
 from crad.federation.message import Message, Statistics
@@ -85,8 +95,9 @@ def distil(
         alone = train_alone(peer, messages, context)  # nobody to learn from: no target, only own labels
         return Learned(alone.losses, notes={"refused": refused} if refused else {})
     recipe = peer.world.experiment.recipe
-    judged = Judged(rule.with_filter(recipe.filter), recipe.evidence, Tally(len(snapshots), peer.num_classes))
-    trust = TrustMeter(len(snapshots), peer.num_classes)
+    size = len(snapshots), peer.num_classes
+    judged = Judged(rule.with_filter(recipe.filter), recipe.evidence, Tally(*size), Confusions(*size))
+    trust = TrustMeter(*size)
 
     def loss_for(block: Block) -> BlockLoss:
         target_BC = make_target(peer, block, snapshots, context.shelf, judged=judged, trust=trust, refused=refused)
@@ -118,30 +129,39 @@ class Judged:
     rule: Rule
     source: EvidenceSource
     tally: Tally
+    confusions: Confusions
 
     def look(self, q_KBC: Tensor, block: Block, sound_K: Tensor) -> None:
-        """Count what the sound teachers make of the block's samples, where the student counts at all.
+        """Count what the sound teachers make of the block's samples: as evidence, where the student counts at all.
 
-        A sample is evidence once, however many epochs a round has, and only where it was not mixed or disfigured.
+        A sample counts once, however many epochs a round has, and only where it was not mixed or disfigured. What
+        teachers take for what is always counted; it decides nothing.
         """
-        if self.source == "reported" or block.epoch > 0:
+        if block.epoch > 0:
             return
-        if block.is_changed is None:
-            self.tally.add(q_KBC, block.labels, sound_K)
-        else:
-            self.tally.add(q_KBC[:, ~block.is_changed], block.labels[~block.is_changed], sound_K)
+        labels_B = block.labels
+        if block.is_changed is not None:
+            q_KBC, labels_B = q_KBC[:, ~block.is_changed], labels_B[~block.is_changed]
+        self.confusions.add(q_KBC, labels_B, sound_K)
+        if self.source != "reported":
+            self.tally.add(q_KBC, labels_B, sound_K)
 
     def known(self, statistics: Sequence[Statistics], teachers_K: Tensor) -> Known:
         """What the rule is told of these teachers, a mask over all."""
         return known_of(statistics, self.tally, source=self.source, teachers_K=teachers_K)
 
     def notes(self, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
-        """For the records: how far each teacher's own figures were believed, and what was counted of it."""
-        if self.source == "reported":
-            return {}
+        """For the records: how far each teacher's own figures were believed, and who means other classes than we."""
         counts_KC, accuracies_KC, _ = statistics_tensors([s.statistics for s in snapshots])
+        confused = [
+            {**asdict(one), "teacher": snapshots[one.teacher].peer}
+            for one in find_confusions(counts_KC, accuracies_KC, self.confusions.tally_KCC)
+        ]
+        notes: dict[str, Any] = {"confused": confused} if confused else {}
+        if self.source == "reported":
+            return notes
         believed_K = credibility(counts_KC, accuracies_KC, self.tally)
-        return {
+        return notes | {
             "credibility": {
                 str(snapshot.peer): round(believed, 4)
                 for snapshot, believed in zip(snapshots, believed_K.tolist(), strict=True)

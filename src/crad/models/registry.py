@@ -83,13 +83,19 @@ def resolve_architecture(name: str) -> Builder:
 
     The last two import code: never pass a name that came from a peer and is not in the own settings.
     """
-    build = resolve("model", name, known=ARCHITECTURES, group=ENTRY_POINT_GROUP)
     if name in ARCHITECTURES:
         return ARCHITECTURES[name]
+    return functools.partial(_build_foreign, name, resolve_foreign(name))
+
+
+def resolve_foreign(name: str) -> Callable[[int, int], object]:
+    """A user's own function of (num_classes, in_channels) as it is, imported; the result is not looked at."""
+    build = resolve("model", name, known=ARCHITECTURES, group=ENTRY_POINT_GROUP)
     if not callable(build):
         kind = type(build).__name__
         raise ConfigError(f"model {name!r}: expected a function of (num_classes, in_channels), got {kind}")
-    return functools.partial(_build_foreign, name, build)
+    found: Callable[[int, int], object] = build
+    return found
 
 
 def scale_channels(channels: Sequence[int], width: float) -> list[int]:

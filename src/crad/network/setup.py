@@ -11,7 +11,7 @@ import tomli_w
 from cryptography.hazmat.primitives.serialization import Encoding
 from pydantic import ValidationError
 
-from crad.data.catalog import locate, read_found
+from crad.data.own import draft_dataset
 from crad.data.tensors import channel_statistics
 from crad.errors import ConfigError, printable
 from crad.network.agreement import Agreement, Member, make_agreement
@@ -47,8 +47,11 @@ def read_member_toml(path: Path) -> Member:
 
 
 def draft_agreement(name: str, site: Site, member: Member, settings: Mapping[str, Any]) -> Agreement:
-    """An agreement with one member, with classes, shape and normalisation of that member's data."""
-    dataset = read_found(locate(str(site.data)))
+    """An agreement with one member, with classes, shape and normalisation of that member's data.
+
+    Labels without names are called what that member's peer.toml says; where it says "as agreed", by their numbers.
+    """
+    dataset = draft_dataset(str(site.data), own_classes=site.classes)
     means, deviations = channel_statistics(dataset.train_images)
     own = {key: value for key, value in settings.items() if key in Agreement.model_fields and key != "settings"}
     rest = {key: value for key, value in settings.items() if key not in own}

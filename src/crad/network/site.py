@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 
-from crad.config import AtLeastOne, Device
+from crad.config import AtLeastOne, Device, Positive
+from crad.data.own import AS_AGREED, OwnClasses
 from crad.errors import ConfigError, printable, unknown_name
 from crad.network.attendance import AWAY_AFTER
 from crad.network.fields import Address, Name
 from crad.network.identity import check_name
 
+ARCHITECTURES_LINE = '# architectures = ["my_pkg:build"]'
 TEMPLATE = """\
 # {name}: what concerns this organisation alone. Nobody else sees this file.
 # Paths are relative to the folder of this file.
@@ -30,6 +34,10 @@ keys = "keys"
 # Our images: an .npz file or a folder of class folders. They never leave this machine.
 data = "data"
 
+# The names of our labels 0, 1, 2, ... in this order, where the data has no names of its own; or classes = "as agreed",
+# if our labels are numbered exactly as the federation's list of classes.
+# classes = ["benign", "malignant"]
+
 # Where we listen for the other members: address and port of this machine, the port open in the firewall.
 listen = "0.0.0.0:8443"
 
@@ -38,6 +46,17 @@ state = "state"
 
 # Where to compute: auto, cpu, cuda or mps.
 device = "auto"
+
+# Networks beside the built-in ones that may run here, ours and those of others we want to learn from. Their code runs
+# on this machine: read it first. A member with another network is left out, and the run goes on.
+{architectures}
+# The same for a method that is not built in and that the agreement names.
+# methods = ["my_pkg:METHOD"]
+
+# Networks of others above these limits are left out: megabytes of weights,
+# max_teacher_mb = 2048
+# and billions of operations for one image.
+# max_teacher_gflops = 200
 
 # How we reach the store, where the federation exchanges through one and we reach it by another address or with keys.
 # store = "s3://bucket/folder"
@@ -52,6 +71,24 @@ device = "auto"
 """
 
 
+def _own_classes(value: object) -> object:
+    if value == AS_AGREED:
+        return value
+    names = [name for name in value if isinstance(name, str) and name] if isinstance(value, list | tuple) else []
+    if not isinstance(value, list | tuple) or len(names) < len(value) or len(set(names)) < max(2, len(names)):
+        raise ValueError(f'expected a list of two or more different names, or "{AS_AGREED}"')
+    return tuple(names)
+
+
+def _plain_name(name: str) -> str:
+    if not name or not name.isprintable() or "@" in name:
+        raise ValueError("expected names such as my_pkg:build, without a width")
+    return name
+
+
+Names = Annotated[tuple[Annotated[str, AfterValidator(_plain_name)], ...], Field(strict=False)]
+
+
 class Site(BaseModel):
     """The settings of one organisation, with all paths as they are on its machine."""
 
@@ -61,18 +98,24 @@ class Site(BaseModel):
     agreement: Path
     keys: Path
     data: Path
+    classes: Annotated[OwnClasses | None, PlainValidator(_own_classes)] = None  # what our labels are called
     listen: Address = "0.0.0.0:8443"  # others must reach it; TLS decides who gets in
     state: Path
     device: Device = "auto"
+    architectures: Names = ()  # networks that may be imported here, beside the built-in ones
+    methods: Names = ()
+    max_teacher_mb: Positive = 2048.0
+    max_teacher_gflops: Positive = 200.0  # for one image
     store: str | None = None  # our own address of the store, if the agreement's is not how we reach it
     store_options: dict[str, Any] = Field(default_factory=dict, repr=False)  # keys, say: they stay here
     away_after: AtLeastOne = AWAY_AFTER  # missed rounds, until a member is no longer waited for
     proxy: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
 
 
-def template(name: str) -> str:
-    """A peer.toml for a new member, with a word about every key."""
-    return TEMPLATE.format(name=check_name(name))
+def template(name: str, *, architectures: Sequence[str] = ()) -> str:
+    """A peer.toml for a new member, with a word about every key; these networks are allowed."""
+    line = f"architectures = {json.dumps(list(architectures))}" if architectures else ARCHITECTURES_LINE
+    return TEMPLATE.format(name=check_name(name), architectures=line)
 
 
 def read_site(path: Path) -> Site:

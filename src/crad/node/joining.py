@@ -24,6 +24,7 @@ from crad.node.part import Part, prepare_part
 from crad.node.place import LEDGER, REFUSALS, STATUS, state_folder, word_about_earlier
 from crad.node.status import Status
 from crad.node.training import Trained, take_part, train_alone
+from crad.results.confusions import confusion_sentence
 from crad.results.participant import participant_page, participant_record
 from crad.results.run_directory import RunDirectory
 from crad.results.summary import versions
@@ -52,6 +53,8 @@ def _join(agreement: Agreement, site: Site, *, hooks: Hooks) -> Joined:
     if earlier is not None:
         hooks.on_notice(earlier)
     part = prepare_part(agreement, site)
+    for name, reason in part.named_left_out.items():
+        hooks.on_notice(f"{name} is left out as a teacher: {reason}")
     disk = LedgerDisk(part.folder, notice=hooks.on_notice)
     with open_exchange(part, site, notice=hooks.on_notice, on_fault=disk.note) as exchange:
         federated = take_part(part, exchange, hooks=disk.checked(hooks))
@@ -71,10 +74,16 @@ def _join(agreement: Agreement, site: Site, *, hooks: Hooks) -> Joined:
         refused=read_refusals(part.folder / REFUSALS),
         left=totals(part.folder / LEDGER),
         private_counts=part.experiment.private_counts,
+        left_out=part.named_left_out,
     )
     _write_outcome(part, federated, record, hooks=hooks)
     Status(part.folder / STATUS).say(
-        state="finished", federation=agreement.name, member=site.name, difference=record["difference"]
+        state="finished",
+        federation=agreement.name,
+        member=site.name,
+        difference=record["difference"],
+        left_out=record["left_out"],
+        confused=[confusion_sentence(entry) for entry in record["confused"]],
     )
     return Joined(record, part.folder)
 

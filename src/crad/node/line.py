@@ -41,7 +41,7 @@ def open_exchange(
         log.add(name, reason)
         notice(f"refused from {name}: {reason}")
 
-    terms = Terms(away_after=site.away_after, on_refused=on_refused, notice=notice)
+    terms = Terms(left_out=part.left_out, away_after=site.away_after, on_refused=on_refused, notice=notice)
     folder, agreement = part.folder / "exchange", part.agreement
     first_round = (latest_round(RunDirectory(part.folder).checkpoint_folder) or 0) + 1
     with closing(OutgoingLedger(part.folder / LEDGER)) as ledger, ExitStack() as opened:

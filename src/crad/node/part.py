@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from crad.api import check_model
@@ -17,6 +17,13 @@ from crad.federation.world import World, build_own_world
 from crad.learning.device import choose_device, repeatable
 from crad.methods import check_recipe, resolve_method
 from crad.network.agreement import Agreement
+from crad.network.permission import (
+    allowance_of,
+    check_method_allowed,
+    check_own_architecture,
+    check_store_kind,
+    left_out_of,
+)
 from crad.network.site import Site
 from crad.node.place import state_folder
 from crad.randomness import stream, torch_seed
@@ -33,11 +40,17 @@ class Part:
     world: World
     method: Method
     folder: Path
+    left_out: dict[int, str] = field(default_factory=dict)  # members that cannot teach us, by number, and why
 
     @property
     def experiment(self) -> Experiment:
         """The agreed settings with the own data and device."""
         return self.world.experiment
+
+    @property
+    def named_left_out(self) -> dict[str, str]:
+        """The members that cannot teach us, by name, and why."""
+        return {self.agreement.members[number].name: reason for number, reason in self.left_out.items()}
 
 
 def prepare_part(agreement: Agreement, site: Site) -> Part:
@@ -54,12 +67,16 @@ def read_data(agreement: Agreement, site: Site) -> OwnData:
         augmentation=agreement.augmentation,
         held_out=_experiment(agreement, site).held_out,
         rng=stream(agreement.seed, "peer", agreement.number(site.name), "held-out"),
+        own_classes=site.classes,
     )
 
 
 def make_part(agreement: Agreement, site: Site, own: OwnData) -> Part:
-    """The member with these images; refused if method or model cannot work."""
+    """The member with these images; refused if method or model cannot work, or our own file does not allow them."""
     number = agreement.number(site.name)
+    check_store_kind(agreement, site)
+    check_method_allowed(agreement, site)
+    check_own_architecture(agreement, site)
     experiment = _experiment(agreement, site)
     method = resolve_method(experiment.method, experiment.method_settings)
     check_recipe(experiment, method)
@@ -67,12 +84,18 @@ def make_part(agreement: Agreement, site: Site, own: OwnData) -> Part:
     device = choose_device(experiment.device)
     preparation = preparation_of(agreement.mean, agreement.std, augmentation=agreement.augmentation, device=device)
     world = build_own_world(
-        experiment, own, client=number, preparation=preparation, device=device, secret=_secret(folder)
+        experiment,
+        own,
+        client=number,
+        preparation=preparation,
+        device=device,
+        secret=_secret(folder),
+        allowance=allowance_of(site),
     )
     _check_method(method, world)
     with repeatable(torch_seed(experiment.seed, "roster"), device):
         check_model(world, world.architecture_of(number))
-    return Part(agreement, number, world, method, folder)
+    return Part(agreement, number, world, method, folder, left_out_of(agreement, site))
 
 
 def _experiment(agreement: Agreement, site: Site) -> Experiment:

@@ -52,6 +52,9 @@ def status_line(status: Record) -> str:
         parts.append(f"missing last round: {', '.join(status['missing'])}")
     for name, reason in status.get("refused", {}).items():
         parts.append(f"not learned from {name} last round: {reason}")
+    if status.get("left_out"):
+        parts.append(f"left out as teachers: {'; '.join(f'{n} ({why})' for n, why in status['left_out'].items())}")
+    parts.extend(status.get("confused", []))
     if not status["is_running"] and status.get("state") != "finished":
         parts.append("its process has ended: crad peer join continues")
     return "; ".join([*parts, f"said {status['age_s']:.0f} s ago"])

@@ -23,6 +23,7 @@ from crad.node.part import Part
 from crad.node.place import STATUS
 from crad.node.status import Status
 from crad.node.unused import UnusedTeachers
+from crad.results.confusions import confused_members, confusion_sentence
 from crad.results.run_directory import RunDirectory
 from crad.results.selection import best_round
 
@@ -39,6 +40,7 @@ class Trained:
 def take_part(part: Part, exchange: Exchange, *, hooks: Hooks) -> Trained:
     """All rounds of the federation that are still to come, with this exchange; survives being stopped anywhere."""
     status, unused = Status(part.folder / STATUS), UnusedTeachers(part.agreement)
+    meaning = Meaning(part, notice=hooks.on_notice)
 
     def on_step(step: Step) -> None:
         status.say(state=step.stage, round=step.round_index, rounds=step.rounds)
@@ -47,12 +49,14 @@ def take_part(part: Part, exchange: Exchange, *, hooks: Hooks) -> Trained:
     def on_round(record: Record) -> None:
         missing = record["missing"].get(str(part.number), [])
         names = [part.agreement.members[index].name for index in missing]
+        meaning.hear(record)
         status.say(
             state="collecting",
             round=record["round"],
             rounds=part.experiment.rounds,
             missing=names,
             refused=unused.of(record),
+            confused=meaning.sentences,
             validation_accuracy=record["validation_accuracy"],
             round_seconds=record["timing"]["seconds"],
         )
@@ -60,10 +64,38 @@ def take_part(part: Part, exchange: Exchange, *, hooks: Hooks) -> Trained:
         for line in unused.news(record):
             hooks.on_notice(line)
 
-    status.say(state="starting", federation=part.agreement.name, member=part.agreement.members[part.number].name)
+    status.say(
+        state="starting",
+        federation=part.agreement.name,
+        member=part.agreement.members[part.number].name,
+        left_out=part.named_left_out,
+        confused=meaning.sentences,
+    )
     trained = _train(part, part.method, part.folder, exchange, on_step=on_step, on_round=on_round)
     status.say(state="trained", round=part.experiment.rounds, rounds=part.experiment.rounds)
     return trained
+
+
+class Meaning:
+    """Says once of every member and pair of classes that they seem to mean something else; also after a restart."""
+
+    def __init__(self, part: Part, *, notice: Callable[[str], None]) -> None:
+        self._names = [member.name for member in part.agreement.members]
+        self._classes, self._notice = part.agreement.classes, notice
+        self._records = RunDirectory(part.folder).rounds()
+        self.sentences = self._found()
+
+    def hear(self, record: Record) -> None:
+        """Take down what a round has found, and say what is new."""
+        self._records.append(record)
+        for sentence in self._found():
+            if sentence not in self.sentences:
+                self.sentences.append(sentence)
+                self._notice(sentence)
+
+    def _found(self) -> list[str]:
+        entries = confused_members(self._records, self._names, self._classes)
+        return [confusion_sentence(entry) for entry in entries]
 
 
 def train_alone(part: Part, *, hooks: Hooks) -> Trained:

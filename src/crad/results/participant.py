@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from crad.federation.records import Record
+from crad.results.confusions import confused_members, confusion_sentence
 from crad.results.drawing import label
 from crad.results.frame import Section, framed_page
 from crad.results.markup import paragraph, table
@@ -24,11 +26,13 @@ def participant_record(
     refused: Mapping[str, Mapping[str, int]],
     left: Mapping[str, Any],
     private_counts: float | None,
+    left_out: Mapping[str, str] = MappingProxyType({}),
 ) -> Record:
     """`participant.json`: everything the participant's report says, from the records of both models.
 
     `refused` counts what the exchange refused, by member and reason; `left` is what left the machine, as the ledger
-    sums it up. Accuracies are percent of the own test half.
+    sums it up. `left_out` names the members that could not teach us, and why. Accuracies are percent of the own test
+    half.
     """
     federated, alone = joined_best["clients"][0], alone_best["clients"][0]
     return {
@@ -44,6 +48,8 @@ def participant_record(
         "trusted": _trusted(joined, members, class_names),
         "missing": _names(Counter(_missing(joined)), members),
         "refused": _refused(joined, members, refused),
+        "left_out": dict(left_out),
+        "confused": confused_members(joined, members, class_names),
         "left": dict(left),
         "private_counts": _budget(private_counts),
     }
@@ -165,6 +171,13 @@ def _trust_section(record: Mapping[str, Any]) -> str:
     if record["missing"]:
         absent = ", ".join(f"{name} {count}" for name, count in record["missing"].items())
         parts.append(paragraph(f"Rounds in which a member's snapshot did not come in time or was refused: {absent}."))
+    for name, reason in record.get("left_out", {}).items():
+        parts.append(paragraph(f"Not learned from {name}: {reason}."))
+    for entry in record.get("confused", []):
+        seen = f"of our {entry['samples']} images of that class it called {100 * entry['said_share']:.0f} % so"
+        parts.append(
+            paragraph(f"{confusion_sentence(entry)} ({seen}; rounds in which this was found: {entry['rounds']}).")
+        )
     for name, reasons in record["refused"].items():
         said = "; ".join(f"{reason} ({count} times)" if count > 1 else reason for reason, count in reasons.items())
         parts.append(paragraph(f"Not used from {name}: {said}"))

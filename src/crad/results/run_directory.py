@@ -27,6 +27,7 @@ from crad.errors import BusyError, RunError
 from crad.federation.files import write_atomically, write_flushed, write_once
 from crad.federation.records import Record
 
+MEMBER_FILE = "secret"  # what the folder of a member has, and of a simulation has not
 ROUND_KEYS = frozenset({"round", "active", "validation_accuracy", "global_accuracy", "local_accuracy", "clients"})
 SUMMARY_KEYS = frozenset({"schema", "method", "seed", "best_round", "global_accuracy", "hardware", "train_images"})
 
@@ -123,7 +124,15 @@ class RunDirectory:
         """The experiment that this directory belongs to."""
         if not self.experiment_file.is_file():
             raise RunError(f"{self.path} is no run directory: it has no experiment.toml")
+        if self._is_of_member():
+            # Names in there are an agreement's: whoever takes them for a simulation's would import them.
+            raise RunError(f"{self.path} is a member's part in a federation: crad peer join goes on with it")
         return make_experiment(path=self.experiment_file)
+
+    def _is_of_member(self) -> bool:
+        """Whether `crad peer join` made it; beside it lies the model that was trained alone."""
+        folder = self.path.parent if self.path.name == "alone" else self.path
+        return (folder / MEMBER_FILE).exists()
 
     def append_round(self, record: Record) -> None:
         """Add one line to `rounds.jsonl`, durable before this returns."""

@@ -1,0 +1,121 @@
+"""What a network would cost, known before it is built; and what one organisation lets run on its machine.
+
+A network is sketched on torch's meta device, where tensors have a shape and no memory.
+
+Shapes: B images, C classes, D channels, H and W the sides of the image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from crad.errors import ConfigError, CradError, printable
+from crad.models.registry import ARCHITECTURES, Architecture, build_model, resolve_foreign
+
+MEGABYTE, GIGAFLOP = 10**6, 10**9
+
+
+@dataclass(frozen=True)
+class InputShape:
+    """What a network is built for: one image, and how many classes it tells apart."""
+
+    num_classes: int
+    in_channels: int
+    image_size: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """Which networks of others may run here: the built-in ones and these names, up to a size and a time."""
+
+    architectures: frozenset[str] = frozenset()
+    max_mb: float = 2048.0
+    max_gflops: float = 200.0  # for one image
+
+    def has(self, architecture: Architecture) -> bool:
+        """Whether the name is built in or allowed by hand; nothing is imported to tell."""
+        return architecture.name in ARCHITECTURES or architecture.name in self.architectures
+
+    def refusal(self, architecture: Architecture, shape: InputShape) -> str | None:
+        """Why a network is not built here, in words that follow its owner's name; None: it may be."""
+        if not self.has(architecture):
+            return self.refusal_of_name(architecture)
+        name = printable(architecture.id)
+        try:
+            size = estimate_size(architecture, shape)
+        except CradError as error:
+            return f"its network {name} cannot be built here: {error}"
+        if size.nbytes > self.max_mb * MEGABYTE:
+            have, key, limit = f"{size.nbytes / MEGABYTE:,.0f} MB of weights", "max_teacher_mb", self.max_mb
+        elif size.flops > self.max_gflops * GIGAFLOP:
+            have, key, limit = f"{size.flops / GIGAFLOP:,.0f} GFLOP for an image", "max_teacher_gflops", self.max_gflops
+        else:
+            return None
+        return f"its network {name} takes {have}, our peer.toml allows {key} = {limit:g}"
+
+    @staticmethod
+    def refusal_of_name(architecture: Architecture) -> str:
+        """What to say of a name that is neither built in nor allowed."""
+        name, wanted = printable(architecture.id), printable(architecture.name)
+        return (
+            f'its network {name} is not built in; to learn from it write architectures = ["{wanted}"] into peer.toml '
+            "after reading its code"
+        )
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """How large a network is and what one image costs; `weights` have shapes and types but no memory."""
+
+    weights: Mapping[str, Tensor]
+    parameters: int
+    flops: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of parameters and buffers."""
+        return sum(tensor.nbytes for tensor in self.weights.values())
+
+
+def estimate_size(architecture: Architecture, shape: InputShape) -> ModelSize:
+    """The size of a network that is not built; refused with one line where there can be none.
+
+    A user's own network that cannot be sketched is built for once: its name was allowed by hand.
+    """
+    is_ours = architecture.name in ARCHITECTURES
+    try:
+        with torch.device("meta"):
+            return _measure(_sketch(architecture, shape), shape)
+    except ConfigError:
+        raise
+    except Exception as error:  # sizes beyond all numbers, or a module that wants to see values
+        if is_ours:
+            sides = "x".join(map(str, shape.image_size))
+            raise ConfigError(f"images of {sides} are beyond what can be computed") from error
+    model = build_model(architecture, **vars(shape), seed=0)
+    return _measure(model, shape)
+
+
+def _sketch(architecture: Architecture, shape: InputShape) -> nn.Module:
+    if architecture.name in ARCHITECTURES:
+        return ARCHITECTURES[architecture.name](**vars(shape), width=architecture.width)
+    model = resolve_foreign(architecture.name)(shape.num_classes, shape.in_channels)
+    if not isinstance(model, nn.Module):
+        raise TypeError("no module")  # building it for once says so better
+    return model
+
+
+@torch.no_grad()
+def _measure(model: nn.Module, shape: InputShape) -> ModelSize:
+    from torch.utils.flop_counter import FlopCounterMode  # takes a second to import
+
+    image_BDHW = torch.zeros(1, shape.in_channels, *shape.image_size)
+    with FlopCounterMode(display=False) as counter:
+        model.eval()(image_BDHW)
+    weights = {name: tensor.to("meta") for name, tensor in model.state_dict().items()}
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return ModelSize(weights, parameters, int(counter.get_total_flops()))

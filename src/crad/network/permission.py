@@ -1,0 +1,85 @@
+"""What our own peer.toml lets an agreement or a partner have on this machine. No name from outside is imported here."""
+
+from __future__ import annotations
+
+import json
+
+from crad.errors import ConfigError, printable
+from crad.methods import METHODS
+from crad.models import Allowance, Architecture, InputShape
+from crad.network.agreement import HTTPS, Agreement, Member
+from crad.network.site import Site
+
+# Kinds of store that an agreement may name: those that we know. fsspec imports whatever else is registered with it.
+STORES = ("file", "local", "memory", "s3", "s3a", "sftp", "ssh")
+
+
+def allowance_of(site: Site) -> Allowance:
+    """The networks that may be built here, as plain values."""
+    return Allowance(frozenset(site.architectures), site.max_teacher_mb, site.max_teacher_gflops)
+
+
+def left_out_of(agreement: Agreement, site: Site) -> dict[int, str]:
+    """The other members that cannot teach us, by number, and why; nothing large is built to tell."""
+    allowance, shape = allowance_of(site), input_shape(agreement)
+    known: dict[str, str | None] = {}
+    for member in agreement.members:
+        if member.name != site.name and member.architecture not in known:
+            known[member.architecture] = allowance.refusal(Architecture.parse(member.architecture), shape)
+    reasons = {number: known.get(member.architecture) for number, member in enumerate(agreement.members)}
+    own = agreement.number(site.name)
+    return {number: reason for number, reason in reasons.items() if reason is not None and number != own}
+
+
+def word_about_network(member: Member) -> str | None:
+    """What whoever adds a member should know of a network that is not built in; None where it is."""
+    architecture = Architecture.parse(member.architecture)
+    if Allowance().has(architecture):
+        return None
+    return Allowance.refusal_of_name(architecture).replace("its network", f"{member.name}'s network", 1)
+
+
+def input_shape(agreement: Agreement) -> InputShape:
+    """What the agreement has every network built for."""
+    height, width, channels = agreement.image_shape
+    return InputShape(len(agreement.classes), channels, (height, width))
+
+
+def check_own_architecture(agreement: Agreement, site: Site) -> None:
+    """Refuse to build our own network where our own file does not allow it: the agreement is not only ours to write."""
+    architecture = Architecture.parse(agreement.member(site.name).architecture)
+    allowance = allowance_of(site)
+    if not allowance.has(architecture):
+        raise ConfigError(
+            f"our own network {printable(architecture.id)} is not built in: if its code may run here, write "
+            f"{_allowing('architectures', site.architectures, architecture.name)} into peer.toml"
+        )
+    refusal = allowance.refusal(architecture, input_shape(agreement))
+    if refusal is not None:
+        raise ConfigError(refusal.replace("its network", "our own network", 1))
+
+
+def check_method_allowed(agreement: Agreement, site: Site) -> None:
+    """Refuse a method that is neither built in nor allowed by our own file, before anything of it is imported."""
+    name = str(agreement.settings["method"])
+    if name not in METHODS and name not in site.methods:
+        raise ConfigError(
+            f"the agreement's method {printable(name)} is not built in: read its code, and if it may run here, write "
+            f"{_allowing('methods', site.methods, name)} into peer.toml"
+        )
+
+
+def check_store_kind(agreement: Agreement, site: Site) -> None:
+    """Refuse a kind of store that only the agreement names: looking for it would import another package."""
+    kind = agreement.exchange.partition("://")[0]
+    if agreement.exchange == HTTPS or site.store is not None or kind in STORES:
+        return
+    raise ConfigError(
+        f"the agreement exchanges through {printable(kind)}://, which is none of {', '.join(STORES)}: if its "
+        'package may be loaded here, write the address as store = "..." into peer.toml'
+    )
+
+
+def _allowing(key: str, there: tuple[str, ...], name: str) -> str:
+    """The line to write: what is allowed already, and this name too."""
+    return f"{key} = {json.dumps([printable(one) for one in (*there, name)])}"
