@@ -79,8 +79,8 @@ def test_the_project_has_its_own_experiment_apart_from_the_papers():
 def test_a_column_may_have_some_of_the_rows():
     cells = plan_cells(load_paper("beyond"), flags={"preset": "mini"})
     assert len(cells) == 3 * (3 * 8 + 4 + 4)
-    lying = [cell for cell in cells if cell.experiment.liars]
-    assert {cell.experiment.liars for cell in lying} == {2}
+    lying = [cell for cell in cells if cell.experiment.attackers]
+    assert {cell.experiment.attackers for cell in lying} == {2}
     assert {cell.row.name for cell in lying} == {"uniform", "crad", "evidence", "crad-plus"}
     many = [cell.experiment for cell in cells if cell.experiment.clients == 20]
     assert {(one.method, one.active) for one in many} == {

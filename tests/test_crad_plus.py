@@ -18,8 +18,9 @@ from crad.aggregation import Tally, credibility, verify
 from crad.aggregation.filters import FILTERS, weighted_median
 from crad.config import PUBLISHED, RECIPES, Experiment
 from crad.errors import ConfigError
+from crad.federation.attacks import CLAIMED_SAMPLES, draw_attackers
 from crad.federation.method import one_member_per_client
-from crad.federation.peer import CLAIMED_SAMPLES, Peer, log_prior
+from crad.federation.peer import Peer, log_prior
 from crad.federation.world import build_world
 from crad.learning.epoch import Block, train_on_block
 from crad.learning.losses import Labels, log_shares, private_cross_entropy
@@ -129,7 +130,7 @@ def test_a_foreign_rule_may_have_another_filter_of_its_own():
     ("setting", "words"),
     [
         ({"method": "fedmd", "evidence": "own"}, r"evidence = 'own' is for methods that combine snapshots by a rule"),
-        ({"method": "local", "liars": 1}, r"liars = 1 is for methods that combine snapshots by a rule"),
+        ({"method": "local", "liars": 1}, r"attack = 'noise' is for methods that combine snapshots by a rule"),
         ({"method": "uniform", "evidence": "pooled"}, r"'uniform' looks at no evidence of its teachers"),
         ({"method": "uniform", "filter": "support"}, r"filter 'support' takes the place of CRAD's"),
     ],
@@ -141,7 +142,7 @@ def test_a_setting_without_effect_is_refused(setting, words):
 
 
 def test_somebody_must_be_honest():
-    with pytest.raises(ConfigError, match="liars is 4, but there are only 4 clients: one must be honest"):
+    with pytest.raises(ConfigError, match="attackers is 4, but there are only 4 clients: one must be honest"):
         Experiment(clients=4, liars=4)
 
 
@@ -333,7 +334,7 @@ def test_false_alarms_come_with_their_number():
 def test_liars_are_found_out_and_honest_teachers_believed(tiny):
     experiment = change(tiny, evidence="pooled", liars=1, rounds=3, lr=0.05)
     result = crad.run(experiment)
-    (liar,) = Federation(experiment).world.liars
+    (liar,) = draw_attackers(experiment)
     for client in result.rounds[-1]["clients"]:
         believed = client["notes"]["credibility"]
         assert all(share < 0.01 for teacher, share in believed.items() if int(teacher) == liar)
@@ -342,7 +343,7 @@ def test_liars_are_found_out_and_honest_teachers_believed(tiny):
 
 def test_a_lie_is_noise_with_the_best_of_claims(tiny):
     federation = Federation(change(tiny, liars=1))
-    (liar,) = federation.world.liars
+    (liar,) = draw_attackers(federation.world.experiment)
     peer = federation.peer(liar)
     from crad.federation.message import read_body, read_manifest
 

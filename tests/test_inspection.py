@@ -18,8 +18,9 @@ import crad
 from crad.aggregation import RULES
 from crad.cli import main
 from crad.errors import ConfigError, RunError
+from crad.federation.attacks import CLAIMED_SAMPLES, draw_attackers
 from crad.federation.message import Statistics
-from crad.federation.peer import CLAIMED_SAMPLES, Peer
+from crad.federation.peer import Peer
 from crad.federation.work import load_tensors
 from crad.inspection import FAILURE_RULE, SUCCESS_RULE, RunInspector
 from crad.inspection import panel as panel_module
@@ -389,7 +390,7 @@ def lied_to(tiny, tmp_path_factory):
 
 def test_a_liar_is_shown_with_what_it_published(lied_to):
     result, inspector = lied_to
-    (liar,) = inspector.panel.world.liars
+    (liar,) = draw_attackers(inspector.panel.experiment)
     survey = json.loads((result.directory / "inspection.json").read_text())
     assert [teacher["client"] for teacher in survey["teachers"] if teacher["is_liar"]] == [liar]
     assert set(survey["teachers"][liar]["counts"]) == {CLAIMED_SAMPLES}
@@ -401,7 +402,7 @@ def test_a_liar_is_shown_with_what_it_published(lied_to):
 
 def test_a_liar_says_what_its_noise_says(lied_to):
     _, inspector = lied_to
-    (liar,) = inspector.panel.world.liars
+    (liar,) = draw_attackers(inspector.panel.experiment)
     place = inspector.panel.teachers[liar]
     q_NBC = inspector.panel.outputs([0, 1, 2, 3])
     peer = Peer(inspector.panel.world, place.member)
@@ -417,14 +418,14 @@ def test_a_liar_says_what_its_noise_says(lied_to):
 
 def test_a_liar_is_called_one(lied_to):
     result, inspector = lied_to
-    (liar,) = inspector.panel.world.liars
+    (liar,) = draw_attackers(inspector.panel.experiment)
     assert view(4, 10_000, "kept").name == "4"
     lying = replace(view(4, 10_000, "kept"), is_liar=True)
     assert lying.name == "4, lies"
     trace = inspector.trace(student=(liar + 1) % 4, image=0, class_index=None)
     assert describe(replace(trace, teachers=(lying,))).startswith("Client 4 claims most samples of")
     page = (result.directory / "report.html").read_text(encoding="utf-8")
-    assert "A simulated attack: 1 of 4 clients published noise" in page
+    assert "A simulated attack (noise): 1 of 4 clients publish noise" in page
     assert "A simulated attack.</p>" in page
     assert "Outcome says how to add it" not in page, "training alone would be another world"
     assert "To see whether joining helped" not in page

@@ -76,8 +76,8 @@ def test_other_settings_are_named_where_runs_of_one_name_differ():
 
 def test_lying_peers_are_another_world():
     honest, lying = made_run(clients=4), made_run(clients=4, liars=2)
-    assert worlds([honest, lying]) == {"no liars": [honest], "liars 2": [lying]}
-    with pytest.raises(RunError, match=r"differ in their number of liars \(0 and 2\)"):
+    assert worlds([honest, lying]) == {"no attack": [honest], "attack noise, attackers 2": [lying]}
+    with pytest.raises(RunError, match=r"differ in their attack \(None and noise\)"):
         comparable_runs([honest, made_run("uniform", clients=4, liars=2)])
 
 
@@ -129,7 +129,7 @@ def test_commands_say_what_is_not_the_methods_own():
 def test_a_stored_run_is_named_by_its_variant(tmp_path):
     run = stored_run(tmp_path, Experiment(preset="demo", evidence="pooled", liars=1, seed=3))
     assert run.path.name.startswith("digits-crad-pooled-evidence-seed3-")
-    assert run.label == "digits crad, pooled evidence, 1 liar, seed 3"
+    assert run.label == "digits crad, pooled evidence, noise by 1, seed 3"
     assert stored_run(tmp_path, Experiment(preset="demo")).path.name.startswith("digits-crad-seed1024-")
 
 

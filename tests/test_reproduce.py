@@ -274,7 +274,7 @@ def test_variants_of_a_method_are_runs_of_their_own(beyond):
         "digits-crad-mixup": 2,
         "digits-crad-plus": 4,
     }
-    assert "] digits crad, pooled evidence, 3 of 4 clients, 2 liars, seed 2  round 1/1" in err
+    assert "] digits crad, pooled evidence, 3 of 4 clients, noise by 2, seed 2  round 1/1" in err
     assert "digits crad, balanced loss, 3 of 4 clients, seed 1: global" in err
 
 
@@ -283,7 +283,7 @@ def test_differences_are_those_of_the_runs(beyond):
     of_run: dict[tuple[str, int], dict[int, float]] = {}
     for path in folder.glob("runs/*"):
         summary = json.loads((path / "summary.json").read_text())
-        liars = read_toml(path / "experiment.toml")["liars"]
+        liars = read_toml(path / "experiment.toml")["attackers"]
         of_run.setdefault((summary["name"], liars), {})[summary["seed"]] = summary["local_accuracy"]
     rows = [row for row in tidy(folder, "beyond") if row["metric"] == "local_accuracy"]
     assert len(rows) == 3 * 6 + 3 + 2
@@ -315,7 +315,7 @@ def test_the_own_experiment_has_tables_figures_and_a_page(beyond):
     assert {f"differences-{name}.{end}" for name in ("global", "local", "rare-class") for end in ("pdf", "svg")} < names
     assert "accuracy-cifar-10-two-of-ten-lie.png" in names
     pages = re.findall("Report: (.*)", out)
-    assert [Path(page).name for page in pages] == ["beyond.html", "report.html", "report-liars-2.html"]
+    assert [Path(page).name for page in pages] == ["beyond.html", "report.html", "report-attack-noise-attackers-2.html"]
     page = Path(pages[0]).read_text(encoding="utf-8")
     assert 'data-chart="differences-rare-class"' in page
     detail = Path(pages[1]).read_text(encoding="utf-8")

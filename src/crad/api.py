@@ -14,6 +14,7 @@ from crad.config import Experiment
 from crad.data.catalog import absolute_name
 from crad.engines import make_engine
 from crad.errors import ConfigError, RunError
+from crad.federation.attacks import check_attack
 from crad.federation.checkpoint import latest_round, load_checkpoint, save_checkpoint
 from crad.federation.exchange import MemoryExchange
 from crad.federation.memory import reset_peak_memory
@@ -127,6 +128,7 @@ class _Run:
         with repeatable(torch_seed(world.experiment.seed, "roster"), world.device):
             for architecture in dict.fromkeys(member.architecture for member in self._members if not member.build):
                 check_model(world, architecture)
+            check_attack(world, self._members)
 
     def execute(self, engine: Engine, *, is_new: bool) -> Result:
         if self._directory is not None:

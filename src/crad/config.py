@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -25,6 +25,17 @@ LocalLoss = Literal["plain", "balanced"]
 EvidenceSource = Literal["reported", "own", "pooled"]
 FilterKind = Literal["median", "support", "self-scaled", "weighted-consensus", "weighted-median", "weighted"]
 Matching = Literal["same", "mixup", "strong"]
+AttackKind = Literal[
+    "noise",
+    "label-flip",
+    "label-flip-pairs",
+    "sign-flip",
+    "inflated",
+    "backdoor",
+    "free-rider",
+    "collude",
+    "honest",
+]
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -128,9 +139,12 @@ class Experiment(BaseModel):
     matching: Matching | None = Field(
         None, description="Inputs on which student and teachers meet: same, mixup, strong [default: the method's]"
     )
-    liars: Annotated[int, Field(ge=0)] = Field(
-        0, description="Clients that publish noise and claim 10,000 samples and no mistake per class (simulation)"
+    attack: AttackKind | None = Field(
+        None,
+        description="What attackers do (simulation): noise, label-flip, label-flip-pairs, sign-flip, inflated, "
+        "backdoor, free-rider, collude; honest: nothing, as a control",
     )
+    attackers: Annotated[int, Field(ge=0)] = Field(0, description="Clients that attack, drawn by the seed")
     eval_every: AtLeastOne = Field(1, description="Rounds between evaluations on the test sets")
     device: Device = Field("auto", description="Where to compute")
     teacher_precision: TeacherPrecision = Field("fp32", description="Numbers in which teachers run; bf16 needs CUDA")
@@ -161,14 +175,32 @@ class Experiment(BaseModel):
     def _check_together(self) -> Experiment:
         if self.active is not None and self.active > self.clients:
             raise ValueError(f"active is {self.active}, but there are only {self.clients} clients")
-        if self.liars >= self.clients:
-            raise ValueError(f"liars is {self.liars}, but there are only {self.clients} clients: one must be honest")
+        if problem := self._attack_problem():
+            raise ValueError(problem)
         if self.engine == "serial" and self.workers not in ("auto", 1):
             raise ValueError(f"engine serial is one process, but workers is {self.workers}; choose engine processes")
         if self.ray_address is not None and self.engine != "ray":
             raise ValueError(f"ray_address is for engine ray, but engine is {self.engine}")
         return self
 
+    def _attack_problem(self) -> str | None:
+        if self.attackers >= self.clients:
+            return f"attackers is {self.attackers}, but there are only {self.clients} clients: one must be honest"
+        if self.attack is not None and not self.attackers:
+            return f"attack is {self.attack!r}, but attackers is 0: say how many clients attack"
+        if self.attackers and self.attack is None:
+            known = ", ".join(get_args(AttackKind))
+            return f"attackers is {self.attackers}, but no attack is chosen: set attack to one of {known}"
+        if self.attack == "collude" and self.active is not None and self.active < self.clients:
+            return (
+                f"attack is 'collude', but only {self.active} of {self.clients} clients are active in a round: who "
+                "misses rounds cannot publish what the others do; leave out active"
+            )
+        return None
+
+
+# Settings of earlier versions, and what each says.
+ALIASES = {"liars": "Short for attack noise by N attackers"}
 
 # Fields that change how a run is executed, never what comes out of it (on one kind of device).
 EXECUTION_FIELDS = frozenset({"device", "engine", "workers", "ray_address"})
@@ -253,14 +285,32 @@ def _over_preset(settings: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(preset, str) or preset not in PRESETS:
         raise unknown_name("preset", preset, PRESETS)
     for key in settings:
-        if key not in Experiment.model_fields:
+        if key not in Experiment.model_fields and key not in ALIASES:
             raise unknown_name("setting", key, Experiment.model_fields)
-    merged = {**PRESETS[preset], **settings}
+    merged = {**PRESETS[preset], **_without_liars(settings)}
     if isinstance(merged.get("models"), str):
         merged["models"] = tuple(part.strip() for part in merged["models"].split(","))
     if isinstance(merged.get("method_settings"), str):
         merged["method_settings"] = parse_pairs(merged["method_settings"])
     return {key: None if value == NONE and key in _OPTIONAL else value for key, value in merged.items()}
+
+
+def _without_liars(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`liars = N` said the only attack there was; files and commands that say it mean what they meant."""
+    others = {key: value for key, value in settings.items() if key != "liars"}
+    liars = settings.get("liars", 0)
+    if liars in (0, "0"):
+        return others
+    said = {key: value for key, value in others.items() if key in ("attack", "attackers") and value not in (0, "0")}
+    if any(value not in (None, NONE) for value in said.values()):
+        raise ConfigError(f"liars = {liars!r} is short for attack noise by as many: leave it out beside attack")
+    try:
+        number = int(liars)
+    except (TypeError, ValueError):
+        number = -1
+    if isinstance(liars, bool | float) or number < 0:
+        raise ConfigError(f"liars = {liars!r}: expected a whole number of clients, 0 or more")
+    return {**others, "attack": "noise", "attackers": number}
 
 
 def parse_pairs(text: str) -> dict[str, bool | int | float | str]:

@@ -19,6 +19,7 @@ from crad.errors import ConfigError, CradError, DataError, RunError
 from crad.federation.files import write_atomically
 from crad.results.charts import charts_available, make_charts, make_study_charts, save_chart
 from crad.results.durations import Durations
+from crad.results.evidence import keep_run
 from crad.results.grouping import worlds
 from crad.results.latex import table_latex
 from crad.results.naming import called
@@ -42,14 +43,30 @@ class StoredRun:
     key: str  # identity: two experiments with the same give the same numbers
     experiment: Experiment
     path: Path
+    evidence: Path | None = None  # a folder of finished runs as small files
+
+    @property
+    def kept(self) -> Path | None:
+        """Where its small files lie, or will."""
+        return None if self.evidence is None else self.evidence / "runs" / self.path.name
+
+    @property
+    def finished(self) -> Path | None:
+        """Where it is read from once it is finished; the whole run before its small files."""
+        found = [path for path in (self.path, self.kept) if path and RunDirectory(path).summary_file.is_file()]
+        return found[0] if found else None
 
     @property
     def state(self) -> State:
         """Whether it is finished, begun or neither, by what is on the disk."""
-        directory = RunDirectory(self.path)
-        if directory.summary_file.is_file():
+        if self.finished is not None:
             return "done"
-        return "begun" if directory.experiment_file.is_file() else "new"
+        return "begun" if RunDirectory(self.path).experiment_file.is_file() else "new"
+
+    def keep(self) -> None:
+        """Put its small files into the evidence, where there is such a folder and they are not there yet."""
+        if self.kept is not None and self.finished == self.path and not RunDirectory(self.kept).summary_file.is_file():
+            keep_run(self.path, self.kept)
 
     @property
     def missing_rounds(self) -> int:
@@ -67,8 +84,8 @@ class StoredRun:
         ours = self.experiment
         clients = f"{ours.active} of {ours.clients} clients, " if ours.active else ""
         private = "private counts, " if ours.private_counts else ""
-        liars = f"{ours.liars} liar{'s' * (ours.liars > 1)}, " if ours.liars else ""
-        return f"{Path(ours.dataset).stem} {called(ours)}, {clients}{private}{liars}seed {ours.seed}"
+        attack = f"{ours.attack} by {ours.attackers}, " if ours.attack else ""
+        return f"{Path(ours.dataset).stem} {called(ours)}, {clients}{private}{attack}seed {ours.seed}"
 
 
 @dataclass(frozen=True)
@@ -78,6 +95,7 @@ class Plan:
     folder: Path
     papers: tuple[PaperExperiment, ...]
     cells: Mapping[str, Sequence[PlannedCell]]  # by experiment
+    evidence: Path | None = None  # where finished runs are kept as small files, and are looked for
 
     @cached_property
     def runs(self) -> list[StoredRun]:
@@ -88,7 +106,7 @@ class Plan:
             for paper in self.papers:
                 for cell in self.cells[paper.name]:
                     if cell.experiment.seed == seed:
-                        run = stored_run(self.folder, cell.experiment)
+                        run = stored_run(self.folder, cell.experiment, evidence=self.evidence)
                         found.setdefault(run.key, run)
         return list(found.values())
 
@@ -102,13 +120,14 @@ class Plan:
         return found
 
 
-def stored_run(folder: Path, experiment: Experiment) -> StoredRun:
+def stored_run(folder: Path, experiment: Experiment, *, evidence: Path | None = None) -> StoredRun:
     """Where a run of this experiment lies; the same for every table that asks for it."""
     settled = settle(experiment)
     key = identity(settled)
     data = Path(settled.dataset).stem or "data"
     method = re.sub(r"[^\w.-]+", "-", called(settled).replace(":", ".").replace("/", "."))
-    return StoredRun(key, settled, folder / "runs" / f"{data}-{method}-seed{settled.seed}-{key[:8]}")
+    path = folder / "runs" / f"{data}-{method}-seed{settled.seed}-{key[:8]}"
+    return StoredRun(key, settled, path, evidence)
 
 
 def make_plan(
@@ -120,10 +139,12 @@ def make_plan(
     choice: Choice = EVERYTHING,
     baseline: str | None = None,
     method_settings: Mapping[str, dict[str, Any]] | None = None,
+    evidence: Path | None = None,
 ) -> Plan:
     """The plan for one experiment of the paper or a group of them; those with no cell left are left out.
 
-    `baseline`: the row that the others are compared to, where it is not the experiment's own.
+    `baseline`: the row that the others are compared to, where it is not the experiment's own. `evidence`: a folder of
+    finished runs as small files; those are not run again.
     """
     found = {}
     papers = [paper if baseline is None else paper.against(baseline) for paper in chosen_papers(what)]
@@ -138,7 +159,7 @@ def make_plan(
             f"no run of {what!r} has these data sets, methods, rows and columns together; "
             "experiments/NAME.toml says which rows a column has"
         )
-    return Plan(folder, tuple(paper for paper in papers if paper.name in found), found)
+    return Plan(folder, tuple(paper for paper in papers if paper.name in found), found, evidence)
 
 
 def _check_has_baseline(paper: PaperExperiment, cells: Sequence[PlannedCell]) -> None:
@@ -167,9 +188,10 @@ def read_finished(plan: Plan) -> tuple[Records, dict[str, str]]:
     """The records of all finished runs, and by path why some cannot be read."""
     records, damaged = {}, {}
     for run in plan.runs:
-        if run.state == "done":
+        if (path := run.finished) is not None:
             try:
-                records[run.key] = load_run(run.path)
+                records[run.key] = load_run(path)
+                run.keep()
             except CradError as error:
                 damaged[run.path.name] = str(error)
     return records, damaged
@@ -220,9 +242,10 @@ def make_tidy(plan: Plan, records: Records) -> dict[str, list[dict[str, str]]]:
 
 
 def write_tables(plan: Plan, records: Records) -> None:
-    """`tables/NAME.csv`, `.md` and `.tex` for every chosen experiment."""
-    folder = plan.folder / "tables"
-    folder.mkdir(parents=True, exist_ok=True)
+    """`tables/NAME.csv`, `.md` and `.tex` for every chosen experiment, also beside the evidence."""
+    folders = [folder / "tables" for folder in (plan.folder, plan.evidence) if folder is not None]
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
     tidy = make_tidy(plan, records)
     for name, tables in make_tables(plan, records).items():
         texts = {
@@ -231,7 +254,8 @@ def write_tables(plan: Plan, records: Records) -> None:
             "tex": "\n".join(map(table_latex, tables)),
         }
         for ending, text in texts.items():
-            write_atomically(folder / f"{name}.{ending}", text.encode())
+            for folder in folders:
+                write_atomically(folder / f"{name}.{ending}", text.encode())
 
 
 def write_reports(plan: Plan, records: Records) -> list[Path]:

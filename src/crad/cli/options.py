@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from crad.cli.following import Following, following_flags
-from crad.config import PRESETS, Experiment
+from crad.config import ALIASES, PRESETS, Experiment
 
 Settings = dict[str, Any]
 
@@ -28,7 +28,7 @@ def with_experiment_flags(*, without: tuple[str, ...] = ()) -> Callable[[Callabl
 
     A command with a parameter `following` gets the flags of those who follow a run, too.
     """
-    names = [name for name in Experiment.model_fields if name not in without]
+    names = [name for name in (*Experiment.model_fields, *ALIASES) if name not in without]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         taken = inspect.signature(command, eval_str=True).parameters
@@ -54,6 +54,11 @@ def with_experiment_flags(*, without: tuple[str, ...] = ()) -> Callable[[Callabl
 
 def _flag(name: str) -> inspect.Parameter:
     # Values stay text here: the settings model is the one place that checks them.
+    if name in ALIASES:
+        option = typer.Option(f"--{name}", metavar="N", help=ALIASES[name], rich_help_panel="Experiment")
+        return inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
+        )
     field = Experiment.model_fields[name]
     word = name.replace("_", "-")
     text = f"{field.description}{_default(name)}"

@@ -30,7 +30,8 @@ What = Annotated[
     typer.Argument(
         metavar="WHAT",
         help="table1, cost, clients, weights or privacy; per_class, convergence, context or cases, or figures for "
-        "these four; all of these; beyond: changes of CRAD, against CRAD; controls: what carries crad-plus",
+        "these four; all of these; beyond: changes of CRAD, against CRAD; controls: what carries crad-plus; "
+        "attacks: what dishonest clients do to the others",
     ),
 ]
 Seeds = Annotated[
@@ -49,11 +50,19 @@ Columns = Annotated[
 ]
 Baseline = Annotated[
     str | None,
-    typer.Option("--baseline", metavar="ROW", help="The row that others are compared to, of beyond or controls."),
+    typer.Option("--baseline", metavar="ROW", help="The row that others are compared to, where it is not the usual."),
 ]
 Folder = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="DIR", help="Where runs, tables and figures lie. runs/reproduce-PRESET"),
+]
+Keep = Annotated[
+    Path | None,
+    typer.Option(
+        "--keep",
+        metavar="DIR",
+        help="Keep finished runs there as small files, without models; those that are there are not run again.",
+    ),
 ]
 OnlyShow = Annotated[bool, typer.Option("--only-show", help="Run nothing: plan and tables from what is there.")]
 
@@ -71,6 +80,7 @@ def reproduce_command(
     columns: Columns = None,
     baseline: Baseline = None,
     output: Folder = None,
+    keep: Keep = None,
     only_show: OnlyShow = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -97,7 +107,7 @@ def reproduce_command(
     from crad.results.durations import Durations
 
     named = {"datasets": datasets, "methods": methods, "rows": rows, "columns": columns}
-    plan = _plan(what, settings, named, seeds=seeds, baseline=baseline, output=output)
+    plan = _plan(what, settings, named, seeds=seeds, baseline=baseline, output=output, keep=keep)
     records, failed = read_finished(plan)
     missing = [run for run in plan.runs if run.state != "done"]
     absent = absent_data(missing)
@@ -137,6 +147,7 @@ def _plan(
     seeds: str | None,
     baseline: str | None,
     output: Path | None,
+    keep: Path | None,
 ) -> Plan:
     """The plan that the flags ask for; `named` are those that choose among its cells."""
     from crad.methods import resolve_method
@@ -145,7 +156,8 @@ def _plan(
 
     if what not in CHOICES:
         raise unknown_name("experiment", what, CHOICES)
-    base = make_experiment(settings)  # a faulty flag is refused before anything else
+    # A faulty flag is refused before anything else; how many attack may be said alone, for the columns say the attack.
+    base = make_experiment({"attack": "honest", **settings} if "attackers" in settings else settings)
     cells = [
         (paper.settings_of(row, column), row.name, column.name)
         for paper in chosen_papers(what)
@@ -170,6 +182,7 @@ def _plan(
         choice=_choice(named, known),
         baseline=baseline,
         method_settings=own,
+        evidence=keep,
     )
 
 
@@ -207,11 +220,12 @@ def _run_all(
             if run not in left:
                 continue
             try:
-                if run.state == "done":
-                    records[run.key] = load_run(run.path)
+                if run.finished is not None:
+                    records[run.key] = load_run(run.finished)
                 elif not RunDirectory(run.path).is_busy:
                     others = [one for one in left if one is not run]
                     records[run.key] = _run_one(plan, run, others, durations, display)
+                run.keep()
             except BusyError:
                 continue  # begun elsewhere a moment ago
             except Exception as error:  # a night's plan does not end with one run that does

@@ -123,6 +123,11 @@ def report_outcome(result: Result, *, is_quiet: bool, as_json: bool) -> None:
             ["time per round", f"{summary['round_seconds']:.2f} s", ""],
             ["peak memory", f"{mib(summary['peak_memory_bytes'])} MiB", ""],
         ]
+        if honest := summary.get("honest"):
+            for key, what in (("global_accuracy", "global accuracy"), ("local_accuracy", "local accuracy")):
+                rows.append([f"{what}, honest clients", f"{honest[key]:.2f} %", ""])
+            if "attack_success" in honest:
+                rows.append(["trigger works on honest clients", f"{honest['attack_success']:.2f} %", ""])
         for name, figures in summary.get("variants", {}).items():
             spread = f"± {figures['global_accuracy_spread']:.2f}"
             rows.insert(2, [f"global accuracy, {name} weights", f"{figures['global_accuracy']:.2f} %", spread])

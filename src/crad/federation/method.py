@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from crad.aggregation import Rule
 from crad.errors import ConfigError
+from crad.federation.attacks import acts_as
 from crad.federation.message import Message
 from crad.federation.peer import Member, Peer
 from crad.federation.teachers import TeacherShelf
@@ -34,7 +35,7 @@ class RoundContext:
 
     def purpose(self, peer: Peer, *words: str | int) -> tuple[str | int, ...]:
         """The words that name a random stream of this peer in this round."""
-        return ("peer", peer.index, "round", self.round_index, *words)
+        return ("peer", acts_as(peer.world, peer.index), "round", self.round_index, *words)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from crad.data.partition import Shard
 from crad.data.tensors import ImageSet
 from crad.errors import ConfigError, RunError
+from crad.federation.attacks import acts_as, as_believed, as_trained, attack_of, claimed_statistics, triggered_images
 from crad.federation.message import Message, Statistics, pack
 from crad.federation.world import World
 from crad.learning.epoch import make_optimizer
@@ -27,10 +28,9 @@ from crad.learning.evaluation import ClassScore, score_faces
 from crad.learning.losses import log_shares
 from crad.learning.teachers import TeacherEngine
 from crad.models import Architecture, build_model
-from crad.randomness import stream, torch_seed, torch_stream
+from crad.randomness import stream, torch_seed
 
 SNAPSHOT = "snapshot"
-CLAIMED_SAMPLES = 10_000.0  # by a liar, of every class
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Standing:
     overall: ClassScore | None = None  # on the data set's own test images
     variants: dict[str, Standing] = field(default_factory=dict)  # of the other weights it keeps, by name
     plain: tuple[ClassScore, ...] | None = None  # validation on plain logits, as others see them, where that differs
+    triggered: ClassScore | None = None  # how far a simulated backdoor's trigger works, where that is measured
 
 
 def standing_to_json(standing: Standing) -> dict[str, Any]:
@@ -52,18 +53,20 @@ def standing_to_json(standing: Standing) -> dict[str, Any]:
         **({} if standing.plain is None else {"plain": [vars(score) for score in standing.plain]}),
         "local": None if local is None else [vars(score) for score in local],
         "overall": None if overall is None else vars(overall),
+        **({} if standing.triggered is None else {"triggered": vars(standing.triggered)}),
         "variants": {name: standing_to_json(one) for name, one in standing.variants.items()},
     }
 
 
 def standing_from_json(entry: Mapping[str, Any]) -> Standing:
     """What `standing_to_json` wrote."""
-    local, overall, plain = entry["local"], entry["overall"], entry.get("plain")
+    local, overall, plain, triggered = entry["local"], entry["overall"], entry.get("plain"), entry.get("triggered")
     return Standing(
         validation=tuple(_score_from_json(score) for score in entry["validation"]),
         plain=None if plain is None else tuple(_score_from_json(score) for score in plain),
         local=None if local is None else tuple(_score_from_json(score) for score in local),
         overall=None if overall is None else _score_from_json(overall),
+        triggered=None if triggered is None else _score_from_json(triggered),
         variants={name: standing_from_json(one) for name, one in entry.get("variants", {}).items()},
     )
 
@@ -99,8 +102,8 @@ class Peer:
         self.world = world
         self._engine = engine
         self.index, self.clients, self.architecture = member.index, member.clients, member.architecture
-        seed = torch_seed(world.experiment.seed, "peer", member.index, "weights")
-        self.model = first_model(world, member, seed=seed) if model is None else model
+        self._member = member
+        self.model = self.first_model() if model is None else model
         self.optimizer = make_optimizer(self.model, world.experiment)
         self.memory: dict[str, Tensor] = {}  # what a method keeps from phase to phase and from round to round
         self.variants: dict[str, dict[str, Tensor]] = {}  # other weights of its model, measured beside it
@@ -114,16 +117,21 @@ class Peer:
     @cached_property
     def train(self) -> ImageSet:
         """The training part of its shards."""
-        return self.world.images(training_indices(self.world, self.clients))
+        return training_images(self.world, self.index, self.clients)
 
     @cached_property
     def log_prior_C(self) -> Tensor | None:  # noqa: N802  # tensors carry their shape in the name
         """The logarithm of its own class shares, where it plays a part."""
-        return log_prior(self.world, self.clients)
+        return log_prior(self.world, self.clients, peer=self.index)
 
     @property
     def _shards(self) -> list[Shard]:
         return [self.world.shards[client] for client in self.clients]
+
+    def first_model(self) -> nn.Module:
+        """Its network before it has learned anything, built anew."""
+        seed = torch_seed(self.world.experiment.seed, "peer", acts_as(self.world, self.index), "weights")
+        return first_model(self.world, self._member, seed=seed)
 
     def snapshot(self, round_index: int, *, with_cross_entropy: bool = False) -> Message:
         """The frozen model with its class statistics, as bytes."""
@@ -137,9 +145,9 @@ class Peer:
         )
 
     def published_weights(self, round_index: int) -> dict[str, Tensor]:
-        """What the others are given as its model: its weights and buffers, or noise where it lies."""
-        own = self.model.state_dict()
-        return own if self.index not in self.world.liars else _noise_like(own, self, round_index)
+        """What the others are given as its model: its weights and buffers, or what it passes off as them."""
+        attack = attack_of(self.world, self.index)
+        return self.model.state_dict() if attack is None or attack.lie is None else attack.lie(self, round_index)
 
     def statistics(self, *, with_cross_entropy: bool = False) -> Statistics:
         """What the peer says of itself per class, from its validation half; counts noised if private."""
@@ -202,7 +210,8 @@ class Peer:
         return replace(self._validated(self.model), variants=variants)
 
     def _validated(self, model: nn.Module) -> Standing:
-        shards = [self.world.images(shard.validation) for shard in self._shards]
+        held_out = [self.world.images(shard.validation) for shard in self._shards]
+        shards = [as_believed(self.world, self.index, images) for images in held_out]
         if self.log_prior_C is None:
             return Standing(validation=tuple(self._score(model, images) for images in shards))
         faces = [self._scores(model, images, [self.log_prior_C, None]) for images in shards]
@@ -213,6 +222,7 @@ class Peer:
             standing,
             local=tuple(self._score(model, self.world.images(shard.test), self.log_prior_C) for shard in self._shards),
             overall=self._score(model, self.world.global_test) if len(self.world.global_test) else None,
+            triggered=None if (triggered := triggered_images(self.world)) is None else self._score(model, triggered),
         )
 
     def _score(self, model: nn.Module, images: ImageSet, log_prior_C: Tensor | None = None) -> ClassScore:
@@ -236,7 +246,13 @@ def training_indices(world: World, clients: Sequence[int]) -> NDArray[np.int64]:
     return np.concatenate([nothing, *(world.shards[client].train for client in clients)])
 
 
-def log_prior(world: World, clients: Sequence[int]) -> Tensor | None:
+def training_images(world: World, peer: int, clients: Sequence[int]) -> ImageSet:
+    """What a peer trains on: its clients' training parts as they are, or what an attacker makes of whose it takes."""
+    whose = clients if (actor := acts_as(world, peer)) == peer else (actor,)
+    return as_trained(world, peer, world.images(training_indices(world, whose)))
+
+
+def log_prior(world: World, clients: Sequence[int], *, peer: int | None = None) -> Tensor | None:
     """The logarithm of the clients' class shares, under `local_loss = "balanced"`; None: it plays no part.
 
     The private loss adds it to the logits, so these do without it: plain, they are the model's global face, and with
@@ -244,21 +260,20 @@ def log_prior(world: World, clients: Sequence[int]) -> Tensor | None:
     """
     if world.experiment.recipe.local_loss == "plain":
         return None
-    labels = torch.from_numpy(world.dataset.train_labels[training_indices(world, clients)])
+    if peer is not None and attack_of(world, peer) is not None:
+        labels = training_images(world, peer, clients).labels.cpu()
+    else:
+        labels = torch.from_numpy(world.dataset.train_labels[training_indices(world, clients)])
     return log_shares(labels, num_classes=world.num_classes).to(world.device)
 
 
 def class_statistics(world: World, peer: int, standing: Standing, *, with_cross_entropy: bool = False) -> Statistics:
     """What a peer publishes of itself per class, from its validation half; counts noised if private.
 
-    A liar, there in simulations alone, claims the best that one can.
+    Some attackers, there in simulations alone, claim the best that one can.
     """
-    if peer in world.liars:
-        return Statistics(
-            counts=world.num_classes * (CLAIMED_SAMPLES,),
-            accuracies=world.num_classes * (1.0,),
-            cross_entropies=world.num_classes * (0.0,) if with_cross_entropy else None,
-        )
+    if claimed := claimed_statistics(world, peer, with_cross_entropy=with_cross_entropy):
+        return claimed
     nothing = ClassScore((0,) * world.num_classes, (0,) * world.num_classes, (0.0,) * world.num_classes)
     # Others run the model without its owner's prior, so that is what is measured for them.
     measured = standing.validation if standing.plain is None else standing.plain
@@ -280,20 +295,6 @@ def count_noise(world: World, peer: int) -> NDArray[np.float64]:
     seed = world.experiment.seed if world.secret is None else world.secret
     rng = stream(seed, "peer", peer, "private-counts")
     return rng.laplace(scale=1 / epsilon, size=world.num_classes)
-
-
-def _noise_like(tensors: Mapping[str, Tensor], peer: Peer, round_index: int) -> dict[str, Tensor]:
-    """Noise of the model's own scale: what an attacker sends in a simulation."""
-    generator = torch_stream(peer.world.experiment.seed, "peer", peer.index, "round", round_index, "lie")
-    noise = {}
-    for name, tensor in tensors.items():
-        if not tensor.is_floating_point():
-            noise[name] = tensor
-            continue
-        drawn = torch.randn(tensor.shape, generator=generator) * float(tensor.std(correction=0))
-        # A variance stays one: a lie that gives no numbers would be found at once.
-        noise[name] = drawn.abs() + 0.5 if name.endswith("running_var") else drawn
-    return noise
 
 
 def new_model(world: World, architecture: Architecture, *, seed: int) -> nn.Module:

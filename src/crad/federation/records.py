@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from crad.data.dataset import Dataset
+from crad.federation.attacks import draw_attackers
 from crad.federation.method import Learned
 from crad.federation.peer import Standing
 from crad.federation.roster import Place, Roster
@@ -43,10 +44,10 @@ def round_record(done: Round, roster: Roster) -> Record:
     `clients` lists those whose figures are new: in the first round everybody, later those that took part or were
     tested. The others stand as in their last entry (`crad.results.selection.clients_at`); all count in the means.
     """
-    measured = set(done.measured)
+    measured, attackers = set(done.measured), draw_attackers(roster.world.experiment)
     clients = []
     for place in (place for place in roster.own() if place.index in measured):
-        for entry in client_records(place, done.learned.get(place.index)):
+        for entry in client_records(place, done.learned.get(place.index), is_attacker=place.index in attackers):
             clients.append({**entry, **_bytes_of(done, place.index)})
     standings = [place.measured for place in roster.own()]
     local = [score for standing in standings for score in standing.local or ()]
@@ -102,9 +103,12 @@ def _variant_means(standings: Sequence[Standing], *, is_tested: bool) -> Record:
     return {"variants": means} if means else {}
 
 
-def client_records(place: Place, learned: Learned | None) -> list[Record]:
+def client_records(place: Place, learned: Learned | None, *, is_attacker: bool = False) -> list[Record]:
     """One entry per client behind a peer: accuracies, hits per class, losses, whom it trusted."""
-    return [_client_record(place, client, part, learned) for part, client in enumerate(place.member.clients)]
+    return [
+        _client_record(place, client, part, learned, is_attacker=is_attacker)
+        for part, client in enumerate(place.member.clients)
+    ]
 
 
 def _mean(scores: Sequence[ClassScore]) -> float:
@@ -115,11 +119,12 @@ def _mean_or_none(scores: Sequence[ClassScore]) -> float | None:
     return _mean(scores) if scores else None  # an organisation of its own has no common test images
 
 
-def _client_record(place: Place, client: int, part: int, learned: Learned | None) -> Record:
+def _client_record(place: Place, client: int, part: int, learned: Learned | None, *, is_attacker: bool) -> Record:
     standing = place.measured
     local = None if standing.local is None else standing.local[part]
     return {
         "client": client,
+        **({"is_attacker": True} if is_attacker else {}),
         "architecture": place.member.architecture.id,
         "is_active": learned is not None,
         "validation_accuracy": standing.validation[part].accuracy,
@@ -128,6 +133,7 @@ def _client_record(place: Place, client: int, part: int, learned: Learned | None
         "validation": _hits(standing.validation[part]),
         "local": None if local is None else _hits(local),
         "global": None if standing.overall is None else _hits(standing.overall),
+        **({} if standing.triggered is None else {"attack_success": standing.triggered.accuracy}),
         "losses": {} if learned is None else learned.losses,
         "trust": {} if learned is None else {str(teacher): row for teacher, row in learned.trust.items()},
         "notes": {} if learned is None else learned.notes,

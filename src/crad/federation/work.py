@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from crad.errors import RunError
+from crad.federation.attacks import acts_as
 from crad.federation.memory import peak_memory_bytes
 from crad.federation.message import Message, encode, map_file, read_state
 from crad.federation.method import Learned, Method, RoundContext
@@ -104,7 +105,8 @@ class Bench:
             "test": self._test,
         }
         kind = self._method.phases[task.phase].kind
-        words = ("peer", task.peer, "round", task.round_index, kind if task.verb == "learn" else task.verb, "torch")
+        actor = acts_as(self._world, task.peer)
+        words = ("peer", actor, "round", task.round_index, kind if task.verb == "learn" else task.verb, "torch")
         with repeatable(torch_seed(self._world.experiment.seed, *words), self._world.device):
             outcome = verbs[task.verb](self._at_work(task), task)
         return _timed(outcome, time.perf_counter() - started, peak_memory_bytes(self._world.device))

@@ -70,13 +70,6 @@ class World:
         data = self.dataset
         return image_set(data.test_images, data.test_labels, pad_to=data.pad_to, device=self.device)
 
-    @cached_property
-    def liars(self) -> frozenset[int]:
-        """The clients that publish lies, drawn for the run; nobody outside a simulation."""
-        experiment = self.experiment
-        drawn = stream(experiment.seed, "liars").choice(experiment.clients, size=experiment.liars, replace=False)
-        return frozenset(drawn.tolist())
-
     def shard_counts(self) -> NDArray[np.int64]:
         """How many samples of each class every client holds, [clients, classes]."""
         parts = [shard.indices for shard in self.shards]

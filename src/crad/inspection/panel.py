@@ -16,9 +16,10 @@ from torch import Tensor
 from crad.aggregation import Tally, Trace, explain
 from crad.data.tensors import ImageSet
 from crad.errors import RunError
+from crad.federation.attacks import draw_attackers
 from crad.federation.checkpoint import latest_round, load_checkpoint, saved_rounds
 from crad.federation.method import Method
-from crad.federation.peer import Peer, class_statistics, training_indices
+from crad.federation.peer import Peer, class_statistics, training_images
 from crad.federation.records import partition_record
 from crad.federation.roster import Place, Roster
 from crad.federation.work import load_tensors
@@ -58,8 +59,8 @@ class Panel:
         self.roster = Roster(self.world, method.roster(self.world), directory.checkpoint_folder)
         load_checkpoint(self.roster, round_index=self.round_index)
         self._engine = TeacherEngine(device=self.world.device, precision=self.experiment.teacher_precision)
-        # With partial participation some have never learned; nobody has been taught by them either. A liar stands here
-        # with what it published, not with what it knows.
+        # With partial participation some have never learned; nobody has been taught by them either. An attacker
+        # stands here with what it published, not with what it knows.
         self.teachers = [place for place in self.roster if place.state is not None] or list(self.roster)
         self.statistics = [
             class_statistics(self.world, place.index, place.measured, with_cross_entropy=self._rule.needs_cross_entropy)
@@ -108,8 +109,8 @@ class Panel:
         return known_of(statistics, self._tally_of(student), source=self._source)
 
     def is_liar(self, client: int) -> bool:
-        """Whether it published noise and false claims."""
-        return client in self.world.liars
+        """Whether it attacked the others."""
+        return client in draw_attackers(self.experiment)
 
     def support(self, student: int) -> Tensor:
         """Samples that speak for each of the student's teachers, [K,C]."""
@@ -151,10 +152,11 @@ class Panel:
 
     def _training_part(self, place: Place) -> ImageSet:
         """Some of its training samples, spread over the shard: files are often ordered by class."""
-        own = training_indices(self.world, place.member.clients)
+        own = training_images(self.world, place.index, place.member.clients)
         limit = TALLIED_OUTPUTS // (len(self.teachers) * len(self.roster))
         step = math.ceil(len(own) / min(TALLIED_IMAGES, max(FEWEST_TALLIED, limit)))
-        return self.world.images(own[:: max(1, step)])
+        every = slice(None, None, max(1, step))
+        return ImageSet(own.images[every], own.labels[every])
 
 
 def is_inspectable(method: Method, clients: int) -> bool:

@@ -54,7 +54,7 @@ def check_recipe(experiment: Experiment, method: Method) -> None:
     """Refuse settings that the method would not look at: nobody shall believe that they had an effect."""
     rule, recipe = method.rule, experiment.recipe
     changed = [name for name in ("evidence", "filter", "matching") if getattr(recipe, name) != getattr(PUBLISHED, name)]
-    changed += ["liars"] if experiment.liars else []
+    changed += ["attack"] if experiment.attack else []
     if changed and rule is None:
         raise ConfigError(
             f"{changed[0]} = {getattr(experiment, changed[0])!r} is for methods that combine snapshots by a rule, such "

@@ -28,6 +28,7 @@ from crad.aggregation import (
 )
 from crad.config import EvidenceSource
 from crad.errors import SnapshotError
+from crad.federation.attacks import attack_of
 from crad.federation.message import Message, Statistics
 from crad.federation.method import Learned, Method, Phase, RoundContext
 from crad.federation.peer import SNAPSHOT, Peer, new_model
@@ -90,7 +91,9 @@ def distil(
 
     `loss_towards` is given the block, the target and how many teachers it is made of.
     """
-    snapshots, refused = decode_all(messages, context)
+    attack = attack_of(peer.world, peer.index)
+    is_deaf = attack is not None and attack.is_one
+    snapshots, refused = ([], {}) if is_deaf else decode_all(messages, context)
     if not snapshots:
         alone = train_alone(peer, messages, context)  # nobody to learn from: no target, only own labels
         return Learned(alone.losses, notes={"refused": refused} if refused else {})

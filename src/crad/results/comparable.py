@@ -57,7 +57,8 @@ def _refuse_other_data(first: RunRecords, other: RunRecords) -> None:
     for what, one, two in (
         ("data set", first.summary["dataset"], other.summary["dataset"]),
         ("number of clients", first.summary["clients"], other.summary["clients"]),
-        ("number of liars", first.experiment.liars, other.experiment.liars),
+        ("attack", first.experiment.attack, other.experiment.attack),
+        ("number of attackers", first.experiment.attackers, other.experiment.attackers),
         ("classes", first.partition["class_names"], other.partition["class_names"]),
     ):
         if one != two:

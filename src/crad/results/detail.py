@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from crad.config import Experiment
+from crad.federation.attacks import ATTACKS
 from crad.results.comparison import METRICS
 from crad.results.joining import ALONE, Gain, alone_name, client_gains
 from crad.results.markup import table
@@ -45,7 +47,8 @@ def client_table(runs: Sequence[RunRecords], metric: str) -> str:
         own = {name: by_key[name, seed].summary[f"{metric}_per_client"] for name in ordered}
         about = by_key[ordered[-1], seed]
         for client, counts in enumerate(about.partition["counts"]):
-            cells = [str(seed)] * (len(seeds) > 1) + [str(client), about.summary["architecture_per_client"][client]]
+            who = f"{client}, lies" if client in about.summary.get("attackers", ()) else str(client)
+            cells = [str(seed)] * (len(seeds) > 1) + [who, about.summary["architecture_per_client"][client]]
             cells.append(str(sum(counts)))
             for name in ordered:
                 cells.append(f"{own[name][client]:.2f}")
@@ -56,6 +59,35 @@ def client_table(runs: Sequence[RunRecords], metric: str) -> str:
     where = "on the common test images" if metric == "global_accuracy" else "on the client's own held-out images"
     caption = f"{TITLES[metric]} per client in percent, {where}, at each run's selected round{difference}."
     return table(header, rows, caption=caption, num_heads=num_heads)
+
+
+def attack_sentence(experiment: Experiment) -> str:
+    """What was simulated, and what the means of a page count."""
+    assert experiment.attack is not None, "only of runs under attack"
+    return (
+        f"A simulated attack ({experiment.attack}): {experiment.attackers} of {experiment.clients} clients "
+        f"{ATTACKS[experiment.attack].does}. They count in the means; the next table is of the honest clients alone. "
+        "The inspector shows what they published."
+    )
+
+
+def honest_table(runs: Sequence[RunRecords]) -> str:
+    """What an attack left to the clients that did not attack, at the round that these select."""
+    found = [run for run in runs if "honest" in run.summary]  # runs of earlier versions do not have it
+    if not found:
+        return ""
+    keys = [("global_accuracy", "global %"), ("local_accuracy", "local %"), ("attack_success", "trigger works %")]
+    shown = [(key, title) for key, title in keys if key in found[0].summary["honest"]]
+    rows = []
+    for run in found:
+        honest, attackers = run.summary["honest"], ", ".join(map(str, run.summary["attackers"]))
+        figures = [f"{honest[key]:.2f}" for key, _ in shown]
+        rows.append([run.summary["name"], str(run.summary["seed"]), attackers, str(honest["best_round"]), *figures])
+    caption = (
+        "Means over the honest clients alone, in percent, at the round with their highest validation accuracy. Trigger "
+        "works: common test images of other classes that get class 0 once they carry the backdoor's patch."
+    )
+    return table(["method", "seed", "attackers", "round", *(title for _, title in shown)], rows, caption=caption)
 
 
 def class_table(runs: Sequence[RunRecords]) -> str:

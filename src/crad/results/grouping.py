@@ -10,7 +10,7 @@ from crad.results.runs import RunRecords
 
 Methods = Mapping[str, Sequence[RunRecords]]  # by name, one run per seed
 
-_NONE_OF_IT = {"active": "all active", "liars": "no liars"}
+_NONE_OF_IT = {"active": "all active", "attack": "no attack", "attackers": ""}
 
 
 def worlds(runs: Sequence[RunRecords]) -> dict[str, list[RunRecords]]:
@@ -19,7 +19,7 @@ def worlds(runs: Sequence[RunRecords]) -> dict[str, list[RunRecords]]:
     found: dict[str, list[RunRecords]] = {}
     for run in runs:
         words = [_word(key, getattr(run.experiment, key)) for key in fields]
-        found.setdefault(", ".join(words), []).append(run)
+        found.setdefault(", ".join(filter(None, words)), []).append(run)
     return found
 
 

@@ -28,6 +28,16 @@ def _of_summary(key: str, *, unit: float = 1.0) -> Measure:
     return measure
 
 
+def _of_honest(key: str) -> Measure:
+    """The mean over the clients that do not attack; over all where there is no attack."""
+
+    def measure(run: RunRecords, row: str) -> Value:
+        value = run.summary.get("honest", run.summary).get(key)
+        return None if value is None else float(value)
+
+    return measure
+
+
 def _needs_proxy(run: RunRecords, row: str) -> Value:
     return "no" if run.summary.get("common_images", "none") == "none" else "yes"
 
@@ -148,6 +158,9 @@ def _of_case(key: str) -> Measure:
 MEASURES: dict[str, Measure] = {
     "global_accuracy": _of_summary("global_accuracy"),
     "local_accuracy": _of_summary("local_accuracy"),
+    "honest_global_accuracy": _of_honest("global_accuracy"),
+    "honest_local_accuracy": _of_honest("local_accuracy"),
+    "attack_success": _of_honest("attack_success"),
     "payload_mib": _of_summary("payload_bytes_per_client_round", unit=2**20),
     "round_seconds": _of_summary("round_seconds"),
     "peak_memory_gib": _of_summary("peak_memory_bytes", unit=2**30),

@@ -23,7 +23,8 @@ WORLD_FIELDS = (
     "held_out",
     "train_limit",
     "test_limit",
-    "liars",
+    "attack",
+    "attackers",
 )
 # Settings of a recipe as one says them; what is not here is said with the setting's own word behind it.
 WORDS = {

@@ -68,8 +68,8 @@ def _without_alone(runs: Sequence[RunRecords]) -> tuple[str, str]:
     """A verdict and why it is none, where no run of training alone stands beside the others."""
     if all(run.summary["method"] in NOT_JOINED for run in runs):
         return "Nobody joined here.", "These clients trained without each other."
-    if runs[0].experiment.liars:
-        return "A simulated attack.", "Some clients lied to the others, so this says nothing of what joining brings."
+    if runs[0].experiment.attack:
+        return "A simulated attack.", "Some clients attacked the others, so this says nothing of what joining brings."
     return (
         "Whether joining helped is still open.",
         "No run of training alone is on this page; Outcome says how to add it.",

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from crad.config import EXECUTION_FIELDS, PRESETS, Experiment
+from crad.config import ALIASES, EXECUTION_FIELDS, PRESETS, Experiment
 from crad.errors import ConfigError, unknown_name
 from crad.results.measures import MEASURES
 from crad.results.naming import called
@@ -25,7 +25,7 @@ TABLES = ("table1", "cost", "clients", "weights", "privacy")
 FIGURES = ("per_class", "convergence", "context", "cases")
 NAMES = (*TABLES, *FIGURES)
 GROUPS = {"figures": FIGURES, "all": NAMES}
-OWN = ("beyond", "controls")  # of this project, with no published figure: no part of `all`
+OWN = ("beyond", "controls", "attacks")  # of this project, with no published figure: no part of `all`
 CHOICES = (*NAMES, *OWN, *GROUPS)
 PAPER_PRESET = "paper"
 
@@ -45,6 +45,7 @@ class Metric(_Part):
     digits: int | Literal["three"] = 2  # behind the point; three: about three that matter
     best: Literal["highest", "lowest"] | None = None
     is_approximate: bool = False  # the paper gives it in words only
+    columns: tuple[str, ...] = ()  # those that it is shown for; none named: all
 
     @property
     def title(self) -> str:
@@ -88,6 +89,7 @@ class PaperExperiment(_Part):
     claims: tuple[str, ...] = ()  # what the paper says in words, in ours
     orientation: Literal["rows", "metrics"] = "rows"  # what goes down the page
     baseline: str | None = None  # the row that all others are compared to, seed by seed, instead of the paper
+    control: str | None = None  # the column that all others are compared to as well, row by row
     is_single_run: bool = False  # the first seed's run is looked at, not a mean
 
     @model_validator(mode="after")
@@ -106,10 +108,13 @@ class PaperExperiment(_Part):
         names = [row.name for row in self.rows]
         for row_name in [name for column in self.columns for name in column.rows] + [self.baseline or names[0]]:
             _check_known("row", row_name, names)
+        columns = [column.name for column in self.columns]
+        for column_name in [name for metric in self.metrics for name in metric.columns] + [self.control or columns[0]]:
+            _check_known("column", column_name, columns)
         of_parts = [column.settings for column in self.columns] + [row.settings for row in self.rows]
         every = (self.settings, *self.presets.values(), *of_parts)
         for name in (name for settings in every for name in settings):
-            _check_known("setting", name, Experiment.model_fields)
+            _check_known("setting", name, (*Experiment.model_fields, *ALIASES))
         return self
 
     @property
@@ -242,6 +247,8 @@ def _check_flags(paper: PaperExperiment, flags: Mapping[str, Any]) -> None:
     for key in flags:
         if key in compared:
             raise ConfigError(f"the rows of {paper.name!r} differ in {key}: leave out --{key.replace('_', '-')}")
+    if paper.control is not None and (attack := {"attack", *ALIASES} & {*flags}):
+        raise ConfigError(f"the columns of {paper.name!r} differ in their attack: leave out --{attack.pop()}")
 
 
 def _check_known(kind: str, name: str, known: Sequence[str] | Mapping[str, object]) -> None:

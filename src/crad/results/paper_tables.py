@@ -56,6 +56,7 @@ def find_outcomes(paper: PaperExperiment, cells: Sequence[PlannedCell], finished
         for row in paper.rows
         if (row.name, column.name) in planned
         for metric in paper.metrics
+        if not metric.columns or column.name in metric.columns
     ]
 
 

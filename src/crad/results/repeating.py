@@ -12,7 +12,7 @@ from crad.results.naming import RECIPE_FIELDS, variant
 from crad.results.runs import RunRecords
 
 _OF_A_RUN = frozenset({"method", "seed", "method_settings"})  # what may differ between the runs of a comparison
-_OF_TEACHERS = frozenset({"evidence", "filter", "matching", "liars"})  # who trains alone has none
+_OF_TEACHERS = frozenset({"evidence", "filter", "matching", "attack", "attackers"})  # who trains alone has none
 
 
 def repeating_commands(runs: Sequence[RunRecords]) -> list[str]:

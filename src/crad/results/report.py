@@ -13,7 +13,7 @@ from crad.results import charts
 from crad.results.charts import Chart
 from crad.results.comparable import comparable_runs
 from crad.results.comparison import Row, compare
-from crad.results.detail import class_table, client_table, gain_table
+from crad.results.detail import attack_sentence, class_table, client_table, gain_table, honest_table
 from crad.results.drawing import label, partition_picture
 from crad.results.frame import Section, framed_page
 from crad.results.inspector import inspector_data, inspector_section
@@ -69,14 +69,8 @@ def _outcome(runs: Sequence[RunRecords]) -> str:
     """Client by client: did joining help?"""
     methods = {run.summary["method"] for run in runs}
     parts = [gain_table(runs)]
-    if liars := runs[0].experiment.liars:
-        parts.append(
-            paragraph(
-                f"A simulated attack: {liars} of {runs[0].experiment.clients} clients published noise and false "
-                "claims. They learned like everybody else and count in the means; the inspector shows what they "
-                "published."
-            )
-        )
+    if runs[0].experiment.attack:
+        parts += [paragraph(attack_sentence(runs[0].experiment)), honest_table(runs)]
     elif ALONE not in methods:
         parts.append(paragraph("To see whether joining helped, train the same clients alone and report both:"))
         parts.append(commands(alone_commands(runs[0])))

@@ -212,7 +212,8 @@ LATER_FIELDS: dict[str, tuple[object, ...]] = {
     "evidence": ("reported",),
     "filter": (None,),
     "matching": ("same",),
-    "liars": (0,),
+    "attack": (None,),
+    "attackers": (0,),
 }
 
 
@@ -224,6 +225,8 @@ def identity(experiment: Experiment) -> str:
     content |= asdict(experiment.recipe)
     if content["filter"] == "median" and has_published_filter(experiment.method):
         content["filter"] = None
+    if content["attack"] == "noise":  # what there was before there were other attacks
+        content |= {"liars": content["attackers"], "attack": None, "attackers": 0}
     for name, plain in LATER_FIELDS.items():
         if content[name] in plain:
             del content[name]

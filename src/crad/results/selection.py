@@ -5,7 +5,8 @@ And how every client stood there: a record lists only those whose figures were n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 
@@ -13,6 +14,24 @@ def best_round(rounds: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """The selected record among the rounds that were tested, None while there is none."""
     tested = [record for record in rounds if record["local_accuracy"] is not None]
     return max(tested, key=lambda record: (record["validation_accuracy"], -record["round"]), default=None)
+
+
+def honest_best_round(rounds: Sequence[Mapping[str, Any]], attackers: Collection[int]) -> int:
+    """The round that the honest clients would select: an attacker's own validation says nothing to anybody."""
+    tested = [int(record["round"]) for record in rounds if record["local_accuracy"] is not None]
+    return max(tested, key=lambda index: (_honest_validation(rounds, index, attackers), -index))
+
+
+def honest_clients_at(
+    rounds: Sequence[Mapping[str, Any]], round_index: int, attackers: Collection[int]
+) -> list[Mapping[str, Any]]:
+    """As `clients_at`, without those that attack."""
+    return [client for client in clients_at(rounds, round_index) if client["client"] not in attackers]
+
+
+def _honest_validation(rounds: Sequence[Mapping[str, Any]], round_index: int, attackers: Collection[int]) -> float:
+    honest = honest_clients_at(rounds, round_index, attackers)
+    return statistics.fmean(client["validation_accuracy"] for client in honest)
 
 
 def clients_at(rounds: Sequence[Mapping[str, Any]], round_index: int) -> list[Mapping[str, Any]]:

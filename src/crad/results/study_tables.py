@@ -58,6 +58,18 @@ def find_compared(paper: PaperExperiment, cells: Sequence[PlannedCell], finished
     ]
 
 
+def find_damage(paper: PaperExperiment, cells: Sequence[PlannedCell], finished: Finished) -> list[Compared]:
+    """Every figure beside that of the same row in the control column, metric by metric; none without a control."""
+    outcomes = [] if paper.control is None else find_outcomes(paper, cells, finished)
+    control = {(one.row.name, one.metric.name): _by_seed(one) for one in outcomes if one.column.name == paper.control}
+    return [
+        _compared(one, control.get((one.row.name, one.metric.name), {}), is_baseline=False)
+        for metric in paper.metrics
+        for one in outcomes
+        if one.metric == metric and one.column.name != paper.control
+    ]
+
+
 def make_study_tables(paper: PaperExperiment, cells: Sequence[PlannedCell], finished: Finished) -> list[Table]:
     """A table per metric; the first one's caption says what holds for all."""
     every = find_compared(paper, cells, finished)
@@ -73,12 +85,30 @@ def make_study_tables(paper: PaperExperiment, cells: Sequence[PlannedCell], fini
         )
         caption = " ".join([*about, *_unpaired_sentence(paper, own)])
         tables.append(_table(paper, metric, own, found, caption))
-    return tables
+    return [*tables, *_damage_tables(paper, find_damage(paper, cells, finished), found)]
+
+
+def _damage_tables(paper: PaperExperiment, damage: Sequence[Compared], found: Found) -> list[Table]:
+    """The same figures against the control column, a table per metric."""
+    if not damage:
+        return []
+    label = _control_label(paper)
+    caption = (
+        f"The same runs, each row minus itself in the column {label!r} with the same seed, in points; intervals and "
+        "verdicts as above."
+    )
+    of_metric = {metric: [one for one in damage if one.outcome.metric == metric] for metric in paper.metrics}
+    return [_table(paper, metric, own, found, caption, against=label) for metric, own in of_metric.items() if own]
 
 
 def study_rows(paper: PaperExperiment, cells: Sequence[PlannedCell], finished: Finished) -> list[dict[str, str]]:
     """One dictionary per figure, for programs; an absent one is an empty text."""
-    return [_tidy_row(paper, one, cells[0].experiment.preset) for one in find_compared(paper, cells, finished)]
+    preset = cells[0].experiment.preset
+    rows = [
+        _tidy_row(paper, one, preset, against=paper.baseline or "") for one in find_compared(paper, cells, finished)
+    ]
+    damage = find_damage(paper, cells, finished)
+    return rows + [_tidy_row(paper, one, preset, against=f"column {paper.control}") for one in damage]
 
 
 def difference_rows(paper: PaperExperiment, compared: Sequence[Compared], metric: Metric) -> list[Row]:
@@ -114,7 +144,16 @@ def _compared(outcome: Outcome, baseline: dict[int, float], *, is_baseline: bool
     return Compared(outcome, paired(own, baseline), tuple(sorted(own.keys() ^ baseline.keys())))
 
 
-def _table(paper: PaperExperiment, metric: Metric, compared: Sequence[Compared], found: Found, caption: str) -> Table:
+def _table(
+    paper: PaperExperiment,
+    metric: Metric,
+    compared: Sequence[Compared],
+    found: Found,
+    caption: str,
+    *,
+    against: str | None = None,
+) -> Table:
+    """One metric as a table; `against`: the column that the rows are compared to, in place of the baseline."""
     lines: list[tuple[Cell, ...]] = []
     sections: dict[int, str] = {}
     for one in compared:
@@ -124,13 +163,18 @@ def _table(paper: PaperExperiment, metric: Metric, compared: Sequence[Compared],
         texts = [_difference_text(one), _interval_text(one), one.verdict]
         label = row_label(paper, one.outcome.row, one.outcome.column)
         lines.append((Cell(label), Cell(our_text(one.outcome), is_best), *map(Cell, texts)))
-    columns = ("method", metric.title, f"Δ {_baseline_label(paper)}", "95 % interval", "verdict")
-    title = f"{paper.title}: {metric.title}"
-    return Table(f"{paper.name}-{metric.label}", title, (("", columns),), tuple(lines), caption, sections)
+    columns = ("method", metric.title, f"Δ {against or _baseline_label(paper)}", "95 % interval", "verdict")
+    title = f"{paper.title}: {metric.title}" + (f", against {against}" if against else "")
+    name = f"{paper.name}-{metric.label}" + ("-damage" if against else "")
+    return Table(name, title, (("", columns),), tuple(lines), caption, sections)
 
 
 def _baseline_label(paper: PaperExperiment) -> str:
     return next(paper.label_of(row) for row in paper.rows if row.name == paper.baseline)
+
+
+def _control_label(paper: PaperExperiment) -> str:
+    return next(column.label for column in paper.columns if column.name == paper.control)
 
 
 def _difference_text(one: Compared) -> str:
@@ -171,7 +215,7 @@ def _unpaired_sentence(paper: PaperExperiment, compared: Sequence[Compared]) -> 
     return [f"Seeds that only the row or only {_baseline_label(paper)} has are not in Δ: {'; '.join(said)}."]
 
 
-def _tidy_row(paper: PaperExperiment, one: Compared, preset: str) -> dict[str, str]:
+def _tidy_row(paper: PaperExperiment, one: Compared, preset: str, *, against: str) -> dict[str, str]:
     outcome, ours, difference = one.outcome, one.outcome.ours, one.difference
     low, high = (difference.interval if difference is not None else None) or (None, None)
     return {
@@ -183,7 +227,7 @@ def _tidy_row(paper: PaperExperiment, one: Compared, preset: str) -> dict[str, s
         "mean": tidy_value(ours.mean if isinstance(ours, Figure) else ours),
         "deviation": tidy_value(outcome.deviation),
         "seeds": " ".join(map(str, outcome.seeds)),
-        "baseline": paper.baseline or "",
+        "baseline": against,
         "difference": tidy_value(None if difference is None else difference.figure.mean),
         "interval_low": tidy_value(low),
         "interval_high": tidy_value(high),

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from crad.config import Experiment
+from crad.federation.attacks import draw_attackers
 from crad.federation.records import Record
 from crad.results.naming import called
-from crad.results.selection import best_round, clients_at
+from crad.results.selection import best_round, clients_at, honest_best_round, honest_clients_at
 
 SCHEMA = 1
 
@@ -60,6 +61,7 @@ def summarise(
         "published_bytes_per_client_round": _per_client(rounds, "published_bytes"),
         **_helper_bytes(rounds),
         **_variants(best, clients),
+        **_under_attack(experiment, rounds),
         "round_seconds": statistics.median(record["timing"]["seconds"] for record in rounds),
         "total_seconds": sum(record["timing"]["seconds"] for record in rounds),
         "peak_memory_bytes": max(record["timing"]["peak_memory_bytes"] for record in rounds),
@@ -114,6 +116,26 @@ def _variants(best: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]) -> 
         spreads = {f"{key}_spread": _spread(own, key) for key in ("global_accuracy", "local_accuracy")}
         found[name] = {**means, **spreads}
     return {"variants": found} if found else {}
+
+
+def _under_attack(experiment: Experiment, rounds: Sequence[Record]) -> Record:
+    """Who attacked, and the means over the honest clients at the round that these select; nothing without an attack."""
+    if experiment.attack is None:
+        return {}
+    attackers = sorted(draw_attackers(experiment))
+    selected = honest_best_round(rounds, attackers)
+    honest = honest_clients_at(rounds, selected, attackers)
+    success = [client["attack_success"] for client in honest if "attack_success" in client]
+    return {
+        "attack": experiment.attack,
+        "attackers": attackers,
+        "honest": {
+            "best_round": selected,
+            "global_accuracy": statistics.fmean(client["global_accuracy"] for client in honest),
+            "local_accuracy": statistics.fmean(client["local_accuracy"] for client in honest),
+            **({"attack_success": statistics.fmean(success)} if success else {}),
+        },
+    }
 
 
 def _per_class(clients: Sequence[Mapping[str, Any]], partition: Mapping[str, Any]) -> list[Record]:

@@ -20,7 +20,7 @@ class TeacherView:
     state: str
     weight: float
     false_alarms: float | None = None  # as the student counted them, where it did
-    is_liar: bool = False  # a simulated one: it published noise and false claims
+    is_liar: bool = False  # a simulated attacker
 
     @property
     def name(self) -> str:
