@@ -1,4 +1,4 @@
-"""The protocol between members, simulated: the real exchange and patience code over a virtual clock and a network in memory.
+"""The protocol between members, simulated: the real exchanges over a virtual clock and a network in memory.
 
 A schedule is a number. It says who is honest and who is not, when members start, are killed, cut off or late, and what
 the dishonest ones do; the same number gives the same run to the last step. After every step the promise is looked at:

@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 
-from tests.simulation.schedule import Broken, run_schedule
+from tests.simulation.schedule import BrokenError, run_schedule
 
 
 def main() -> int:
@@ -22,7 +22,7 @@ def main() -> int:
     for done, seed in enumerate(seeds, start=1):
         try:
             steps += run_schedule(seed, print if options.show else lambda text: None).clock.steps
-        except Broken as error:
+        except BrokenError as error:
             broken += 1
             print(error, flush=True)
         if done % 500 == 0:

@@ -1,4 +1,4 @@
-"""A clock that stands still while anybody works, and jumps to the next moment when all wait. One task runs at a time."""
+"""A clock that stands still while anybody works, and jumps to the next moment when all wait; one task at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FOREVER = 1e18
 MOST_AT_ONCE = 20_000  # steps without a moment passing
 
 
-class Stuck(AssertionError):
+class StuckError(AssertionError):
     """Everybody waits, and nobody for a moment that will come."""
 
 
@@ -123,7 +123,7 @@ class VirtualClock:
         self._tasks = [task for task in self._tasks if task.owner is not owner]
 
     def run(self, *, until: Callable[[], bool], after_step: Callable[[], None], end: float) -> None:
-        """Run until this is so; `Stuck` if nobody can go on, or the end of the time is reached."""
+        """Run until this is so; `StuckError` if nobody can go on, or the end of the time is reached."""
         at_once = 0  # steps since time went on
         while not until():
             ready = [task for task in self._tasks if task.until <= self._now or (task.ready and task.ready())]
@@ -132,12 +132,12 @@ class VirtualClock:
                 self._now = min((task.until for task in self._tasks), default=FOREVER)
                 if self._now >= end:
                     waiting = sorted(task.name for task in self._tasks)
-                    raise Stuck(f"at {end:g} s {waiting} still wait")
+                    raise StuckError(f"at {end:g} s {waiting} still wait")
                 continue
             task = self._rng.choice(ready)
             self.steps, at_once = self.steps + 1, at_once + 1
             if at_once > MOST_AT_ONCE:
-                raise Stuck(f"at {self._now:g} s {task.name} spins without end")
+                raise StuckError(f"at {self._now:g} s {task.name} spins without end")
             task.greenlet.switch()
             if task.is_done:
                 self._tasks.remove(task)

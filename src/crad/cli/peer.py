@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from crad.cli.options import AsJson, Quiet
-from crad.errors import ConfigError, RunError
+from crad.errors import ConfigError, RunError, SnapshotError
 
 if TYPE_CHECKING:
     from crad.network.agreement import Agreement
@@ -191,7 +191,7 @@ def join_command(site: SiteFile = PEER_TOML, quiet: Quiet = False, as_json: AsJs
     from crad.cli.progress import Display
     from crad.cli.tables import plain_table
     from crad.node.joining import join
-    from crad.results.participant import participant_cells
+    from crad.results.participant import participant_cells, shortfall
 
     settings, agreement = _read(site)
     display = Display(Console(stderr=True), is_quiet=quiet)
@@ -202,8 +202,42 @@ def join_command(site: SiteFile = PEER_TOML, quiet: Quiet = False, as_json: AsJs
         return
     if not quiet:
         Console().print(plain_table(["own test images", "accuracy %"], participant_cells(outcome.record)))
+    short = shortfall(outcome.record)
+    if short:
+        typer.echo(short)
     typer.echo(f"Report: {outcome.folder / 'report.html'}")
     typer.echo(str(outcome.folder))
+
+
+@app.command("verify-proof")
+def verify_proof_command(
+    proof: Annotated[Path, typer.Argument(metavar="FILE", help="A proof, from a member's exchange/proofs folder.")],
+    as_json: AsJson = False,
+) -> None:
+    """Check a proof that a member signed two different snapshots for one round; needs nothing but the file.
+
+    Example: crad peer verify-proof clinic-b-round-00012.json
+    """
+    _need_network()
+    from dataclasses import asdict
+
+    from crad.network.proof import MAX_PROOF_BYTES, verify_proof
+
+    try:
+        with proof.open("rb") as file:
+            proven = verify_proof(file.read(MAX_PROOF_BYTES + 1))
+    except OSError as error:
+        raise ConfigError(f"cannot read {proof}: {error.strerror}") from error
+    except SnapshotError as error:
+        raise ConfigError(f"{proof}: {error}") from error
+    if as_json:
+        typer.echo(json.dumps(asdict(proven), indent=1))
+        return
+    typer.echo(f"Proven: {proven.member} signed two different messages ({proven.kind}) for round {proven.round_index}.")
+    typer.echo(f"Federation {proven.federation}, agreement {proven.agreement}")
+    typer.echo(f"Key of {proven.member}: {proven.key}; compare it with the one you know.")
+    for digest in proven.sha256:
+        typer.echo(f"Signed: {digest}")
 
 
 @app.command("status")

@@ -58,7 +58,7 @@ def _join(agreement: Agreement, site: Site, *, hooks: Hooks) -> Joined:
     disk = LedgerDisk(part.folder, notice=hooks.on_notice)
     with open_exchange(part, site, notice=hooks.on_notice, on_fault=disk.note) as exchange:
         federated = take_part(part, exchange, hooks=disk.checked(hooks))
-        hooks.on_notice("all rounds done; now the same model without the others, for comparison")
+        hooks.on_notice(f"{_rounds_done(federated, agreement)}; now the same model without the others, for comparison")
         alone = train_alone(part, hooks=disk.checked(Hooks(on_step=hooks.on_step)))
         late = wait_for_readers(part, exchange, notice=hooks.on_notice, check=disk.check)
         if late:
@@ -75,6 +75,8 @@ def _join(agreement: Agreement, site: Site, *, hooks: Hooks) -> Joined:
         left=totals(part.folder / LEDGER),
         private_counts=part.experiment.private_counts,
         left_out=part.named_left_out,
+        rounds_agreed=agreement.rounds,
+        proven=exchange.witness.proven(),
     )
     _write_outcome(part, federated, record, hooks=hooks)
     Status(part.folder / STATUS).say(
@@ -82,10 +84,16 @@ def _join(agreement: Agreement, site: Site, *, hooks: Hooks) -> Joined:
         federation=agreement.name,
         member=site.name,
         difference=record["difference"],
+        taken_part=record["rounds_taken_part"],
         left_out=record["left_out"],
         confused=[confusion_sentence(entry) for entry in record["confused"]],
     )
     return Joined(record, part.folder)
+
+
+def _rounds_done(federated: Trained, agreement: Agreement) -> str:
+    taken = len(federated.rounds)
+    return "all rounds done" if taken == agreement.rounds else f"took part in {taken} of {agreement.rounds} rounds"
 
 
 class LedgerDisk:

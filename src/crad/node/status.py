@@ -46,10 +46,16 @@ def status_line(status: Record) -> str:
     """The status in one line for people."""
     where = f"{status.get('member', '?')} in {status.get('federation', '?')}: {status.get('state', '?')}"
     parts = [where + (f", round {status['round']} of {status['rounds']}" if "rounds" in status else "")]
+    if status.get("taken_part", status.get("round")) != status.get("round"):
+        parts.append(f"took part in {status['taken_part']} of {status['round']} rounds so far")
     if "validation_accuracy" in status:
         parts.append(f"validation {status['validation_accuracy']:.1f} %")
     if status.get("missing"):
         parts.append(f"missing last round: {', '.join(status['missing'])}")
+    if status.get("away"):
+        parts.append(f"away, not waited for: {', '.join(status['away'])}")
+    if status.get("proven"):
+        parts.append(f"left out, proven to have signed two snapshots for one round: {', '.join(status['proven'])}")
     for name, reason in status.get("refused", {}).items():
         parts.append(f"not learned from {name} last round: {reason}")
     if status.get("left_out"):

@@ -19,6 +19,7 @@ from crad.federation.records import Record, partition_record, round_record
 from crad.federation.roster import Roster
 from crad.federation.rounds import Rounds, Step
 from crad.methods.alone import LOCAL
+from crad.network.member_exchange import MemberExchange
 from crad.node.part import Part
 from crad.node.place import STATUS
 from crad.node.status import Status
@@ -37,16 +38,18 @@ class Trained:
     state: Path
 
 
-def take_part(part: Part, exchange: Exchange, *, hooks: Hooks) -> Trained:
+def take_part(part: Part, exchange: MemberExchange, *, hooks: Hooks) -> Trained:
     """All rounds of the federation that are still to come, with this exchange; survives being stopped anywhere."""
     status, unused = Status(part.folder / STATUS), UnusedTeachers(part.agreement)
-    meaning = Meaning(part, notice=hooks.on_notice)
+    meaning, taken = Meaning(part, notice=hooks.on_notice), len(RunDirectory(part.folder).rounds())
 
     def on_step(step: Step) -> None:
         status.say(state=step.stage, round=step.round_index, rounds=step.rounds)
         hooks.on_step(step)
 
     def on_round(record: Record) -> None:
+        nonlocal taken
+        taken += 1
         missing = record["missing"].get(str(part.number), [])
         names = [part.agreement.members[index].name for index in missing]
         meaning.hear(record)
@@ -54,7 +57,10 @@ def take_part(part: Part, exchange: Exchange, *, hooks: Hooks) -> Trained:
             state="collecting",
             round=record["round"],
             rounds=part.experiment.rounds,
+            taken_part=taken,
             missing=names,
+            away=exchange.away(record["round"] + 1),
+            proven=exchange.witness.proven(),
             refused=unused.of(record),
             confused=meaning.sentences,
             validation_accuracy=record["validation_accuracy"],

@@ -27,6 +27,8 @@ def participant_record(
     left: Mapping[str, Any],
     private_counts: float | None,
     left_out: Mapping[str, str] = MappingProxyType({}),
+    rounds_agreed: int | None = None,
+    proven: Sequence[str] = (),
 ) -> Record:
     """`participant.json`: everything the participant's report says, from the records of both models.
 
@@ -40,6 +42,9 @@ def participant_record(
         "federation": federation,
         "member": member,
         "rounds_taken_part": len(joined),
+        "rounds_agreed": len(joined) if rounds_agreed is None else rounds_agreed,
+        "rounds_without_others": sum(not client["trust"] for record in joined for client in record["clients"][:1]),
+        "proven": list(proven),
         "last_round": joined[-1]["round"],
         "federated": _outcome(joined_best),
         "alone": _outcome(alone_best),
@@ -151,7 +156,20 @@ def _headline(record: Mapping[str, Any]) -> str:
         f"training alone {record['alone']['local_accuracy']:.2f} % (round {record['alone']['round']}): "
         f"{gain:+.2f} points on {sum(row['test_samples'] for row in record['per_class'])} test images."
     )
-    return f'<p class="verdict">{label(said)}</p>{paragraph(detail)}'
+    short = shortfall(record)
+    warning = paragraph(short, "warning") if short else ""
+    return f'<p class="verdict">{label(said)}</p>{warning}{paragraph(detail)}'
+
+
+def shortfall(record: Mapping[str, Any]) -> str:
+    """Return what to say of a member that took part in fewer rounds than were agreed; empty where it did in all."""
+    taken, agreed = record["rounds_taken_part"], record["rounds_agreed"]
+    alone = record["rounds_without_others"]
+    said = [
+        f"Incomplete: {record['member']} took part in {taken} of {agreed} agreed rounds." if taken < agreed else "",
+        f"In {alone} of its rounds nobody's snapshot was used." if alone else "",
+    ]
+    return " ".join(part for part in said if part)
 
 
 def _outcome_section(record: Mapping[str, Any]) -> str:
@@ -177,6 +195,12 @@ def _trust_section(record: Mapping[str, Any]) -> str:
         seen = f"of our {entry['samples']} images of that class it called {100 * entry['said_share']:.0f} % so"
         parts.append(
             paragraph(f"{confusion_sentence(entry)} ({seen}; rounds in which this was found: {entry['rounds']}).")
+        )
+    for name in record["proven"]:
+        parts.append(
+            paragraph(
+                f"{name} signed two different snapshots for one round and was left out; the proof is kept.", "warning"
+            )
         )
     for name, reasons in record["refused"].items():
         said = "; ".join(f"{reason} ({count} times)" if count > 1 else reason for reason, count in reasons.items())
