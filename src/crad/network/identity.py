@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from pathlib import Path
 
 from cryptography import x509
@@ -30,6 +31,7 @@ from crad.federation.files import write_atomically
 
 KEY, CERTIFICATE, REQUEST = "key.pem", "certificate.pem", "request.pem"
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+KNOWN = 4096  # certificates that need not be parsed again: the same few come with every message
 CLOCK_SKEW = timedelta(days=1)  # a new certificate must be valid too where the clock is behind
 
 
@@ -126,11 +128,13 @@ def key_fingerprint(certificate: x509.Certificate) -> str:
     return f"sha256:{hashlib.sha256(public).hexdigest()}"
 
 
+@lru_cache(KNOWN)
 def read_certificate(pem: bytes) -> x509.Certificate:
     """The first certificate of a PEM text, if it is a member's: one name, an Ed25519 key. ValueError if not."""
     return _check_members(lambda: x509.load_pem_x509_certificate(pem), form="PEM")
 
 
+@lru_cache(KNOWN)
 def parse_certificate(der: bytes) -> x509.Certificate:
     """The same for the bytes that somebody shows; whatever is wrong with them is a ValueError."""
     return _check_members(lambda: x509.load_der_x509_certificate(der), form="DER")
