@@ -20,9 +20,10 @@ test: lint types
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick)
 
-# Hostile bytes for every decoder of what peers send, a few minutes.
+# Hostile bytes for every decoder of what peers send, a few minutes; then ten thousand schedules of the protocol.
 fuzz: $(VENV)/.fuzz
 	$(BIN)/python -m tests.fuzz
+	$(BIN)/python -m tests.simulation --schedules 10000
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

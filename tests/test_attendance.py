@@ -155,9 +155,7 @@ def test_after_the_deadline_the_quorum_is_enough():
 
 
 def test_only_delivered_messages_make_somebody_present():
-    every: dict[int, Verdict] = dict(
-        enumerate(("came", "ahead", "gone", "refused", "unreachable", "late", "fault"))  # type: ignore[arg-type]
-    )
+    every: dict[int, Verdict] = dict(enumerate(("came", "ahead", "gone", "refused", "unreachable", "late", "fault")))
     assert count_present(every) == 2
 
 

@@ -54,7 +54,8 @@ def test_a_proof_holds_where_an_authority_vouches_for_the_members(tmp_path):
     authority = Authority()
     identities = [authority.issue(identity) for identity in make_identities(tmp_path)]
     agreement = agreed(identities, authority=authority.pem)
-    proof = make_proof(agreement, tuple(envelope(identities[B], agreement, seed=seed) for seed in (1, 2)))
+    both = envelope(identities[B], agreement, seed=1), envelope(identities[B], agreement, seed=2)
+    proof = make_proof(agreement, both)
     assert verify_proof(proof).member == "clinic-b"
     other = json.loads(proof) | {"authority": Authority().pem}
     with pytest.raises(SnapshotError, match="proves nothing"):
@@ -162,7 +163,7 @@ def test_what_was_proven_stays_proven_after_a_restart(agreement, two, tmp_path):
 
 def test_a_proof_of_another_federation_is_none_of_ours(identities, agreement, tmp_path):
     other = agreed(identities, seed=7)
-    proof = make_proof(other, tuple(envelope(identities[B], other, seed=seed) for seed in (1, 2)))
+    proof = make_proof(other, (envelope(identities[B], other, seed=1), envelope(identities[B], other, seed=2)))
     ours = witness(agreement, tmp_path)
     ours.take_proof(proof, teller="clinic-c")
     assert ours.proven() == []

@@ -13,14 +13,18 @@ from pathlib import Path
 
 import torch
 from cryptography.hazmat.primitives.serialization import Encoding
+from pydantic import ValidationError
 
 from crad.errors import SnapshotError
 from crad.federation.message import Message, Statistics, pack, parse_manifest, read_body
 from crad.network.agreement import Agreement, differences
 from crad.network.arrivals import check_announced, check_rounds
+from crad.network.bucket import Receipts
 from crad.network.envelope import open_envelope, seal
 from crad.network.identity import Identity
+from crad.network.proof import make_proof, verify_proof
 from crad.network.trust import find_member
+from crad.network.witness import Witness
 from tests.organisations import Authority, agreed, make_identities
 
 SENDER, ROUND, KIND, STATE = 1, 4, "snapshot", ".state"
@@ -106,6 +110,30 @@ def read_agreement(data: bytes) -> None:
         assert all(line.isprintable() for line in lines)
 
 
+def read_proof(data: bytes) -> None:
+    proven = verify_proof(data)
+    assert proven.member == federation()[1].name, "only against whoever signed both"
+
+
+def read_receipts(data: bytes) -> None:
+    """What a member says that it received: it may prove something against nobody but who signed two."""
+    agreement, _ = federation()
+    try:
+        receipts = Receipts.model_validate_json(data)
+    except ValidationError:
+        return
+    said: list[str] = []
+    witness = Witness(agreement, 0, Path(tempfile.gettempdir()) / "nowhere", notice=said.append)
+    own = check_announced(sealed(genuine().manifest), sender=SENDER, round_index=ROUND, kind=KIND, agreement=agreement)
+    witness.note(SENDER, own, KIND)
+    for one in receipts.receipts:
+        witness.examine(one.round_index, one.member, one.kind, one.envelope.encode(), teller="clinic-c")
+    for raw in receipts.proofs.values():
+        witness.take_proof(raw.encode(), teller="clinic-c")
+    assert witness.proven() == []
+    assert all(line.isprintable() for line in said)
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "envelope": read_envelope,
     "certificate": read_certificate,
@@ -114,6 +142,8 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "manifest": read_manifest,
     "tensors": read_tensors,
     "agreement": read_agreement,
+    "proof": read_proof,
+    "receipts": read_receipts,
 }
 
 
@@ -129,7 +159,19 @@ def seeds() -> dict[str, bytes]:
         "manifest": message.manifest,
         "tensors": bytes(message.body),
         "agreement": federation()[0].text,
+        "proof": make_proof(federation()[0], (sealed(message.manifest), sealed(_another().manifest))),
+        "receipts": _receipts(),
     }
+
+
+def _another() -> Message:
+    return pack(SENT, kind=KIND, peer=SENDER, round_index=ROUND, architecture="cnn6@0.25")
+
+
+def _receipts() -> bytes:
+    receipt = {"round_index": ROUND, "member": federation()[1].name, "kind": KIND}
+    shown = {**receipt, "envelope": sealed(genuine().manifest).decode()}
+    return json.dumps({"receipts": [shown], "proofs": {federation()[1].name: "{}"}}).encode()
 
 
 def survive(name: str, data: bytes) -> bool:

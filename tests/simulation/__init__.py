@@ -5,5 +5,5 @@ the dishonest ones do; the same number gives the same run to the last step. Afte
 whatever a minority does, the honest ones go on, end in time, and took part in every round they could.
 
     python -m tests.simulation --schedules 10000        # a part of `make fuzz`
-    python -m tests.simulation --seed 4711 --show       # one schedule, told step by step
+    python -m tests.simulation --seed 4711              # one schedule, told step by step
 """

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 import sys
 import time
 
 from tests.simulation.schedule import BrokenError, run_schedule
+
+TOLD = 500  # schedules between two words
 
 
 def main() -> int:
@@ -14,23 +18,33 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--schedules", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=1, help="seed of the first one")
-    parser.add_argument("--seed", type=int, help="this schedule alone")
-    parser.add_argument("--show", action="store_true", help="tell every step")
+    parser.add_argument("--seed", type=int, help="this schedule alone, told step by step")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
-    seeds = range(options.first, options.first + options.schedules) if options.seed is None else [options.seed]
+    if options.seed is not None:
+        run_schedule(options.seed, print)
+        return 0
+    seeds = range(options.first, options.first + options.schedules)
     began, broken, steps = time.monotonic(), 0, 0
-    for done, seed in enumerate(seeds, start=1):
-        try:
-            steps += run_schedule(seed, print if options.show else lambda text: None).clock.steps
-        except BrokenError as error:
-            broken += 1
-            print(error, flush=True)
-        if done % 500 == 0:
-            pace = (time.monotonic() - began) / done
-            left = pace * (len(seeds) - done)
-            print(f"{done} schedules, {broken} broken, {steps} steps, {left:.0f} s left", flush=True)
+    with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
+        for done, (taken, fault) in enumerate(pool.imap_unordered(try_schedule, seeds, chunksize=20), start=1):
+            steps += taken
+            if fault:
+                broken += 1
+                print(fault, flush=True)
+            if done % TOLD == 0:
+                left_s = (time.monotonic() - began) / done * (len(seeds) - done)
+                print(f"{done} schedules, {broken} broken, {steps} steps, {left_s:.0f} s left", flush=True)
     print(f"{len(seeds)} schedules, {broken} broken, {steps} steps, {time.monotonic() - began:.0f} s")
     return 1 if broken else 0
+
+
+def try_schedule(seed: int) -> tuple[int, str]:
+    """How many steps it took, and what was wrong."""
+    try:
+        return run_schedule(seed).clock.steps, ""
+    except BrokenError as error:
+        return 0, str(error)
 
 
 if __name__ == "__main__":

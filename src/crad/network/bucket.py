@@ -19,7 +19,7 @@ from crad.errors import SnapshotError
 from crad.federation.exchange import KEPT_ROUNDS
 from crad.federation.message import Manifest, Message
 from crad.network.agreement import Agreement, differences
-from crad.network.arrivals import Announced, RoundNumber, Rounds, check_announced, check_rounds
+from crad.network.arrivals import Announced, RoundNumber, Rounds, ShortName, check_announced, check_rounds
 from crad.network.envelope import max_envelope_bytes, seal
 from crad.network.guarded_store import Objects
 from crad.network.identity import Identity
@@ -41,8 +41,8 @@ class Receipt(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     round_index: RoundNumber
-    member: str
-    kind: str
+    member: ShortName
+    kind: ShortName
     envelope: str
 
 
@@ -52,7 +52,7 @@ class Receipts(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     receipts: list[Receipt]
-    proofs: dict[str, str]
+    proofs: dict[ShortName, str]
 
 
 class Bucket:

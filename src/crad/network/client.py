@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from crad.errors import SnapshotError, printable
 from crad.network.agreement import Agreement
-from crad.network.arrivals import Announced, Rounds
+from crad.network.arrivals import Announced, Rounds, ShortName
 from crad.network.envelope import max_envelope_bytes
 from crad.network.fields import split_address
 from crad.network.identity import Identity
@@ -33,7 +33,6 @@ MAX_REASON = 500  # characters
 OLDER_TLS = ("alert protocol version", "unsupported protocol", "wrong version number")  # in OpenSSL's words
 
 MAX_RECEIPTS_BYTES = 1 << 20
-ShortName = Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,100}$")]
 Told = TypeVar("Told", bound=BaseModel)
 
 
