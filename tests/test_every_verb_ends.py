@@ -283,6 +283,17 @@ def stuck(*words, **more):
     time.sleep(60)  # and when this is cut short, the end of the interpreter waits for the pool
 crad.cli.peer._read = stuck
 """
+HELD = """
+import time
+import crad.cli.peer
+def held(*words, **more):
+    print("stuck", flush=True)
+    try:
+        time.sleep(60)
+    finally:
+        time.sleep(60)
+crad.cli.peer._read = held
+"""
 DEAF = """
 import ctypes
 import crad.cli.peer
@@ -295,7 +306,32 @@ crad.cli.peer._read = deaf
 """
 
 
-@pytest.mark.parametrize("before", [STUCK, DEAF], ids=["a pool that is joined", "a call that hears no signal"])
+SLOW_END = """
+import atexit, time
+import crad.cli.peer
+atexit.register(time.sleep, 60)  # as taking down a large interpreter on a busy machine
+def waits(*words, **more):
+    print("stuck", flush=True)
+    time.sleep(60)
+crad.cli.peer._read = waits
+"""
+
+
+@pytest.mark.parametrize("before", [STUCK, SLOW_END], ids=["a pool that is joined", "an interpreter that ends slowly"])
+@BOTH
+def test_an_end_in_order_does_not_wait_for_the_interpreter(before, number, code):
+    process = start("peer", "status", before=before)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "stuck\n"
+        time.sleep(0.2)
+        ended, seconds, said = end(process, number)
+    finally:
+        process.kill()
+    assert (ended, seconds < 2.5, said) == (code, True, ""), f"{seconds:.1f} s: {said}"
+
+
+@pytest.mark.parametrize("before", [DEAF, HELD], ids=["a call that hears no signal", "an end that does not come"])
 @BOTH
 def test_what_python_would_wait_for_is_left_behind(before, number, code):
     process = start("peer", "status", before=before)

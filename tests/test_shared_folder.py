@@ -361,3 +361,13 @@ def test_files_of_our_own_are_not_written_through_a_link_either(tmp_path, victim
     write(tmp_path / "federation.toml", b"new")
     assert victim.read_bytes() == PRECIOUS
     assert (tmp_path / "federation.toml").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("write", [write_atomically, write_once])
+def test_a_link_that_is_planted_in_the_last_moment_is_refused(tmp_path, victim, write, monkeypatch):
+    for name in (".federation.toml.writing", f".federation.toml.{os.getpid()}.writing"):
+        (tmp_path / name).symlink_to(victim)
+    monkeypatch.setattr(Path, "unlink", lambda path, missing_ok=False: None)
+    with pytest.raises(FileExistsError):
+        write(tmp_path / "federation.toml", b"new")
+    assert victim.read_bytes() == PRECIOUS

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from crad.cli.signals import Terminated, ending_soon, raise_on_sigterm
+from crad.cli.signals import Terminated, ending_soon, leave, raise_on_sigterm
 from crad.errors import CradError
 
 # Verb, where it is, and its line in `crad --help`; only the verb that was asked for is imported.
@@ -74,9 +74,11 @@ def main() -> None:
         end = "" if message.endswith((".", "?", "!")) else "."
         _fail(f"{message}{end} See crad --help." if message else "say what to do: crad --help lists the verbs", code=2)
     except Terminated:
-        sys.exit(143)
+        leave(143)
     except (KeyboardInterrupt, typer.Abort):
-        sys.exit(130)
+        leave(130)
+    if code == 130:  # Typer's way to say Ctrl-C
+        leave(130)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +19,10 @@ from typing import NoReturn
 
 LEAVE_S = 3.0  # to end in order: answers on their way, threads, files
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+HEARD_S = 0.5  # for the watch to wake up
 SHOW_CURSOR = b"\x1b[?25h"  # a moving line on a terminal hides it
+
+_watching, _heard = threading.Event(), threading.Event()
 
 
 class Terminated(BaseException):
@@ -34,6 +38,19 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     raise Terminated
 
 
+def leave(code: int) -> NoReturn:
+    """End with this code; at once where `ending_soon` has heard a signal, for the interpreter's own end takes seconds.
+
+    It takes down every module and waits for threads, and the watch cannot run any more. Files are closed by now.
+    """
+    if not _heard.wait(HEARD_S if _watching.is_set() else 0.0):
+        sys.exit(code)
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
 @contextmanager
 def ending_soon(*, leave_s: float = LEAVE_S) -> Iterator[None]:
     """While the block lasts, Ctrl-C and SIGTERM end the process within `leave_s`, whatever it is waiting for.
@@ -44,6 +61,7 @@ def ending_soon(*, leave_s: float = LEAVE_S) -> Iterator[None]:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    _watching.set()
     threading.Thread(target=_watch, args=(reader, leave_s), name="crad-ending", daemon=True).start()
     try:
         yield
@@ -56,6 +74,7 @@ def _watch(reader: int, leave_s: float) -> None:
     with os.fdopen(reader, "rb", buffering=0) as numbers:
         while number := numbers.read(1):
             if number[0] in CODES:
+                _heard.set()
                 time.sleep(leave_s)
                 _end(CODES[signal.Signals(number[0])], leave_s=leave_s)
 
