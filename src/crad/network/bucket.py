@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from crad.errors import SnapshotError
 from crad.federation.exchange import KEPT_ROUNDS
+from crad.federation.files import full_disk
 from crad.federation.message import Manifest, Message
 from crad.network.agreement import Agreement, differences
 from crad.network.arrivals import Announced, RoundNumber, Rounds, ShortName, check_announced, check_rounds
@@ -24,7 +25,6 @@ from crad.network.envelope import max_envelope_bytes, seal
 from crad.network.guarded_store import Objects
 from crad.network.identity import Identity
 from crad.network.ledger import OutgoingLedger
-from crad.network.outbox import disk_fault
 from crad.network.proof import MAX_PROOF_BYTES
 from crad.network.store import CHUNK_BYTES, StoreError
 from crad.network.witness import Place
@@ -193,7 +193,7 @@ class Bucket:
             try:
                 self._outgoing.record(to=self.store.shown, what=what, size=len(chunk), first=first, **about)
             except OSError as error:
-                raise disk_fault(self._outgoing.path.parent, error) from error
+                raise full_disk(self._outgoing.path.parent, error) from error
             yield chunk
 
     def _folder_of(self, number: int) -> str:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from crad.errors import ExchangeError, SnapshotError
+from crad.federation.files import full_disk
 from crad.federation.message import Message
 from crad.network.agreement import Agreement
 from crad.network.arrivals import Announced
 from crad.network.bucket import Bucket
 from crad.network.clock import SYSTEM_CLOCK, Clock
 from crad.network.inbox import Inbox, LateError
-from crad.network.outbox import disk_fault
 from crad.network.patience import PRESENT, Patience, Verdict, count_present
 from crad.network.store import StoreError
 
@@ -156,7 +156,7 @@ class Search:
         except (StoreError, FileNotFoundError):
             raise
         except OSError as error:
-            raise disk_fault(self._inbox.folder, error) from error
+            raise full_disk(self._inbox.folder, error) from error
 
     def _look_for_later_one(self, wanted: Wanted) -> None:
         """Take a message of a later round as proof that a member is past this one; what it says is none."""

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import httpx
 
 from crad.errors import CradError, SnapshotError
+from crad.federation.files import full_disk
 from crad.federation.message import Message
 from crad.network.agreement import Agreement, Member, differences
 from crad.network.arrivals import Announced, Rounds, check_announced
@@ -20,7 +21,6 @@ from crad.network.client import Answer, ChangedError, Receipts, is_disconnect, i
 from crad.network.clock import Clock, Mailbox, Signal, Worker
 from crad.network.envelope import StaleAgreementError
 from crad.network.inbox import Inbox, LateError
-from crad.network.outbox import disk_fault
 from crad.network.patience import Verdict
 from crad.network.witness import Witness
 
@@ -127,7 +127,7 @@ class Fetch:
         except SnapshotError as error:
             ending = Ending("refused", str(error))
         except OSError as error:
-            ending = Ending("fault", error=disk_fault(self._want.inbox.folder, error))
+            ending = Ending("fault", error=full_disk(self._want.inbox.folder, error))
         except Exception as error:  # told to the one who waits, who must not wait for ever
             ending = Ending("fault", error=error)
         if self._want.stop.is_set() and ending.verdict == "fault" and not isinstance(ending.error, CradError):

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from crad.errors import RunError
 from crad.federation.exchange import KEPT_ROUNDS
-from crad.federation.files import flush_folder, write_atomically
+from crad.federation.files import flush_folder, full_disk, write_atomically
 from crad.federation.message import Manifest, Message
 
 Absent = Literal["later", "gone"]
@@ -126,20 +125,13 @@ class Outbox:
         return self.folder / f"round-{round_index:05d}"
 
 
-def disk_fault(folder: Path, error: OSError) -> RunError:
-    """The error for a disk that does not take what is written."""
-    return RunError(
-        f"cannot write into {folder}: {error.strerror or error}: free space there and join again; nothing is lost"
-    )
-
-
 @contextmanager
 def _disk_faults(folder: Path) -> Iterator[None]:
     """A full disk is the user's to mend, and says so in one line."""
     try:
         yield
     except OSError as error:
-        raise disk_fault(folder, error) from error
+        raise full_disk(folder, error) from error
 
 
 def _read_published(folder: Path, kind: str, envelope: bytes) -> Published:

@@ -36,6 +36,7 @@ from crad.network.witness import Witness
 KEEP_ALIVE_S = 75  # longer than others wait between two questions
 GRACE_S = 2  # for answers on their way when the server ends
 START_S = 20.0
+STOP_S = GRACE_S + 2.0
 BACKLOG = 4096  # a flood must not fill it before the loop comes round
 
 
@@ -131,7 +132,7 @@ class SnapshotServer:
             return
         self._on_loop(partial(self._endpoints.wake, is_closing=True))
         self._server.should_exit = True
-        self._thread.join(START_S)
+        self._thread.join(STOP_S)  # a daemon: whatever holds it up holds nobody else
         self._thread = None
 
     def announce(self) -> None:

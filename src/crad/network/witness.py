@@ -13,11 +13,10 @@ from pathlib import Path
 
 from crad.errors import ConfigError, SnapshotError, printable
 from crad.federation.exchange import KEPT_ROUNDS
-from crad.federation.files import write_atomically
+from crad.federation.files import full_disk, write_atomically
 from crad.network.agreement import Agreement
 from crad.network.arrivals import Announced, check_announced, split_kind
 from crad.network.envelope import manifest_in
-from crad.network.outbox import disk_fault
 from crad.network.proof import Proven, make_proof, verify_proof
 
 MAX_SAID = 100  # lines about what others show
@@ -164,7 +163,7 @@ class Witness:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 write_atomically(path, raw)
             except OSError as error:
-                raise disk_fault(self._folder, error) from error
+                raise full_disk(self._folder, error) from error
         self._notice(
             f"{proven.member} signed two different messages for round {proven.round_index}: it is left out from now "
             f"on; the proof is {path}, and crad peer verify-proof checks it anywhere"
