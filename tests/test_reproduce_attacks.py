@@ -13,6 +13,7 @@ from crad.federation.attacks import ATTACKS
 from crad.reproducing import make_plan
 from crad.results.evidence import keep_run, slim_rounds
 from crad.results.paper import load_paper, plan_cells
+from crad.results.report import report_page
 from crad.results.runs import load_run
 from tests.conftest import change
 from tests.records import made_run
@@ -151,7 +152,7 @@ def test_a_kept_run_says_of_every_client_what_the_whole_one_says(tiny, tmp_path)
         assert "trust" not in slim
     selected = next(record for record in kept.rounds if record["round"] == whole.summary["best_round"])
     assert all(client["global"] for client in selected["clients"])
-    assert crad.api.report_page([kept]).count("Means over the honest clients alone") == 1
+    assert report_page([kept]).count("Means over the honest clients alone") == 1
 
 
 def test_hits_of_who_sat_out_the_selected_round_are_kept():
