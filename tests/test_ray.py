@@ -84,12 +84,15 @@ def test_a_run_on_ray_equals_the_serial_run(short, serial, tmp_path):
             2,
         ),
         ({"method": "crad-plus", "matching": "mixup", "liars": 1}, 0),
+        ({"method": "crad", "attack": "backdoor", "attackers": 2}, 0),
+        ({"method": "uniform", "attack": "collude", "attackers": 2}, 0),
     ],
     ids=lambda one: one["method"] if isinstance(one, dict) else "",
 )
 def test_methods_that_need_more_run_on_ray(tiny, settings, num_pictures, tmp_path):
     """DFML sends a message for each receiver and keeps other weights; FedGD has a member without data and pictures;
-    crad-plus counts on the student's own samples, here with mixed inputs and a liar.
+    crad-plus counts on the student's own samples, here with mixed inputs and a liar; other attackers change
+    their data or act as one.
     """
     experiment = change(tiny, rounds=2, **settings)
     results = [

@@ -38,7 +38,8 @@ def differences_chart(paper: PaperExperiment, metric: Metric, rows: list[Row]) -
     panels = list(dict.fromkeys(row["panel"] for row in rows))
     names = methods_in(rows)
     baseline = rows[0]["baseline"]
-    title = f"{metric.label} accuracy minus that of {baseline} (points)"
+    what = metric.label if metric.best == "lowest" else f"{metric.label} accuracy"
+    title = f"{what} minus that of {baseline} (points)"
     drawn = [_panel(rows, panel, names, title if panel == panels[-1] else None) for panel in panels]
     sure = [f"{row['method']} {row['difference']:+.1f} on {row['panel']}" for row in rows if row["verdict"]]
     bars = (
@@ -51,7 +52,7 @@ def differences_chart(paper: PaperExperiment, metric: Metric, rows: list[Row]) -
         rows=rows,
         more={"zero": [{"difference": 0}]},
         name=f"differences-{metric.label}",
-        title=f"{paper.title}: {metric.label} accuracy against {baseline}",
+        title=f"{paper.title}: {what} against {baseline}",
         caption=f"Difference to {baseline} with the same seed, mean over the seeds, in percentage points; the dashed "
         f"line is {baseline}.{bars}",
         alt_text=f"Differences that are shown: {listing(sure)}." if sure else "No difference is shown by its interval.",
