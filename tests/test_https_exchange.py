@@ -172,6 +172,19 @@ def test_what_a_member_says_of_its_rounds_without_showing_it_moves_nobody(town):
     assert town[0].exchange.latest() is None
 
 
+def test_what_was_shown_of_later_rounds_does_not_fill_the_disk(town):
+    """In every round it shows a message of another later one: none is kept beyond the next round."""
+    for round_index, shown in ((1, 5), (2, 4)):
+        outbox = town[1].server.outbox
+        outbox._published.clear()
+        deceive(town[1], snapshot(1, shown), round_index=shown)
+        town[2].publish(round_index=round_index)
+        assert town[0].collect(1, 2, round_index=round_index)[1] == [1]
+    town[2].publish(round_index=3)
+    town[0].collect(2, round_index=3)
+    assert sorted(folder.name for folder in (town[0].folder / "in").iterdir()) == ["round-00002", "round-00003"]
+
+
 def test_a_round_that_was_never_agreed_on_is_refused(town):
     message = snapshot(1, 300)
     deceive(town[1], message, round_index=300)

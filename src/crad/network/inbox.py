@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from crad.errors import SnapshotError
@@ -65,11 +65,11 @@ class Inbox:
         part.replace(whole)
         return message_in_file(announced.raw, whole)
 
-    def forget(self, *, before: int) -> None:
-        """Remove what came in rounds that nobody learns from any more."""
+    def keep_only(self, rounds: Collection[int]) -> None:
+        """Remove what came in all other rounds: old ones, and later ones that were shown to us and not gone on with."""
         for folder in self.folder.glob("round-*"):
             number = folder.name.removeprefix("round-")
-            if number.isdecimal() and int(number) < before:
+            if number.isdecimal() and int(number) not in rounds:
                 shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -98,7 +98,7 @@ class MemberExchange(ABC):
         assert receiver == self._own, "a member collects for itself"
         asked = list(peers)
         wanted = [number for number in asked if not self._is_left_out(number)]
-        self._inbox.forget(before=round_index - KEPT_ROUNDS + 1)
+        self._inbox.keep_only(range(round_index - KEPT_ROUNDS + 1, round_index + 1))
         self._check_overtaken(round_index)
         patience = Patience.agreed(
             self._agreement, num_wanted=len(wanted), deadline_s=deadline_s, quorum=quorum, clock=self._clock

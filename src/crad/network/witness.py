@@ -20,6 +20,7 @@ from crad.network.envelope import manifest_in
 from crad.network.proof import Proven, make_proof, verify_proof
 
 MAX_SAID = 100  # lines about what others show
+MAX_SHOWN = 16  # envelopes looked at beyond one of each member
 
 Notice = Callable[[str], None]
 Place = tuple[str, str]  # a member's name, and the kind of message
@@ -75,15 +76,17 @@ class Witness:
     def compare(self, round_index: int, digests: Digests, *, teller: str, show: Show) -> None:
         """Compare what another member says that it received with what we did; what differs it must show."""
         ours = self.digests(round_index)
-        for name, kinds in digests.items():
-            for kind, digest in kinds.items():
-                known = ours.get(name, {}).get(kind)
-                is_own = name == self._agreement.members[self._own].name
-                if (known is None and not is_own) or known == digest or name == teller:
-                    continue
-                envelope = show(name, kind)
-                if envelope is not None:
-                    self.examine(round_index, name, kind, envelope, teller=teller)
+        own = self._agreement.members[self._own].name
+        told = [(name, kind, digest) for name, kinds in digests.items() for kind, digest in kinds.items()]
+        differing = [
+            (name, kind)
+            for name, kind, digest in told
+            if name != teller and (name == own or kind in ours.get(name, {})) and ours.get(name, {}).get(kind) != digest
+        ]
+        for name, kind in differing[: len(self._agreement.members) + MAX_SHOWN]:  # no honest member has more to show
+            envelope = show(name, kind)
+            if envelope is not None:
+                self.examine(round_index, name, kind, envelope, teller=teller)
 
     def examine(self, round_index: int, name: str, kind: str, envelope: bytes, *, teller: str) -> None:
         """Take an envelope that another member received: if it is genuine and not ours, somebody signed two."""
