@@ -13,6 +13,7 @@ from crad.results import charts
 from crad.results.charts import Chart
 from crad.results.comparable import comparable_runs
 from crad.results.comparison import Row, compare
+from crad.results.confusions import simulated_confusions
 from crad.results.detail import class_table, client_table, gain_table
 from crad.results.drawing import label, partition_picture
 from crad.results.frame import Section, framed_page
@@ -81,6 +82,8 @@ def _outcome(runs: Sequence[RunRecords]) -> str:
         parts.append(paragraph("To see whether joining helped, train the same clients alone and report both:"))
         parts.append(commands(alone_commands(runs[0])))
     parts.append(client_table(runs, "global_accuracy"))
+    for run in runs:
+        parts += [paragraph(line) for line in simulated_confusions(run.rounds, run.partition["class_names"])]
     return "".join(parts)
 
 
