@@ -56,6 +56,16 @@ def test_one_answer_for_everything_is_a_favourite_and_no_meaning():
     assert judge([[1, 28, 1], [0, 30, 0], [2, 27, 1]]) == []
 
 
+def test_an_answer_that_others_get_half_as_often_is_a_favourite_however_many_there_are():
+    assert judge([[100, 700, 200], [50, 450, 500], [50, 450, 500]]) == []
+    assert judge([[100, 700, 200], [350, 340, 310], [350, 340, 310]]) == [(0, 1)], "just under half"
+
+
+def test_shares_that_chance_could_set_apart_accuse_nobody():
+    assert judge([[1, 13, 6], [2, 3, 5], [2, 3, 5]]) == [], "65 % of 20 against 30 % of 20"
+    assert judge([[10, 130, 60], [20, 30, 50], [20, 30, 50]]) == [(0, 1)], "the same of ten times as many"
+
+
 def test_a_teacher_that_is_often_right_or_undecided_is_not_accused():
     assert judge([[7, 23, 0], *SWAPPED[1:]]) == [(1, 0)], "23 % right"
     assert judge([[1, 17, 12], *SWAPPED[1:]]) == [(1, 0)], "57 % by one name"

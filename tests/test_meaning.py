@@ -27,7 +27,7 @@ from crad.network.site import read_site
 from crad.node.part import prepare_part
 from crad.node.training import Meaning
 from crad.randomness import stream
-from crad.results.confusions import confused_members, confusion_sentence
+from crad.results.confusions import confused_members, confusion_sentence, simulated_confusions
 from tests.clinics import Clinics, found_clinics
 
 OWN = 0
@@ -177,6 +177,13 @@ def test_labels_shifted_by_one_are_found_by_everybody_else(shifted):
     backwards = found_by(shifted, 1)
     assert {teacher for teacher, _, _ in backwards} == {0, 2}, "from there everybody else is shifted"
     assert all(ours == (theirs + 1) % 10 for _, theirs, ours in backwards)
+
+
+def test_a_simulations_report_has_a_line_for_who_has_most_against_it(shifted):
+    first, *others = simulated_confusions(shifted, [str(digit) for digit in range(10)])
+    assert first.startswith("client 1: its class '0' behaves like class '9' of the others and ")
+    assert "as seen by client 0, 2;" in first
+    assert [line.partition(":")[0] for line in others] == ["client 0", "client 2"], "as client 1 sees it"
 
 
 @pytest.mark.parametrize("method", ["crad", "crad-plus"])

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 
-from tests.simulation.schedule import BrokenError, run_schedule
+from tests.simulation.schedule import run_schedule, try_schedule
 
 TOLD = 500  # schedules between two words
 
@@ -37,14 +37,6 @@ def main() -> int:
                 print(f"{done} schedules, {broken} broken, {steps} steps, {left_s:.0f} s left", flush=True)
     print(f"{len(seeds)} schedules, {broken} broken, {steps} steps, {time.monotonic() - began:.0f} s")
     return 1 if broken else 0
-
-
-def try_schedule(seed: int) -> tuple[int, str]:
-    """How many steps it took, and what was wrong."""
-    try:
-        return run_schedule(seed).clock.steps, ""
-    except BrokenError as error:
-        return 0, str(error)
 
 
 if __name__ == "__main__":

@@ -364,6 +364,14 @@ def run_schedule(seed: int, tell: Callable[[str], None] = lambda text: None) -> 
     return schedule_of(draw_plan(seed), tell)
 
 
+def try_schedule(seed: int) -> tuple[int, str]:
+    """How many steps it took, and what was wrong."""
+    try:
+        return run_schedule(seed).clock.steps, ""
+    except BrokenError as error:
+        return 0, str(error)
+
+
 def schedule_of(plan: Plan, tell: Callable[[str], None] = lambda text: None) -> World:
     """Run one schedule; `BrokenError` if the promise does not hold."""
     tell(str(plan))

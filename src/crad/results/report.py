@@ -13,7 +13,12 @@ from crad.results import charts
 from crad.results.charts import Chart
 from crad.results.comparable import comparable_runs
 from crad.results.comparison import Row, compare
+<<<<<<< HEAD
 from crad.results.detail import attack_sentence, class_table, client_table, gain_table, honest_table
+=======
+from crad.results.confusions import simulated_confusions
+from crad.results.detail import class_table, client_table, gain_table
+>>>>>>> refs/helpers/meaning
 from crad.results.drawing import label, partition_picture
 from crad.results.frame import Section, framed_page
 from crad.results.inspector import inspector_data, inspector_section
@@ -75,6 +80,8 @@ def _outcome(runs: Sequence[RunRecords]) -> str:
         parts.append(paragraph("To see whether joining helped, train the same clients alone and report both:"))
         parts.append(commands(alone_commands(runs[0])))
     parts.append(client_table(runs, "global_accuracy"))
+    for run in runs:
+        parts += [paragraph(line) for line in simulated_confusions(run.rounds, run.partition["class_names"])]
     return "".join(parts)
 
 
