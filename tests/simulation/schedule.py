@@ -291,9 +291,15 @@ class World:
         """Nobody goes beyond where an honest member is, but by a step."""
         if index == member.saved + 1 or index == max([0, *member.records]) + 1:
             return
-        reached = max([0, *(r for n, r in self.published if n != member.number)])
+        reached = max([0, *(r for n, r in self.published if n != member.number), *self._lying_in_the_store(member)])
         if index > reached:
             self._fail(f"member {member.number} was pushed to round {index}; no honest one is beyond {reached}")
+
+    def _lying_in_the_store(self, member: Honest) -> list[int]:
+        """The rounds of other honest members there; who was killed in that moment has not told us of it."""
+        names = {self.agreement.members[number].name for number in self.honest if number != member.number}
+        paths = [path.split("/") for path in self.store.objects if path.endswith(".manifest")]
+        return [int(folder.removeprefix("round-")) for _, name, folder, _ in paths if name in names]
 
     def _look(self) -> None:
         for number, exchange in self.exchanges.items():
@@ -340,13 +346,16 @@ class WatchedHttps(HttpsExchange):
 
 
 class WatchedBucket(BucketExchange):
-    """The same over a store."""
+    """The same over a store; what lies there is what was signed for others to see."""
 
     world: World
 
     def _send(self, round_index: int, kind: str, message: Message, envelope: bytes) -> None:
-        self.world.note_published(self._own, round_index, envelope)
         super()._send(round_index, kind, message, envelope)
+        folder = f"{self._agreement.hash[:16]}/{self._identity.name}/round-{round_index:05d}"
+        lying = self.world.store.objects.get(f"{folder}/{kind}.manifest")
+        if lying is not None:
+            self.world.note_published(self._own, round_index, lying)
 
 
 class Nowhere(OutgoingLedger):

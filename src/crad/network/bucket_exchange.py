@@ -18,7 +18,7 @@ from crad.network.bucket_search import Search, Voice
 from crad.network.guarded_store import GuardedStore, Objects
 from crad.network.identity import Identity
 from crad.network.ledger import OutgoingLedger
-from crad.network.member_exchange import MemberExchange, Terms
+from crad.network.member_exchange import MemberExchange, Terms, UnpublishedError
 from crad.network.patience import Patience
 from crad.network.store import Store, StoreError
 
@@ -64,10 +64,11 @@ class BucketExchange(MemberExchange):
         self._keep_trying(lambda: self._bucket.put_state(self._rounds), what="the word that we start")
 
     def _signed_before(self, round_index: int, kind: str) -> bytes | None:
-        try:
-            return self._bucket.signed_before(round_index, kind)
-        except StoreError:
-            return None  # a store that is away keeps us from publishing in any case
+        found: list[bytes | None] = []
+        what = f"our {kind} of round {round_index}"
+        if not self._keep_trying(lambda: found.append(self._bucket.signed_before(round_index, kind)), what=what):
+            raise UnpublishedError
+        return found[-1]
 
     def _send(self, round_index: int, kind: str, message: Message, envelope: bytes) -> None:
         """A store that fails is tried again until the agreement's deadline; then the round goes on without us."""

@@ -26,6 +26,10 @@ Refused = Callable[[str, str], None]  # the member's name, and why
 PROOFS = "proofs"
 
 
+class UnpublishedError(Exception):
+    """It cannot be found out whether we have published this round before; that it was tried has been said."""
+
+
 @dataclass(frozen=True)
 class Terms:
     """What one member decides for itself about the others, and how it hears of them."""
@@ -64,7 +68,10 @@ class MemberExchange(ABC):
         if len(message.body) > most:
             raise ConfigError(f"our {kind} has {len(message.body)} bytes, the agreement allows {most}: nobody takes it")
         envelope = seal(message.manifest, kind=kind, identity=self._identity, agreement=self._agreement)
-        signed = self._signed_before(round_index, kind)
+        try:
+            signed = self._signed_before(round_index, kind)
+        except UnpublishedError:
+            return  # what we do not know we might sign a second time
         if signed is not None and digest_of(signed) != digest_of(envelope):
             self._notice(
                 f"our {kind} of round {round_index} came out otherwise than before the restart: the first stays"
@@ -131,7 +138,7 @@ class MemberExchange(ABC):
 
     @abstractmethod
     def _signed_before(self, round_index: int, kind: str) -> bytes | None:
-        """The envelope of a message that we published in an earlier life, None if there is none to be had."""
+        """The envelope of a message that we published in an earlier life, None if there is none."""
 
     @abstractmethod
     def _send(self, round_index: int, kind: str, message: Message, envelope: bytes) -> None:

@@ -13,12 +13,8 @@ from crad.results import charts
 from crad.results.charts import Chart
 from crad.results.comparable import comparable_runs
 from crad.results.comparison import Row, compare
-<<<<<<< HEAD
-from crad.results.detail import attack_sentence, class_table, client_table, gain_table, honest_table
-=======
 from crad.results.confusions import simulated_confusions
-from crad.results.detail import class_table, client_table, gain_table
->>>>>>> refs/helpers/meaning
+from crad.results.detail import attack_sentence, class_table, client_table, gain_table, honest_table
 from crad.results.drawing import label, partition_picture
 from crad.results.frame import Section, framed_page
 from crad.results.inspector import inspector_data, inspector_section
