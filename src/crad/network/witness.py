@@ -21,6 +21,7 @@ from crad.network.outbox import disk_fault
 from crad.network.proof import Proven, make_proof, verify_proof
 
 MAX_SAID = 100  # lines about what others show
+MAX_SHOWN = 64  # envelopes that one member is asked for at once
 
 Notice = Callable[[str], None]
 Place = tuple[str, str]  # a member's name, and the kind of message
@@ -75,13 +76,16 @@ class Witness:
 
     def compare(self, round_index: int, digests: Digests, *, teller: str, show: Show) -> None:
         """Compare what another member says that it received with what we did; what differs it must show."""
-        ours = self.digests(round_index)
+        ours, shown = self.digests(round_index), 0
         for name, kinds in digests.items():
             for kind, digest in kinds.items():
                 known = ours.get(name, {}).get(kind)
                 is_own = name == self._agreement.members[self._own].name
                 if (known is None and not is_own) or known == digest or name == teller:
                     continue
+                if shown == MAX_SHOWN:
+                    return  # nobody has so many: it is our time that it wants
+                shown += 1
                 envelope = show(name, kind)
                 if envelope is not None:
                     self.examine(round_index, name, kind, envelope, teller=teller)
