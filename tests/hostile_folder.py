@@ -17,10 +17,12 @@ from crad.network.bucket import STATE, Bucket
 from crad.network.ledger import OutgoingLedger
 from crad.network.store import Store
 from tests.hostile_garbage import bad_manifests, forged_envelope, forged_proof
-from tests.hostile_member import KIND, LOOK_S, Own
+from tests.hostile_member import KIND, Own
 
 AGAIN_S = 0.3  # between two kinds of garbage
-SLANDER_BYTES = 1 << 16
+QUICK_S = 0.002
+LOOKED_S = 0.2  # for everybody's first look
+SLANDER_BYTES = 8 << 20
 TREASURE = "outside"  # a folder beside the shared one, where nothing may be written
 
 
@@ -52,6 +54,9 @@ class Shared:
 
     def manifest_file(self, round_index: int) -> Path:
         return self.own_file(f"round-{round_index:05d}", f"{KIND}.manifest")
+
+    def has_published(self, number: int, round_index: int) -> bool:
+        return (self.folder_of(number) / f"round-{round_index:05d}" / f"{KIND}.manifest").exists()
 
     def agreement_file(self, number: int) -> Path:
         name = hashlib.sha256(self.own.agreement.name.encode()).hexdigest()[:16]
@@ -163,15 +168,23 @@ def overflow(own: Own) -> None:
 
 
 def sign_two(own: Own) -> None:
-    """When the first of the others has a message, put another one in its place."""
+    """When the first of the others has a message, put another one in its place.
+
+    Only when everybody has looked once: from then on each looks again in a moment of its own.
+    """
     with opened(own) as shared:
         own.is_ready()
         for round_index in own.rounds():
-            variants = [own.message(round_index, variant) for variant in (0, 1)]
-            for message in variants:
-                shared.put(message)
-                while own.finished() < round_index and not any(own.has_received(one, message) for one in own.honest):
-                    time.sleep(LOOK_S)
+            first, second = (own.message(round_index, variant) for variant in (0, 1))
+            shared.put(second)
+            shared.manifest_file(round_index).unlink()  # its body stays
+            while not all(shared.has_published(number, round_index) for number in own.honest):
+                time.sleep(QUICK_S)
+            time.sleep(LOOKED_S)
+            shared.put(first)
+            while own.finished() < round_index and not any(own.has_received(one, first) for one in own.honest):
+                time.sleep(QUICK_S)
+            _replace(shared.manifest_file(round_index), own.envelope(second))
 
 
 def slander(own: Own) -> None:

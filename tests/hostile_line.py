@@ -25,6 +25,8 @@ DRIP_S = 1.0
 OUTSIDE = {"127.0.0.64": 64, "127.0.0.66": 1000}  # addresses of no member, and how many sockets each holds
 TOP_UP = 20  # new ones between two looks, in place of those that were dropped
 LOOK_AGAIN_S = 0.25
+HANDS = 10  # threads that shake hands at once
+MADE_UP = 10_000
 
 
 @dataclass(frozen=True)
@@ -230,27 +232,36 @@ def hold_connections(own: Own) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.load_cert_chain(own.identity.certificate_path, own.identity.key_path)
-    for number in own.honest:
-        threading.Thread(target=_hold, args=(own, number, "127.0.0.1", 1000, context), daemon=True).start()
+    for number, hand in itertools.product(own.honest, range(HANDS)):
+        args = (own, number, "127.0.0.1", 1000 // HANDS, context, f"-{hand}")
+        threading.Thread(target=_hold, args=args, daemon=True).start()
     own.is_ready()
 
 
-def _hold(own: Own, number: int, source: str, count: int, context: ssl.SSLContext | None = None) -> None:
+def _hold(
+    own: Own, number: int, source: str, count: int, context: ssl.SSLContext | None = None, hand: str = ""
+) -> None:
     host, port = str(own.agreement.members[number].address).split(":")
-    opened, tried = selectors.DefaultSelector(), 0
-    while True:
-        for _ in range(count if tried < count else min(TOP_UP, count - len(opened.get_map()))):
-            with contextlib.suppress(OSError):
-                raw = socket.create_connection((host, int(port)), timeout=5, source_address=(source, 0))
-                tried += 1
-                opened.register(raw if context is None else context.wrap_socket(raw), selectors.EVENT_READ)
-        for key, _ in opened.select(LOOK_AGAIN_S):  # an end, or what TLS says after a handshake
-            with contextlib.suppress(OSError):
-                if key.fileobj.recv(4096):  # type: ignore[union-attr]
-                    continue
-            opened.unregister(key.fileobj)
-            key.fileobj.close()  # type: ignore[union-attr]
-        (own.home / f"tried-{number}-{source}").write_text(str(tried))
+    opened, tried = selectors.DefaultSelector(), own.home / f"tried-{number}-{source}{hand}"
+    with tried.open("ab", buffering=0) as note:
+        while True:
+            is_begun = tried.stat().st_size >= count
+            for _ in range(min(TOP_UP, count - len(opened.get_map())) if is_begun else count):
+                with contextlib.suppress(OSError):
+                    raw = socket.create_connection((host, int(port)), timeout=5, source_address=(source, 0))
+                    note.write(b".")
+                    opened.register(raw if context is None else context.wrap_socket(raw), selectors.EVENT_READ)
+            _let_go_of_the_dropped(opened)
+
+
+def _let_go_of_the_dropped(opened: selectors.BaseSelector) -> None:
+    for key, _ in opened.select(LOOK_AGAIN_S):  # an end, or what TLS says after a handshake
+        assert isinstance(key.fileobj, socket.socket)
+        with contextlib.suppress(OSError):
+            if key.fileobj.recv(4096):
+                continue
+        opened.unregister(key.fileobj)
+        key.fileobj.close()
 
 
 # --- row 6
@@ -294,8 +305,10 @@ class Slanders(Polite):
 
     def receipts(self, asked):
         names = [member.name for member in self.own.agreement.members if member.name != self.own.identity.name]
-        kinds = {KIND: f"{random.getrandbits(256):064x}"}
-        return [reply(200, json.dumps({"received": dict.fromkeys(names, kinds), "proofs": names}).encode())]
+        received = {name: {KIND: f"{random.getrandbits(256):064x}"} for name in names}
+        asker = self.own.agreement.members[asked.asker].name
+        received[asker] |= {f"kind{index}": "0" * 64 for index in range(MADE_UP)}  # each of them must be asked for
+        return [reply(200, json.dumps({"received": received, "proofs": names}).encode())]
 
     def receipt(self, asked, name):
         return [reply(200, forged_envelope(self.own, name, asked.round_index))]

@@ -104,6 +104,10 @@ class Trial:
         agreements = {one.stem for folder in (root / "agreements").iterdir() for one in folder.glob("*.json")}
         return sorted(({one.name for one in root.iterdir()} - {part, "agreements"}) | (inner | agreements) - names)
 
+    def sockets_tried(self, source: str) -> int:
+        """How often connections were opened from an address to the honest members."""
+        return sum(path.stat().st_size for path in (self.folder / "hostile").glob(f"*/tried-*-{source}*"))
+
     def log(self, number: int) -> str:
         return self._log(number).read_text()
 
