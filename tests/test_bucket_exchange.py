@@ -22,13 +22,14 @@ from crad.errors import ConfigError, ExchangeError, RunError
 from crad.federation.exchange import OvertakenError
 from crad.federation.message import Message, pack, read_body
 from crad.network import bucket_search
-from crad.network.bucket_exchange import BucketExchange
+from crad.network.bucket_exchange import MAX_UNKNOWN, BucketExchange
 from crad.network.envelope import max_envelope_bytes, seal
 from crad.network.identity import create_identity
 from crad.network.ledger import OutgoingLedger, read_ledger, totals
 from crad.network.member_exchange import Terms
 from crad.network.proof import verify_proof
 from crad.network.store import CHUNK_BYTES, Store, StoreError, without_password
+from crad.network.witness import Witness
 from tests.organisations import NAMES, agreed, make_identities
 
 ROUND, KIND = 3, "snapshot"
@@ -530,6 +531,8 @@ def test_one_unreadable_file_does_not_hide_the_others(federation):
     got, missing = federation.collect()
     assert (list(got), missing) == ([C], [B])
     assert "clinic-b/round-00003/snapshot.manifest is no file" in federation.notices[0]
+    (why,) = [text for text in federation.notices if text.startswith("round 3 goes on without clinic-b: ")]
+    assert "clinic-b/round-00003/snapshot.manifest is no file" in why, "each member's own reason"
 
 
 # --- deadline, quorum, and those who are elsewhere
@@ -674,6 +677,36 @@ def test_two_snapshots_for_one_round_are_proof(federation):
     for number in (A, B):
         (file,) = (federation.tmp_path / NAMES[number] / "proofs").iterdir()
         assert verify_proof(file.read_bytes()).member == NAMES[C]
+
+
+def test_receipts_full_of_forgeries_cost_a_look_for_each_message(federation, monkeypatch):
+    for number in (A, B, C):
+        federation.publish(number)
+    looks, examine, take_proof = [], Witness.examine, Witness.take_proof
+    monkeypatch.setattr(Witness, "examine", lambda *args, **words: (looks.append("examine"), examine(*args, **words)))
+    monkeypatch.setattr(
+        Witness, "take_proof", lambda *args, **words: (looks.append("proof"), take_proof(*args, **words))
+    )
+    about_c = [("clinic-c", KIND, f"forged {index}") for index in range(1000)]
+    about_us = [("clinic-a", f"kind{index}", "forged") for index in range(1000)]
+    about_nobody = [(f"clinic-{index}", KIND, "forged") for index in range(1000)]
+    receipts = [
+        {"round_index": ROUND, "member": member, "kind": kind, "envelope": envelope}
+        for member, kind, envelope in about_c + about_us + about_nobody
+    ]
+    proofs = {f"clinic-{index}": "none" for index in range(1000)} | {"clinic-c": "none"}
+    path = federation.state_path(B).replace("/state", "/receipts.json")
+    federation.put(path, json.dumps({"receipts": receipts, "proofs": proofs}).encode())
+    assert sorted(federation.collect()[0]) == [B, C]
+    federation.publish(B, round_index=ROUND + 1)
+    federation.publish(C, round_index=ROUND + 1)
+    looks.clear()
+    federation.put(path, json.dumps({"receipts": receipts, "proofs": proofs}).encode())
+    assert sorted(federation.collect(round_index=ROUND + 1)[0]) == [B, C]
+    assert looks.count("proof") == 1
+    assert looks.count("examine") == 1 + MAX_UNKNOWN
+    assert f"clinic-b shows a forgery as clinic-c's {KIND} of round {ROUND}" in "".join(federation.notices)
+    assert federation.exchanges[A].witness.proven() == []
 
 
 def test_nobody_signs_a_second_snapshot_for_a_round_by_accident(federation):

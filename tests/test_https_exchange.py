@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from crad.errors import ConfigError, ExchangeError, RunError
+from crad.errors import ConfigError, ExchangeError, RunError, SnapshotError
 from crad.federation.exchange import OvertakenError
 from crad.federation.message import read_manifest
 from crad.network import fetch, https_exchange, patience
@@ -27,6 +27,7 @@ from crad.network.outbox import Outbox
 from crad.network.proof import make_proof, verify_proof
 from crad.network.server import SnapshotServer
 from crad.network.tls import MemberContext
+from crad.network.witness import MAX_SHOWN
 from tests.organisations import Authority, agreed, make_identities, with_addresses
 from tests.town import Background, ConnectProxy, Fault, Organisation, Town, snapshot
 
@@ -266,6 +267,20 @@ def test_nobody_is_proven_anything_by_another_members_word(town):
     assert town[0].collect(1, 2, round_index=2)[1] == []
     assert not (town[0].folder / "proofs").exists()
     assert any("clinic-b shows a forgery as clinic-c's snapshot of round 1" in text for text in town[0].notices)
+
+
+def test_whoever_says_to_hold_very_many_messages_of_ours_is_asked_for_a_few(town):
+    asked: list[str] = []
+    told = {"clinic-a": {f"kind{index}": "0" * 64 for index in range(10_000)}}
+    town[0].exchange.witness.compare(1, told, teller="clinic-b", show=lambda name, kind: asked.append(kind))
+    assert len(asked) == MAX_SHOWN
+
+
+def test_a_changed_word_spoils_a_proof(town):
+    proof = make_proof(town.agreement, tuple(sealed(town, 2, seed=seed) for seed in (1, 2)))
+    assert verify_proof(proof).member == "clinic-c"
+    with pytest.raises(SnapshotError, match="this is no proof"):
+        verify_proof(proof.replace(b"two different messages", b"two equal messages"))
 
 
 def test_nobody_signs_a_second_snapshot_for_a_round_by_accident(identities, town):

@@ -42,6 +42,7 @@ class Wanted:
     name: str
     said: set[str] = field(default_factory=set)  # refusals, each told once
     unfinished: str = ""  # why what lies there is not taken yet
+    trouble: str = ""  # why it could not be looked at
     not_before: float = 0.0  # the clock, for a body that was refused
 
 
@@ -95,6 +96,7 @@ class Search:
             is_present = self.verdicts.get(wanted.number) in PRESENT
             if is_present or self._clock.now() < wanted.not_before:
                 continue
+            wanted.trouble = ""
             try:
                 self._look_for(wanted)
             except SnapshotError as error:
@@ -102,7 +104,8 @@ class Search:
             except FileNotFoundError:
                 continue  # taken away under our hands
             except StoreError as error:
-                trouble = trouble or str(error)  # perhaps of one file alone: the others are looked for
+                wanted.trouble = str(error)  # perhaps of one file alone: the others are looked for
+                trouble = trouble or wanted.trouble
             except LateError:
                 return
         self._voice.trouble(trouble)
@@ -196,7 +199,7 @@ class Search:
         if wanted.number in self._away() and wanted.number not in self.verdicts:
             return  # that it is not waited for has been said
         is_past = self.verdicts.get(wanted.number) in ("ahead", "gone")
-        why = "it is past it" if is_past else "nothing valid of it came in time"
+        why = "it is past it" if is_past else wanted.trouble or "nothing valid of it came in time"
         self._voice.notice(f"round {self._round_index} goes on without {wanted.name}: {why}")
 
     def _check_hope(self) -> None:

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -23,7 +23,7 @@ from crad.network.agreement import Agreement
 from crad.network.envelope import Envelope, check_signature, signed_text
 from crad.network.identity import fingerprint, key_fingerprint, name_in, parse_certificate
 
-WHAT = "two different messages that one member signed for one round"
+WHAT: Final = "two different messages that one member signed for one round"
 MAX_PROOF_BYTES = 32 << 20  # an agreement, and two envelopes of ten thousand classes
 
 
@@ -33,7 +33,7 @@ class Proof(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     crad_proof: Literal[1]
-    what: str
+    what: Literal["two different messages that one member signed for one round"]  # nobody else's words
     agreement: str  # in its canonical form
     authority: str | None  # PEM, where one vouches for the members
     envelopes: Annotated[list[str], Field(min_length=2, max_length=2)]
