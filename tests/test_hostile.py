@@ -6,7 +6,7 @@ three honest members and one or two hostile ones of four or five, with behaviour
 
 | row | what was broken once | over TLS | through a bucket |
 |---|---|---|---|
-| 1 | a claim of the last round ends everybody's training | claims | claims |
+| 1 | a claim of the last round ends everybody's training | claims, both show | claims, both show |
 | 2 | one byte a second stops everybody | drips early, drips late | (a file has no speed) |
 | 3 | an outsider's silent sockets shut members out | floods | (nobody listens) |
 | 4 | a name in a partner's file is imported | names | names |
@@ -35,6 +35,7 @@ from tests.hostile_trial import HONEST, Trial
 # Who does harm together, over TLS and through a bucket.
 OVER_TLS = {
     "claims": ("claims the last round", "claims the last round and shows it"),
+    "both show": ("claims the last round and shows it", "claims the last round and shows it"),
     "drips early": ("drips in the handshake", "drips in the headers"),
     "drips late": ("drips in a manifest", "drips in a body"),
     "floods": ("holds silent sockets", "holds a thousand connections"),
@@ -47,6 +48,7 @@ OVER_TLS = {
 }
 OVER_BUCKET = {
     "claims": ("claims the last round", "claims the last round and shows it"),
+    "both show": ("claims the last round and shows it", "claims the last round and shows it"),
     "names": ("names a module that kills", "names a package that is not there"),
     "unsteady": ("comes and goes", "publishes late"),
     "plants": ("plants links", "plants pipes"),
