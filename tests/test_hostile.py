@@ -65,9 +65,9 @@ DESCRIPTORS, FLOODED_DESCRIPTORS, MEMORY_KB = 60, 200, 500_000  # 26 and 330,000
 SAID = {
     "claims the last round": "goes on without {name}: (its rounds begin with 3, it is at 3|it is past it)",
     "claims the last round and shows it": "goes on without {name}: (its rounds begin with 3, it is at 3|it is past it)",
-    "drips in the handshake": "goes on without {name}: it did not answer in time",
-    "drips in the headers": "goes on without {name}: it has not published in time",
-    "drips in a manifest": "goes on without {name}: it has not published in time",
+    "drips in the handshake": "goes on without {name}: it (did|does) not answer",
+    "drips in the headers": "goes on without {name}: it (has not published in time|did not answer|does not answer)",
+    "drips in a manifest": "goes on without {name}: it (has not published in time|did not answer|does not answer)",
     "drips in a body": "goes on without {name}: its snapshot has not come in full",
     "holds silent sockets": r"127\.0\.0\.66 (holds 16 connections without a word: dropped|connects too often)",
     "holds a thousand connections": "{name} opens more than 8 connections: its oldest idle one was closed",
