@@ -277,10 +277,10 @@ class ComesAndGoes(Polite):
 
 
 class PublishesLate(Polite):
-    """Always when somebody has gone on without it."""
+    """Always when everybody has gone on without it."""
 
     def is_due(self, round_index):
-        return self.own.finished() >= round_index
+        return self.own.finished_by_all() >= round_index
 
 
 # --- row 9

@@ -65,6 +65,10 @@ class Own:
         """How many rounds the fastest of the honest ones has finished."""
         return max(self.finished_by(number) for number in self.honest)
 
+    def finished_by_all(self) -> int:
+        """How many rounds the slowest of the honest ones has finished."""
+        return min(self.finished_by(number) for number in self.honest)
+
     def finished_by(self, number: int) -> int:
         try:
             return (self.state(number) / "rounds.jsonl").read_text().count("\n")

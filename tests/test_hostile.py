@@ -6,7 +6,7 @@ three honest members and one or two hostile ones of four or five, with behaviour
 
 | row | what was broken once | over TLS | through a bucket |
 |---|---|---|---|
-| 1 | a claim of the last round ends everybody's training | claims | claims |
+| 1 | a claim of the last round ends everybody's training | claims, both show | claims, both show |
 | 2 | one byte a second stops everybody | drips early, drips late | (a file has no speed) |
 | 3 | an outsider's silent sockets shut members out | floods | (nobody listens) |
 | 4 | a name in a partner's file is imported | names | names |
@@ -35,6 +35,7 @@ from tests.hostile_trial import HONEST, Trial
 # Who does harm together, over TLS and through a bucket.
 OVER_TLS = {
     "claims": ("claims the last round", "claims the last round and shows it"),
+    "both show": ("claims the last round and shows it", "claims the last round and shows it"),
     "drips early": ("drips in the handshake", "drips in the headers"),
     "drips late": ("drips in a manifest", "drips in a body"),
     "floods": ("holds silent sockets", "holds a thousand connections"),
@@ -47,6 +48,7 @@ OVER_TLS = {
 }
 OVER_BUCKET = {
     "claims": ("claims the last round", "claims the last round and shows it"),
+    "both show": ("claims the last round and shows it", "claims the last round and shows it"),
     "names": ("names a module that kills", "names a package that is not there"),
     "unsteady": ("comes and goes", "publishes late"),
     "plants": ("plants links", "plants pipes"),
@@ -63,9 +65,9 @@ DESCRIPTORS, FLOODED_DESCRIPTORS, MEMORY_KB = 60, 200, 500_000  # 26 and 330,000
 SAID = {
     "claims the last round": "goes on without {name}: (its rounds begin with 3, it is at 3|it is past it)",
     "claims the last round and shows it": "goes on without {name}: (its rounds begin with 3, it is at 3|it is past it)",
-    "drips in the handshake": "goes on without {name}: it did not answer in time",
-    "drips in the headers": "goes on without {name}: it has not published in time",
-    "drips in a manifest": "goes on without {name}: it has not published in time",
+    "drips in the handshake": "goes on without {name}: it (did|does) not answer",
+    "drips in the headers": "goes on without {name}: it (has not published in time|did not answer|does not answer)",
+    "drips in a manifest": "goes on without {name}: it (has not published in time|did not answer|does not answer)",
     "drips in a body": "goes on without {name}: its snapshot has not come in full",
     "holds silent sockets": r"127\.0\.0\.66 (holds 16 connections without a word: dropped|connects too often)",
     "holds a thousand connections": "{name} opens more than 8 connections: its oldest idle one was closed",

@@ -26,7 +26,7 @@ from crad.network.guarded_store import Objects
 from crad.network.identity import Identity
 from crad.network.ledger import OutgoingLedger
 from crad.network.proof import MAX_PROOF_BYTES
-from crad.network.store import CHUNK_BYTES, StoreError
+from crad.network.store import CHUNK_BYTES, SpoiltError, StoreError
 from crad.network.witness import Place
 
 STATE = ".state"  # kinds of our own begin with a dot: no method's kind does
@@ -103,14 +103,14 @@ class Bucket:
 
     def signed_before(self, round_index: int, kind: str) -> bytes | None:
         """The envelope of our own message of this round, if it lies there with its body."""
-        envelope = self._read_envelope(f"{self._round_folder(self._own, round_index)}/{kind}.manifest")
-        if envelope is None:
-            return None
         try:
+            envelope = self._read_envelope(f"{self._round_folder(self._own, round_index)}/{kind}.manifest")
+            if envelope is None:
+                return None
             own = check_announced(
                 envelope, sender=self._own, round_index=round_index, kind=kind, agreement=self._agreement
             )
-        except SnapshotError:
+        except (SnapshotError, SpoiltError):
             return None  # somebody else's doing
         is_whole = self.store.size(self.body_path(self._own, own, kind)) == own.manifest.size
         return envelope if is_whole else None

@@ -50,6 +50,10 @@ class Files(Protocol):
         ...
 
 
+class SpoiltError(StoreError):
+    """What lies at a path is no file: a link, a folder, a pipe that somebody has put there."""
+
+
 class Store:
     """Small and large objects by path. Whatever goes wrong there is a `StoreError`, and the next try connects again."""
 
@@ -118,7 +122,7 @@ class Store:
         except (FileNotFoundError, StoreError, CradError):
             raise
         except InTheWayError as error:
-            raise StoreError(f"{self.shown}: {error}") from error
+            raise SpoiltError(f"{self.shown}: {error}") from error
         except Exception as error:
             self.close()
             said = getattr(error, "strerror", None) or str(error) or "no reason given"
