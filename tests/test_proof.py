@@ -190,11 +190,12 @@ def test_messages_for_one_member_each_are_not_compared(identities, agreement, tm
     assert ours.proven() == []
 
 
-def test_only_the_last_rounds_are_kept(identities, agreement, tmp_path):
+def test_what_nobody_compares_any_more_is_forgotten(identities, agreement, tmp_path):
     ours = witness(agreement, tmp_path)
     for round_index in range(1, 6):
         raw = envelope(identities[B], agreement, round_index=round_index)
         ours.note(B, announced(agreement, raw, round_index=round_index), "snapshot")
+    ours.forget(before=3)
     assert [index for index in range(1, 6) if ours.digests(index)] == [3, 4, 5]
 
 

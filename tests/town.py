@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -125,7 +126,7 @@ class Organisation:
         assert self._exchange is not None, "met"
         return self._exchange
 
-    def meet(self, agreement: Agreement, *, proxy: str | None = None) -> None:
+    def meet(self, agreement: Agreement, *, proxy: str | None = None, **own: Any) -> None:
         """Connect to the others, whose addresses are known by now; anew, as after a restart, if it is not the first."""
         if self._exchange is not None:
             self._exchange.close()
@@ -137,7 +138,9 @@ class Organisation:
             own=self.number,
             proxy=proxy,
             terms=Terms(
-                on_refused=lambda name, reason: self.refusals.append((name, reason)), notice=self.notices.append
+                on_refused=lambda name, reason: self.refusals.append((name, reason)),
+                notice=self.notices.append,
+                **own,
             ),
         )
 

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from crad.errors import SnapshotError, printable
 
-Values = tuple[Annotated[float, Field(ge=0, le=1e12)], ...]
+# The first value that is none is enough to be refused: a word about each of a million would fill the memory.
+Values = Annotated[tuple[Annotated[float, Field(ge=0, le=1e12)], ...], Field(fail_fast=True)]
 
 
 class Statistics(BaseModel):
@@ -30,7 +31,7 @@ class Statistics(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     counts: Values
-    accuracies: tuple[Annotated[float, Field(ge=0, le=1)], ...]
+    accuracies: Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(fail_fast=True)]
     cross_entropies: Values | None = None
 
 
@@ -149,7 +150,7 @@ def parse_manifest(raw: bytes, *, sender: int, round_index: int, kind: str) -> M
     try:
         manifest = Manifest.model_validate_json(raw)
     except ValidationError as error:
-        fault = error.errors()[0]
+        fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(map(str, fault["loc"])) or "the whole"
         raise SnapshotError(f"peer {sender} sent a malformed manifest: {printable(place)}: {fault['msg']}") from error
     if (manifest.peer, manifest.round_index, manifest.kind) != (sender, round_index, kind):

@@ -10,7 +10,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -34,6 +34,8 @@ MIN_SIDE = 8  # pixels: three halvings must leave one
 MAX_CLASSES = 10_000
 MAX_MEMBERS = 1000
 MAX_LINES = 20  # of differences; more help nobody
+MAX_STRANGE = 1000  # entries of another agreement beyond as many as ours has
+MAX_SHOWN = 200  # characters of a name or a value in a comparison
 MAX_DEPTH = 8  # of tables in tables; ours have four
 NOTHING = "nothing"
 HTTPS = "https"
@@ -233,8 +235,10 @@ def renew_member(agreement: Agreement, member: Member) -> Agreement | None:
 
 def differences(mine: Agreement, theirs: Agreement | Mapping[str, object]) -> list[str]:
     """What differs between two agreements, a readable line each; `theirs` may be any JSON that a peer sent."""
-    here = _flat(mine.canonical())
-    there = _flat(theirs.canonical() if isinstance(theirs, Agreement) else theirs)
+    here = _flat(mine.canonical(), room=Room())
+    # Somebody else's may be anything: of very many entries, and of long names, the first are enough to differ.
+    room = Room(entries=len(here) + MAX_STRANGE)
+    there = _flat(theirs.canonical() if isinstance(theirs, Agreement) else theirs, room=room)
     lines = [
         f"{printable(key)}: {printable(here.get(key, NOTHING))} here, {printable(there.get(key, NOTHING))} there"
         for key in [*here, *(key for key in there if key not in here)]
@@ -269,7 +273,20 @@ def _first_fault(error: ValidationError) -> str:
     return f"{'.'.join(place)}{quoted}: {message[0].lower()}{message[1:]}"
 
 
-def _flat(value: object, key: str = "", *, depth: int = 0) -> dict[str, str]:
+@dataclass
+class Room:
+    """How many entries may still be looked at; None: all."""
+
+    entries: int | None = None
+
+    def take(self) -> bool:
+        """Take the place of one entry, if there is one."""
+        if self.entries is not None:
+            self.entries -= 1
+        return self.entries is None or self.entries >= 0
+
+
+def _flat(value: object, key: str = "", *, room: Room, depth: int = 0) -> dict[str, str]:
     """Nested tables as one, `members.clinic-a.number`, and what stands there, as Python writes it."""
     parts: list[tuple[object, object]] = []
     if depth < MAX_DEPTH and isinstance(value, Mapping):
@@ -277,8 +294,13 @@ def _flat(value: object, key: str = "", *, depth: int = 0) -> dict[str, str]:
     elif depth < MAX_DEPTH and isinstance(value, list | tuple):
         parts = list(enumerate(value))
     if not parts:
-        return {key: repr(value) if depth < MAX_DEPTH else "something deep"}
+        if not room.take():
+            return {}
+        return {key: repr(value)[:MAX_SHOWN] if depth < MAX_DEPTH else "something deep"}
     flat: dict[str, str] = {}
     for name, part in parts:
-        flat |= _flat(part, f"{key}.{name}" if key else str(name), depth=depth + 1)
+        if room.entries is not None and room.entries <= 0:
+            break
+        short = str(name)[:MAX_SHOWN]
+        flat |= _flat(part, f"{key}.{short}" if key else short, room=room, depth=depth + 1)
     return flat

@@ -23,6 +23,7 @@ class Attended:
     missed_in: int = 0  # the newest of them
     strikes: int = 0  # how often it went away lately
     in_time: int = 0  # rounds in a row
+    came_in: int = 0  # a round in which nothing of it is missing so far; 0: none
     away_since: int | None = None  # the round in which it was given up
 
 
@@ -51,16 +52,16 @@ class Attendance:
         """Take down that its message was there when the round went on: it is waited for from now on."""
         with self._lock:
             one = self._others[number]
-            one.missed, one.away_since = 0, None
-            one.in_time += 1
-            if one.in_time >= self._away_after:  # it keeps time again
-                one.in_time, one.strikes = 0, max(0, one.strikes - 1)
+            self._settle(one, round_index)
+            if one.missed_in != round_index:
+                one.came_in = round_index
 
     def note_missed(self, number: int, round_index: int) -> None:
         """Take down that a round went on without it, however many kinds of message it has."""
         with self._lock:
             one = self._others[number]
-            one.in_time = 0
+            self._settle(one, round_index)
+            one.in_time, one.came_in = 0, 0
             if one.missed_in != round_index:
                 one.missed, one.missed_in = one.missed + 1, round_index
             if _is_away(one, round_index):
@@ -78,6 +79,8 @@ class Attendance:
         given up only a round later, then three, then seven.
         """
         with self._lock:
+            for one in self._others.values():
+                self._settle(one, round_index)
             return frozenset(number for number, one in self._others.items() if _is_away(one, round_index))
 
     def majority_round(self) -> int | None:
@@ -90,6 +93,15 @@ class Attendance:
             rounds = sorted((one.delivered for one in self._others.values()), reverse=True)
         needed = len(rounds) // 2 + 1
         return (rounds[needed - 1] or None) if len(rounds) >= needed else None
+
+    def _settle(self, one: Attended, round_index: int) -> None:
+        """Count an earlier round as kept, now that it is complete: no kind of message was missing in it."""
+        if not 0 < one.came_in < round_index:
+            return
+        one.came_in, one.missed, one.away_since = 0, 0, None
+        one.in_time += 1
+        if one.in_time >= self._away_after:  # it keeps time again
+            one.in_time, one.strikes = 0, max(0, one.strikes - 1)
 
 
 def _is_away(one: Attended, round_index: int) -> bool:

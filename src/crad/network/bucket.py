@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from crad.errors import SnapshotError
 from crad.federation.exchange import KEPT_ROUNDS
@@ -25,7 +25,8 @@ from crad.network.envelope import max_envelope_bytes, seal
 from crad.network.guarded_store import Objects
 from crad.network.identity import Identity
 from crad.network.ledger import OutgoingLedger
-from crad.network.proof import MAX_PROOF_BYTES
+from crad.network.parsing import load_object
+from crad.network.proof import max_proof_bytes
 from crad.network.store import CHUNK_BYTES, SpoiltError, StoreError
 from crad.network.witness import Place
 
@@ -33,6 +34,8 @@ STATE = ".state"  # kinds of our own begin with a dot: no method's kind does
 MAX_AGREEMENT_BYTES = 4 << 20
 MAX_LINES = 5  # of differences in one message
 RECEIPT_ROUNDS = 2
+MAX_KINDS = 4  # of messages in a round
+MAX_PROOFS = 4  # told at once
 
 
 class Receipt(BaseModel):
@@ -53,6 +56,15 @@ class Receipts(BaseModel):
 
     receipts: list[Receipt]
     proofs: dict[ShortName, str]
+
+
+def parse_receipts(raw: bytes, *, most: int) -> Receipts:
+    """Return what a member says that it received, no more than so many receipts; ValueError at the first fault."""
+    table = load_object(raw, keys=Receipts.model_fields.keys())
+    receipts, proofs = table.get("receipts"), table.get("proofs")
+    if not isinstance(receipts, list) or not isinstance(proofs, dict) or max(len(receipts), len(proofs)) > most:
+        raise ValueError("these are no receipts")
+    return Receipts(receipts=[Receipt.model_validate(entry) for entry in receipts], proofs=proofs)
 
 
 class Bucket:
@@ -117,11 +129,12 @@ class Bucket:
 
     def receipts_of(self, number: int) -> Receipts | None:
         """What a member says that it received; None if it says nothing, or nothing that makes sense."""
-        most = len(self._agreement.members) * RECEIPT_ROUNDS * max_envelope_bytes(self._agreement)
-        raw = self.store.read(f"{self._folder_of(number)}/receipts.json", most=most + MAX_PROOF_BYTES)
+        places = len(self._agreement.members) * RECEIPT_ROUNDS * MAX_KINDS
+        most = places * 2 * max_envelope_bytes(self._agreement) + MAX_PROOFS * max_proof_bytes(self._agreement)
+        raw = self.store.read(f"{self._folder_of(number)}/receipts.json", most=most)
         try:
-            return None if raw is None else Receipts.model_validate_json(raw)
-        except ValidationError:
+            return None if raw is None else parse_receipts(raw, most=places)
+        except ValueError:
             return None
 
     def put_receipts(self, received: Mapping[int, Mapping[Place, bytes]], proofs: Mapping[str, bytes]) -> None:
@@ -131,7 +144,8 @@ class Bucket:
             for index, places in received.items()
             for (name, kind), envelope in places.items()
         ]
-        content = Receipts(receipts=receipts, proofs={name: raw.decode() for name, raw in proofs.items()})
+        told = {name: raw.decode() for name, raw in sorted(proofs.items())[:MAX_PROOFS]}
+        content = Receipts(receipts=receipts, proofs=told)
         raw = content.model_dump_json().encode()
         self._put(f"{self._folder_of(self._own)}/receipts.json", raw, what="receipts")
 

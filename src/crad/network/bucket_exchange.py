@@ -103,7 +103,14 @@ class BucketExchange(MemberExchange):
             numbers=wanted,
             away=lambda: self.attendance.away(round_index),
             patience=patience,
-            voice=Voice(self._refuse, self._notice, self._say_trouble, self._note_delivered, self._note_seen),
+            voice=Voice(
+                refuse=self._refuse,
+                notice=self._notice,
+                trouble=self._say_trouble,
+                announced=self._note_announced,
+                delivered=self._note_delivered,
+                seen=self._note_seen,
+            ),
             clock=self._clock,
         )
         try:
@@ -115,10 +122,9 @@ class BucketExchange(MemberExchange):
         self._note_attendance(round_index, search.verdicts, wanted)
         return search.got
 
-    def _note_delivered(self, number: int, announced: Announced, kind: str) -> None:
+    def _note_delivered(self, number: int, announced: Announced) -> None:
         """A message came: take it down, and compare what its sender received with what we did."""
         self.attendance.note_delivered(number, announced.manifest.round_index)
-        self.witness.note(number, announced, kind)
         try:
             receipts = self._bucket.receipts_of(number)
         except (StoreError, FileNotFoundError):

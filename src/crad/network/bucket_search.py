@@ -7,6 +7,7 @@ forgery than by putting nothing there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from crad.errors import ExchangeError, SnapshotError
@@ -30,7 +31,8 @@ class Voice:
     refuse: Callable[[str, str], None]  # the member's name, and why
     notice: Callable[[str], None]
     trouble: Callable[[str], None]  # with the store; empty when there is none
-    delivered: Callable[[int, Announced, str], None]  # by whom, what, of which kind
+    announced: Callable[[int, Announced, str], None]  # by whom, what, of which kind; refused if it must not be fetched
+    delivered: Callable[[int, Announced], None]
     seen: Callable[[int, Announced], None]  # by somebody who counts as away, ready to be fetched
 
 
@@ -91,52 +93,66 @@ class Search:
         return self._patience.is_over(self.verdicts, wanted=numbers, away=self._away())
 
     def _look_for_all(self) -> None:
-        trouble = ""
-        for wanted in sorted(self._wanted, key=lambda one: one.number in self._away()):
-            is_present = self.verdicts.get(wanted.number) in PRESENT
-            if is_present or self._clock.now() < wanted.not_before:
-                continue
-            wanted.trouble = ""
-            try:
-                self._look_for(wanted)
-            except SnapshotError as error:
-                self._refuse(wanted, str(error))
-            except FileNotFoundError:
-                continue  # taken away under our hands
-            except StoreError as error:
-                wanted.trouble = str(error)  # perhaps of one file alone: the others are looked for
-                trouble = trouble or wanted.trouble
-            except LateError:
-                return
-        self._voice.trouble(trouble)
+        """Find what is announced, then fetch it, the smallest first: a large body must not keep the others waiting."""
+        found: list[tuple[Wanted, Announced]] = []
+        wanted = [one for one in self._wanted if self.verdicts.get(one.number) not in PRESENT]
+        try:
+            for one in wanted:
+                one.trouble = ""
+                with self._told(one):
+                    announced = self._find(one) if self._clock.now() >= one.not_before else None
+                    if announced is not None:
+                        found.append((one, announced))
+            for one, announced in sorted(found, key=lambda pair: pair[1].manifest.size):
+                with self._told(one):
+                    self._take(announced, one)
+        except LateError:
+            return
+        self._voice.trouble(next((one.trouble for one in wanted if one.trouble), ""))
 
-    def _look_for(self, wanted: Wanted) -> None:
-        """One member's message, if all of it is there and nothing speaks against it."""
+    @contextmanager
+    def _told(self, wanted: Wanted) -> Iterator[None]:
+        """Tell what goes wrong with one member's message; the others are looked for all the same."""
+        try:
+            yield
+        except SnapshotError as error:
+            self._refuse(wanted, str(error))
+        except FileNotFoundError:
+            return  # taken away under our hands
+        except StoreError as error:
+            wanted.trouble = str(error)  # perhaps of one file alone
+
+    def _find(self, wanted: Wanted) -> Announced | None:
+        """One member's message of this round, or of a later one, that lies there in full; None if there is none."""
         announced = self._bucket.announced(wanted.number, self._round_index, self._kind)
         if announced is None:
-            return self._look_for_later_one(wanted)
-        message = self._take(announced, wanted)
-        if message is not None:
-            self.got[wanted.number] = message
-            self.verdicts[wanted.number] = "came"
-        return None
+            return self._find_later_one(wanted)
+        return announced if self._is_whole(announced, wanted) else None
 
-    def _take(self, announced: Announced, wanted: Wanted) -> Message | None:
-        """The announced message, None while its body is not there in full."""
-        path, size = self._bucket.body_path(wanted.number, announced, self._kind), announced.manifest.size
-        there = self._bucket.store.size(path)
-        if there != size:
-            # Where a store is copied from place to place, the manifest may come before its body.
-            wanted.unfinished = f"{wanted.name} announced {size} bytes, of its body {there or 'none'} are there"
-            return None
-        wanted.unfinished = ""
+    def _is_whole(self, announced: Announced, wanted: Wanted) -> bool:
+        self._voice.announced(wanted.number, announced, self._kind)
+        size = announced.manifest.size
+        there = self._bucket.store.size(self._bucket.body_path(wanted.number, announced, self._kind))
+        # Where a store is copied from place to place, the manifest may come before its body.
+        is_whole = there == size
+        missing = f"{wanted.name} announced {size} bytes, of its body {there or 'none'} are there"
+        wanted.unfinished = "" if is_whole else missing
+        return is_whole
+
+    def _take(self, announced: Announced, wanted: Wanted) -> None:
+        """Fetch an announced message, and note who has delivered it."""
         if wanted.number in self._away():
             self._voice.seen(wanted.number, announced)
             if self._is_over():  # not back yet, or too late for this round
-                return None
+                return
+        path = self._bucket.body_path(wanted.number, announced, self._kind)
         message = self._download(announced, path, wanted)
-        self._voice.delivered(wanted.number, announced, self._kind)
-        return message
+        self._voice.delivered(wanted.number, announced)
+        if announced.manifest.round_index == self._round_index:
+            self.got[wanted.number] = message
+            self.verdicts[wanted.number] = "came"
+        else:
+            self.verdicts[wanted.number] = "ahead"
 
     def _download(self, announced: Announced, path: str, wanted: Wanted) -> Message:
         def chunks_from(start: int) -> Iterator[bytes]:
@@ -161,15 +177,14 @@ class Search:
         except OSError as error:
             raise full_disk(self._inbox.folder, error) from error
 
-    def _look_for_later_one(self, wanted: Wanted) -> None:
-        """Take a message of a later round as proof that a member is past this one; what it says is none."""
+    def _find_later_one(self, wanted: Wanted) -> Announced | None:
+        """A message of a later round proves that a member is past this one; what it says proves nothing."""
         rounds = self._bucket.rounds_of(wanted.number)
         latest = 0 if rounds is None else min(rounds.latest_round or 0, self._last_round)
         for round_index in (latest, latest - 1):  # of the newest round this kind may not be there yet
             later = round_index > self._round_index and self._bucket.announced(wanted.number, round_index, self._kind)
-            if later and self._take(later, wanted) is not None:
-                self.verdicts[wanted.number] = "ahead"
-                return
+            if later and self._is_whole(later, wanted):
+                return later
         if wanted.number in self._away():
             self._look_for_return(wanted, latest)
         if rounds is not None and max(rounds.first_round or 0, rounds.latest_round or 0) > self._round_index:
@@ -177,6 +192,7 @@ class Search:
         else:
             self.verdicts.pop(wanted.number, None)
             self._bucket.compare_agreements(wanted.number)
+        return None
 
     def _look_for_return(self, wanted: Wanted, latest: int) -> None:
         """Look whether the newest message of a member that counts as away lies ready: then it is waited for again."""

@@ -6,8 +6,9 @@ import json
 import ssl
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from http.cookiejar import DefaultCookiePolicy
 from typing import Annotated, Any, TypeVar
 
 import httpx
@@ -19,7 +20,8 @@ from crad.network.arrivals import Announced, Rounds, ShortName
 from crad.network.envelope import max_envelope_bytes
 from crad.network.fields import split_address
 from crad.network.identity import Identity
-from crad.network.proof import MAX_PROOF_BYTES
+from crad.network.parsing import first_fault
+from crad.network.proof import max_proof_bytes
 from crad.network.tls import MemberContext
 
 CONNECT_S = 10.0
@@ -32,7 +34,7 @@ MAX_AGREEMENT_BYTES = 4 << 20
 MAX_REASON = 500  # characters
 OLDER_TLS = ("alert protocol version", "unsupported protocol", "wrong version number")  # in OpenSSL's words
 
-MAX_RECEIPTS_BYTES = 1 << 20
+RECEIPTS_BYTES, RECEIPT_BYTES = 16 * 1024, 512  # of hashes in all, and for each member
 Told = TypeVar("Told", bound=BaseModel)
 
 
@@ -102,6 +104,8 @@ class MemberClient:
             proxy=proxy,
             headers={"Accept-Encoding": "identity"},
         )
+        # A cookie is kept for the next request, and one that cannot be sent would end it.
+        self._client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
 
     def hello(self, *, timeout_s: float | None = None, total_s: float | None = None) -> Hello:
         """Who is there, with which agreement, at which round."""
@@ -130,7 +134,8 @@ class MemberClient:
 
     def receipts(self, round_index: int, *, total_s: float) -> Receipts | None:
         """What the member says that it received in a round, None if it does not say."""
-        answer = self.ask(f"/v1/receipts/{round_index}", limit=MAX_RECEIPTS_BYTES, total_s=total_s)
+        limit = RECEIPTS_BYTES + RECEIPT_BYTES * len(self._agreement.members)
+        answer = self.ask(f"/v1/receipts/{round_index}", limit=limit, total_s=total_s)
         return self._model(Receipts, answer) if answer.status == 200 else None
 
     def receipt(self, round_index: int, name: str, kind: str, *, total_s: float) -> bytes | None:
@@ -141,7 +146,7 @@ class MemberClient:
 
     def proof(self, name: str, *, total_s: float) -> bytes | None:
         """The member's proof against another one, None if it has none."""
-        answer = self.ask(f"/v1/proof/{name}", limit=MAX_PROOF_BYTES, total_s=total_s)
+        answer = self.ask(f"/v1/proof/{name}", limit=max_proof_bytes(self._agreement), total_s=total_s)
         return answer.body if answer.status == 200 else None
 
     def reach(self, *, total_s: float | None = None) -> Reached | None:
@@ -217,8 +222,18 @@ class MemberClient:
         except TimeoutError as error:
             raise httpx.ConnectTimeout(str(error)) from error
         timeout = httpx.Timeout(read_s, connect=connect_s, pool=connect_s)
-        with self._client.stream("GET", path, headers=headers, timeout=timeout) as response:
+        request = self._client.build_request("GET", path, headers=headers, timeout=timeout)
+        with closing(self._send(request)) as response:
             yield response
+
+    def _send(self, request: httpx.Request) -> httpx.Response:
+        """Send it; whatever the library makes of a strange answer, say a redirect to nowhere, is the line's fault."""
+        try:
+            return self._client.send(request, stream=True)
+        except httpx.TransportError:
+            raise
+        except Exception as error:
+            raise httpx.RemoteProtocolError(f"an answer that makes no sense ({type(error).__name__})") from error
 
     def _model(self, model: type[Told], answer: Answer) -> Told:
         try:
@@ -226,7 +241,7 @@ class MemberClient:
         except ValidationError as error:
             raise SnapshotError(
                 f"{self.member.name} gave an answer ({answer.status}) that makes no sense: "
-                f"{printable(error.errors()[0]['msg'])}: compare the versions of crad"
+                f"{first_fault(error)}: compare the versions of crad"
             ) from error
 
 

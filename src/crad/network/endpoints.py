@@ -124,7 +124,8 @@ class Endpoints:
     async def _receipt(self, request: Request) -> Response:
         """The signed envelope of another member, as we received it."""
         round_text, name, kind = (request.path_params[key] for key in ("round", "name", "kind"))
-        is_sensible = ROUND.fullmatch(round_text) is not None and split_kind(kind)[1] is None
+        is_kind = KIND.fullmatch(kind) is not None and split_kind(kind)[1] is None
+        is_sensible = ROUND.fullmatch(round_text) is not None and is_kind
         found = self.witness.envelope(int(round_text), name, kind) if self.witness and is_sensible else None
         return Response(status_code=404) if found is None else Response(found, media_type="application/json")
 

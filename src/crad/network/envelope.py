@@ -14,11 +14,12 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from crad.errors import SnapshotError, printable
 from crad.network.agreement import Agreement, Member
 from crad.network.identity import Identity, parse_certificate
+from crad.network.parsing import load_model
 from crad.network.trust import check_certificate
 
 VERSION = 1
@@ -121,10 +122,6 @@ def check_signature(certificate: x509.Certificate, signature: bytes, text: bytes
 
 def _parse(raw: bytes, *, sender: Member) -> Envelope:
     try:
-        return Envelope.model_validate_json(raw)
-    except ValidationError as error:
-        fault = error.errors()[0]
-        place = ".".join(map(str, fault["loc"])) or "the whole"
-        raise SnapshotError(
-            f"{sender.name} sent a malformed envelope: {printable(place)}: {printable(fault['msg'])}"
-        ) from error
+        return load_model(Envelope, raw)
+    except ValueError as error:
+        raise SnapshotError(f"{sender.name} sent a malformed envelope: {printable(error)}") from error

@@ -6,13 +6,14 @@ other. With it come the hashes of what that member received, which are compared 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import httpx
 
-from crad.errors import CradError, SnapshotError
+from crad.errors import CradError, RunError, SnapshotError, printable
 from crad.federation.files import full_disk
 from crad.federation.message import Message
 from crad.network.agreement import Agreement, Member, differences
@@ -96,6 +97,7 @@ class Want:
     kind: str
     inbox: Inbox
     witness: Witness
+    on_announced: Callable[[int, Announced, str], None]  # refuses what must not be fetched
     stop: Signal
     endings: Mailbox[tuple[int, Ending]]
 
@@ -128,8 +130,10 @@ class Fetch:
             ending = Ending("refused", str(error))
         except OSError as error:
             ending = Ending("fault", error=full_disk(self._want.inbox.folder, error))
-        except Exception as error:  # told to the one who waits, who must not wait for ever
+        except CradError as error:
             ending = Ending("fault", error=error)
+        except Exception as error:  # nothing that comes from one member ends the run for all
+            ending = Ending("refused", f"what it sends cannot be read ({type(error).__name__}: {printable(error)})")
         if self._want.stop.is_set() and ending.verdict == "fault" and not isinstance(ending.error, CradError):
             ending = self._late()  # a client closed under our hands
         self._want.endings.put((self.client.number, ending))
@@ -193,8 +197,8 @@ class Fetch:
     def _take(self, verdict: Verdict, answer: Answer, round_index: int, *, reason: str = "") -> Ending:
         """Check what is announced, fetch it, and compare what its sender received with what we did."""
         announced = self._open(answer, round_index)
+        self._want.on_announced(self.client.number, announced, self._want.kind)  # a second one is proof, body or not
         message = self._download(announced, round_index)
-        self._want.witness.note(self.client.number, announced, self._want.kind)
         self._compare_receipts(round_index)
         return Ending(verdict, reason, message, round_index=round_index)
 
@@ -234,6 +238,10 @@ class Fetch:
         Whatever goes wrong here is no reason to refuse its message.
         """
         witness, client = self._want.witness, self.client
+
+        def show(index: int, name: str, kind: str) -> bytes | None:
+            return None if self._want.stop.is_set() else client.receipt(index, name, kind, total_s=RECEIPTS_S)
+
         try:
             for index in (round_index - 1, round_index):
                 receipts = client.receipts(index, total_s=RECEIPTS_S) if index > 0 else None
@@ -243,18 +251,22 @@ class Fetch:
                     index,
                     receipts.received,
                     teller=client.member.name,
-                    show=lambda name, kind, index=index: client.receipt(index, name, kind, total_s=RECEIPTS_S),  # type: ignore[misc]
+                    show=partial(show, index),
                 )
                 self._take_proofs(receipts)
-        except (httpx.TransportError, SnapshotError):
+        except (OSError, RunError):
+            raise  # our own disk
+        except Exception:
             return
 
     def _take_proofs(self, receipts: Receipts) -> None:
-        known = {member.name for member in self._agreement.members}
-        for name in sorted(set(receipts.proofs) & known):
-            raw = None if self._want.witness.is_proven(name) else self.client.proof(name, total_s=RECEIPTS_S)
-            if raw is not None:
-                self._want.witness.take_proof(raw, teller=self.client.member.name)
+        """Take the first proof that is new to us; the next message brings the next."""
+        witness = self._want.witness
+        names = {member.name for member in self._agreement.members} - {self.client.member.name, witness.own_name}
+        new = sorted(name for name in names.intersection(receipts.proofs) if not witness.is_proven(name))
+        raw = self.client.proof(new[0], total_s=RECEIPTS_S) if new and not self._want.stop.is_set() else None
+        if raw is not None:
+            witness.take_proof(raw, teller=self.client.member.name)
 
     def _after_failure(self, error: httpx.TransportError) -> Ending | None:
         reason = why(error)

@@ -106,6 +106,8 @@ class Gate:
             return 403
         if not self._spend(name):
             return 429
+        if not scope["path"].isprintable():  # a line break at the end would pass for the address before it
+            return 404
         return None if scope["method"] == "GET" else 405
 
     def _spend(self, name: str) -> bool:

@@ -110,7 +110,13 @@ class HttpsExchange(MemberExchange):
     def _gather(self, round_index: int, kind: str, wanted: Sequence[int], patience: Patience) -> dict[int, Message]:
         self._settle_those_behind()
         want = Want(
-            round_index, kind, self._inbox, self.witness, stop=self._clock.signal(), endings=self._clock.mailbox()
+            round_index,
+            kind,
+            self._inbox,
+            self.witness,
+            on_announced=self._note_announced,
+            stop=self._clock.signal(),
+            endings=self._clock.mailbox(),
         )
         endings = self._fetch_all(wanted, want, patience)
         self._note_attendance(round_index, _verdicts(endings), wanted)

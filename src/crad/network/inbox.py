@@ -41,6 +41,9 @@ class Inbox:
         folder.mkdir(parents=True, exist_ok=True)
         whole = folder / f"{kind}-{name}-{announced.manifest.sha256[:16]}.safetensors"
         part = whole.with_name(f"{whole.name}.part")
+        for other in folder.glob(f"{kind}-{name}-*.part"):
+            if other != part:  # of something that was announced before: it is not gone on with
+                other.unlink(missing_ok=True)
         if whole.exists():
             whole.replace(part)  # from before a restart: checked again, like a part that happens to be complete
         if part.exists():

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crad.errors import ConfigError
+from crad.errors import ConfigError, SnapshotError
 from crad.federation.exchange import KEPT_ROUNDS, Ledger, OvertakenError
 from crad.federation.message import Manifest, Message
 from crad.network.agreement import Agreement
@@ -23,7 +23,7 @@ from crad.network.patience import Patience, Verdict
 from crad.network.witness import Witness, digest_of
 
 Refused = Callable[[str, str], None]  # the member's name, and why
-PROOFS = "proofs"
+PROOFS, SNAPSHOT = "proofs", "snapshot"
 
 
 class UnpublishedError(Exception):
@@ -36,6 +36,7 @@ class Terms:
 
     left_out: Mapping[int, str] = field(default_factory=dict)  # whom nothing is taken from, and why
     away_after: int = AWAY_AFTER  # missed rounds
+    snapshot_bytes: Mapping[int, int] = field(default_factory=dict)  # that a member's network can need at the most
     on_refused: Refused = lambda name, reason: None
     notice: Notice = lambda text: None
     clock: Clock = SYSTEM_CLOCK
@@ -105,8 +106,11 @@ class MemberExchange(ABC):
         assert receiver == self._own, "a member collects for itself"
         asked = list(peers)
         wanted = [number for number in asked if not self._is_left_out(number)]
+        self.witness.forget(before=round_index - KEPT_ROUNDS)
         self._inbox.keep_only(range(round_index - KEPT_ROUNDS + 1, round_index + 1))
         self._check_overtaken(round_index)
+        if quorum is None and len(asked) < len(self._others):
+            quorum = 0  # where a few are drawn, one of them alone must not be able to stop the round
         patience = Patience.agreed(
             self._agreement, num_wanted=len(wanted), deadline_s=deadline_s, quorum=quorum, clock=self._clock
         )
@@ -147,6 +151,17 @@ class MemberExchange(ABC):
     @abstractmethod
     def _gather(self, round_index: int, kind: str, wanted: Sequence[int], patience: Patience) -> Mapping[int, Message]:
         """What came until the round can go on; who is left out has been named."""
+
+    def _note_announced(self, number: int, announced: Announced, kind: str) -> None:
+        """Take down what a member signed, before any of it is fetched; refused if it must not be."""
+        self.witness.note(number, announced, kind)
+        if self.witness.is_proven(self._name(number)):
+            raise SnapshotError(f"{self._name(number)} signed two different messages for one round")
+        most = self._terms.snapshot_bytes.get(number)
+        if kind == SNAPSHOT and most is not None and announced.manifest.size > most:
+            raise SnapshotError(
+                f"{self._name(number)} announces {announced.manifest.size} bytes, its network needs no more than {most}"
+            )
 
     def _note_attendance(self, round_index: int, verdicts: Mapping[int, Verdict], wanted: Iterable[int]) -> None:
         """Take down who was there when the round went on, and say who is not waited for from now on."""

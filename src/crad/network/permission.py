@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 
 from crad.errors import ConfigError, printable
 from crad.methods import METHODS
-from crad.models import Allowance, Architecture, InputShape
+from crad.models import Allowance, Architecture, InputShape, estimate_size
 from crad.network.agreement import HTTPS, Agreement, Member
 from crad.network.site import Site
 
 # Kinds of store that an agreement may name: those that we know. fsspec imports whatever else is registered with it.
 STORES = ("file", "local", "memory", "s3", "s3a", "sftp", "ssh")
+
+
+HEADER_BYTES = 1 << 20  # of a snapshot: names and shapes of its tensors, with room to spare
 
 
 def allowance_of(site: Site) -> Allowance:
@@ -29,6 +33,16 @@ def left_out_of(agreement: Agreement, site: Site) -> dict[int, str]:
     reasons = {number: known.get(member.architecture) for number, member in enumerate(agreement.members)}
     own = agreement.number(site.name)
     return {number: reason for number, reason in reasons.items() if reason is not None and number != own}
+
+
+def snapshot_bytes_of(agreement: Agreement, left_out: Collection[int]) -> dict[int, int]:
+    """How large a snapshot of each member's network can be at the most, by number; of those that we learn from."""
+    shape, sizes = input_shape(agreement), dict[str, int]()
+    for number, member in enumerate(agreement.members):
+        if number not in left_out and member.architecture not in sizes:
+            sizes[member.architecture] = estimate_size(Architecture.parse(member.architecture), shape).nbytes
+    others = [number for number in range(len(agreement.members)) if number not in left_out]
+    return {number: 2 * sizes[agreement.members[number].architecture] + HEADER_BYTES for number in others}
 
 
 def word_about_network(member: Member) -> str | None:

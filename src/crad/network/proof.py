@@ -15,16 +15,25 @@ from typing import Annotated, Any, Final, Literal
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from crad.errors import SnapshotError, printable
 from crad.federation.message import Manifest
 from crad.network.agreement import Agreement
-from crad.network.envelope import Envelope, check_signature, signed_text
+from crad.network.envelope import Envelope, check_signature, max_envelope_bytes, signed_text
 from crad.network.identity import fingerprint, key_fingerprint, name_in, parse_certificate
+from crad.network.parsing import load_model, load_object
 
 WHAT: Final = "two different messages that one member signed for one round"
 MAX_PROOF_BYTES = 32 << 20  # an agreement, and two envelopes of ten thousand classes
+
+
+NUM_ENVELOPES = 2
+
+
+def max_proof_bytes(agreement: Agreement) -> int:
+    """No proof of this federation is larger: its agreement and two envelopes, as JSON in JSON."""
+    return 4 * (len(agreement.text) + NUM_ENVELOPES * max_envelope_bytes(agreement))
 
 
 class Proof(BaseModel):
@@ -71,10 +80,13 @@ def verify_proof(raw: bytes) -> Proven:
     if len(raw) > MAX_PROOF_BYTES:
         raise SnapshotError(f"this is no proof: {len(raw)} bytes, at most {MAX_PROOF_BYTES} are read")
     try:
-        proof = Proof.model_validate_json(raw)
-        envelopes = [Envelope.model_validate_json(text) for text in proof.envelopes]
+        table = load_object(raw, keys=Proof.model_fields.keys())
+        if not isinstance(table.get("envelopes"), list) or len(table["envelopes"]) != NUM_ENVELOPES:
+            raise ValueError("it holds other than two envelopes")
+        proof = load_model(Proof, raw)
+        envelopes = [load_model(Envelope, text) for text in proof.envelopes]
         agreement = json.loads(proof.agreement)
-    except (ValidationError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise SnapshotError(f"this is no proof: {printable(error)}") from error
     federation = hashlib.sha256(proof.agreement.encode()).hexdigest()
     heads = {(one.federation, one.member, one.kind) for one in envelopes}
@@ -160,6 +172,6 @@ def _is_known(
 
 def _manifest(raw: bytes) -> Manifest:
     try:
-        return Manifest.model_validate_json(raw)
-    except ValidationError as error:
+        return load_model(Manifest, raw)
+    except ValueError as error:
         raise SnapshotError(f"this proves nothing: a manifest in it is malformed: {printable(error)}") from error

@@ -12,14 +12,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from crad.errors import ConfigError, SnapshotError, printable
-from crad.federation.exchange import KEPT_ROUNDS
 from crad.federation.files import full_disk, write_atomically
 from crad.network.agreement import Agreement
 from crad.network.arrivals import Announced, check_announced, split_kind
 from crad.network.envelope import manifest_in
 from crad.network.proof import Proven, make_proof, verify_proof
 
-MAX_SAID = 100  # lines about what others show
+MAX_SAID = 20  # lines about what one member shows
 MAX_SHOWN = 16  # envelopes looked at beyond one of each member
 
 Notice = Callable[[str], None]
@@ -36,7 +35,7 @@ class Witness:
         self._lock = threading.RLock()
         self._received: dict[int, dict[Place, bytes]] = {}
         self._elsewhere: dict[tuple[int, str], str] = {}  # our own messages, as others hold them
-        self._said: set[str] = set()
+        self._said: dict[str, set[str]] = {}  # by the member that it is about
         self._proofs: dict[str, bytes] = {}
         for file in sorted(folder.glob("*.json")):
             self._take_up(file)
@@ -48,11 +47,14 @@ class Witness:
         round_index, place = announced.manifest.round_index, (self._agreement.members[number].name, kind)
         with self._lock:
             known = self._received.setdefault(round_index, {}).setdefault(place, announced.envelope)
-            newest = max(self._received)
-            for old in [index for index in self._received if index <= newest - KEPT_ROUNDS - 1]:
-                del self._received[old]
         if digest_of(known) != digest_of(announced.envelope):
             self._accuse(place[0], (known, announced.envelope))
+
+    def forget(self, *, before: int) -> None:
+        """Forget what came in rounds that nobody compares any more; by our own round, never by what others deliver."""
+        with self._lock:
+            for old in [index for index in self._received if index < before]:
+                del self._received[old]
 
     def digests(self, round_index: int) -> dict[str, dict[str, str]]:
         """Return what we received in this round, by member and kind, as the sha256 of what was signed."""
@@ -98,12 +100,18 @@ class Witness:
         except ConfigError:
             return  # a name of its own making
         except SnapshotError as error:
-            self._say(f"{teller} shows a forgery as {printable(name)}'s {kind} of round {round_index}: {error}")
+            text = f"{teller} shows a forgery as {printable(name)}'s {kind} of round {round_index}: {error}"
+            self._say(text, about=teller)
             return
         if number == self._own:
             self._note_own(round_index, kind, announced, teller=teller)
         elif self.envelope(round_index, name, kind) is not None:
             self.note(number, announced, kind)
+
+    @property
+    def own_name(self) -> str:
+        """Our own name."""
+        return self._agreement.members[self._own].name
 
     def has_other(self, round_index: int, kind: str, digest: str) -> bool:
         """Return whether somebody holds another message of our own for this round: we must not sign a second one."""
@@ -131,7 +139,7 @@ class Witness:
         try:
             proven = verify_proof(raw)
         except SnapshotError as error:
-            self._say(f"{teller} shows a proof that is none: {error}")
+            self._say(f"{teller} shows a proof that is none: {error}", about=teller)
             return
         is_ours = proven.agreement == self._agreement.hash
         if is_ours and proven.member != self._agreement.members[self._own].name:
@@ -145,14 +153,15 @@ class Witness:
         if known is not None and digest_of(known) != digest:
             self._say(
                 f"{teller} holds another {kind} of ours for round {round_index}, signed with our key: restored from a "
-                "backup, started twice, or is the key in other hands? Others may leave us out"
+                "backup, started twice, or is the key in other hands? Others may leave us out",
+                about=self.own_name,
             )
 
     def _accuse(self, name: str, envelopes: tuple[bytes, bytes]) -> None:
         try:
             raw = make_proof(self._agreement, envelopes)
         except SnapshotError as error:
-            self._say(f"{name}: {error}")
+            self._say(f"{name}: {error}", about=name)
             return
         self._keep(verify_proof(raw), raw)
 
@@ -182,12 +191,13 @@ class Witness:
         if proven.agreement == self._agreement.hash:
             self._proofs[proven.member] = raw
 
-    def _say(self, text: str) -> None:
-        """Say something once, however often it is seen; of very many things only the first."""
+    def _say(self, text: str, *, about: str) -> None:
+        """Say something once, however often it is seen; of very many things about one member only the first."""
         with self._lock:
-            if text in self._said or len(self._said) >= MAX_SAID:
+            said = self._said.setdefault(about, set())
+            if text in said or len(said) >= MAX_SAID:
                 return
-            self._said.add(text)
+            said.add(text)
         self._notice(text)
 
 

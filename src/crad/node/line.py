@@ -14,6 +14,7 @@ from crad.network.https_exchange import HttpsExchange
 from crad.network.identity import Identity, fingerprint, load_identity
 from crad.network.ledger import OutgoingLedger
 from crad.network.member_exchange import MemberExchange, Terms
+from crad.network.permission import snapshot_bytes_of
 from crad.network.refusals import RefusalLog
 from crad.network.server import SnapshotServer
 from crad.network.site import Site
@@ -41,7 +42,13 @@ def open_exchange(
         log.add(name, reason)
         notice(f"refused from {name}: {reason}")
 
-    terms = Terms(left_out=part.left_out, away_after=site.away_after, on_refused=on_refused, notice=notice)
+    terms = Terms(
+        left_out=part.left_out,
+        away_after=site.away_after,
+        snapshot_bytes=snapshot_bytes_of(part.agreement, part.left_out),
+        on_refused=on_refused,
+        notice=notice,
+    )
     folder, agreement = part.folder / "exchange", part.agreement
     first_round = (latest_round(RunDirectory(part.folder).checkpoint_folder) or 0) + 1
     with closing(OutgoingLedger(part.folder / LEDGER)) as ledger, ExitStack() as opened:
