@@ -707,6 +707,13 @@ def test_receipts_full_of_forgeries_cost_a_look_for_each_message(federation, mon
     looks.clear()
     federation.put(path, json.dumps({"receipts": receipts, "proofs": proofs}).encode())
     assert sorted(federation.collect(round_index=ROUND + 1, deadline_s=30)[0]) == [B, C]
+    assert looks == [], "so many cannot be right, and none is looked at"
+    assert "what clinic-b says of what it received makes no sense: it is passed over" in federation.notices
+    few = {"receipts": [receipts[0], *receipts[1000:1020]], "proofs": {"clinic-c": "none"}}
+    federation.put(path, json.dumps(few).encode())
+    for number in (B, C):
+        federation.publish(number, round_index=ROUND + 2)
+    assert sorted(federation.collect(round_index=ROUND + 2, deadline_s=30)[0]) == [B, C]
     assert looks.count("take_proof") == 1
     assert looks.count("examine") == 1 + MAX_UNKNOWN
     assert f"clinic-b shows a forgery as clinic-c's {KIND} of round {ROUND}" in "".join(federation.notices)

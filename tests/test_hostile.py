@@ -81,7 +81,10 @@ SAID = {
     "plants pipes": "goes on without {name}: .*/{name}/round-0000[12]/.* is no file",
     "overflows": "round 1 learned nothing from {name}: it gives non-finite predictions; ask {name} to look",
     "signs two": "{name} signed two different messages for round [123]: it is left out from now on; the proof is ",
-    "slanders": "{name} shows a forgery as clinic-[012]'s snapshot of round [123]: ",
+    "slanders": (
+        "({name} shows a forgery as clinic-[012]'s snapshot of round [123]: "
+        "|what {name} says of what it received makes no sense)"
+    ),
     "sends garbage": "refused from {name}: ",
     "speaks no HTTP": "(goes on without|refused from) {name}: ",
     "announces too much": "refused from {name}: {name} announces 1099511627776 bytes, the agreement allows 1048576",

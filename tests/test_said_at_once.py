@@ -108,6 +108,7 @@ WRITERS = {
     "alone": r"^alone/rounds\.jsonl",
     "alone, its checkpoint": r"^alone/checkpoint/",
     "outcome": r"^\.participant\.json",
+    "signed": r"^exchange/signed/",
     "report": r"^\.report\.html",
 }
 

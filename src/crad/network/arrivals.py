@@ -14,7 +14,7 @@ from crad.network.agreement import Agreement
 from crad.network.envelope import open_envelope
 
 KIND = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
-ADDRESSED = re.compile(r"(.+)-to-([0-9]{1,9})")
+ADDRESSED = re.compile(r"(.+)-to-([0-9]+)")
 ShortName = Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,100}$")]  # of members and kinds, as others write them
 RoundNumber = Annotated[int, Field(ge=0, lt=2**31)]
 

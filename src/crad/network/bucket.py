@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from crad.errors import SnapshotError
+from crad.errors import SnapshotError, printable
 from crad.federation.exchange import KEPT_ROUNDS
 from crad.federation.files import full_disk
 from crad.federation.message import Manifest, Message
@@ -128,14 +128,14 @@ class Bucket:
         return envelope if is_whole else None
 
     def receipts_of(self, number: int) -> Receipts | None:
-        """What a member says that it received; None if it says nothing, or nothing that makes sense."""
+        """What a member says that it received; None if it says nothing, refused if that makes no sense."""
         places = len(self._agreement.members) * RECEIPT_ROUNDS * MAX_KINDS
         most = places * 2 * max_envelope_bytes(self._agreement) + MAX_PROOFS * max_proof_bytes(self._agreement)
         raw = self.store.read(f"{self._folder_of(number)}/receipts.json", most=most)
         try:
             return None if raw is None else parse_receipts(raw, most=places)
-        except ValueError:
-            return None
+        except ValueError as error:
+            raise SnapshotError(f"{self._agreement.members[number].name} tells nonsense: {printable(error)}") from error
 
     def put_receipts(self, received: Mapping[int, Mapping[Place, bytes]], proofs: Mapping[str, bytes]) -> None:
         """What we received, so that the others can compare it with what they did; and the proofs that we have."""

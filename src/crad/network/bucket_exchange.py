@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from crad.errors import SnapshotError
 from crad.federation.exchange import KEPT_ROUNDS, OvertakenError
 from crad.federation.files import disk_faults, write_atomically
 from crad.federation.message import Message
@@ -25,7 +26,7 @@ from crad.network.patience import Patience
 from crad.network.store import Store, StoreError
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
-MAX_UNKNOWN = 32  # messages of our own that we know nothing of, looked at for one member
+MAX_UNKNOWN = 8  # messages of our own that we know nothing of, looked at for one member
 
 
 class BucketExchange(MemberExchange):
@@ -101,7 +102,7 @@ class BucketExchange(MemberExchange):
             round_index=round_index,
             kind=kind,
             numbers=wanted,
-            away=lambda: self.attendance.away(round_index),
+            away=lambda: self._not_waited_for(round_index, wanted),
             patience=patience,
             voice=Voice(
                 refuse=self._refuse,
@@ -129,6 +130,9 @@ class BucketExchange(MemberExchange):
             receipts = self._bucket.receipts_of(number)
         except (StoreError, FileNotFoundError):
             return  # the next round asks again
+        except SnapshotError:
+            self.witness.note_nonsense(self._name(number))
+            return
         if receipts is not None:
             self._compare(receipts, teller=self._name(number))
 

@@ -256,6 +256,8 @@ class Fetch:
                 self._take_proofs(receipts)
         except (OSError, RunError):
             raise  # our own disk
+        except SnapshotError:
+            witness.note_nonsense(client.member.name)
         except Exception:
             return
 

@@ -135,7 +135,9 @@ class HttpsExchange(MemberExchange):
         wants = {number: behind if number in away else want for number in wanted}
         running = {number: self._start(number, wants[number]) for number in wanted}
         try:
-            while not patience.is_over(_verdicts(endings), wanted=wanted, away=away):
+            while not patience.is_over(
+                _verdicts(endings), wanted=wanted, away=self._not_waited_for(want.round_index, wanted)
+            ):
                 self._check_hope(want, patience, endings)
                 if all(number in endings for number in wanted if number not in away):
                     running |= self._ask_again(wants, endings)

@@ -183,6 +183,10 @@ class MemberExchange(ABC):
             )
             raise OvertakenError(f"the others are at round {reached}")
 
+    def _not_waited_for(self, round_index: int, wanted: Iterable[int]) -> frozenset[int]:
+        """Who is away, and who has been proven something while the round went on."""
+        return self.attendance.away(round_index) | {number for number in wanted if self._is_left_out(number)}
+
     def _is_left_out(self, number: int) -> bool:
         return number in self._terms.left_out or self.witness.is_proven(self._name(number))
 

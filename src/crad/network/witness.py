@@ -113,6 +113,10 @@ class Witness:
         """Our own name."""
         return self._agreement.members[self._own].name
 
+    def note_nonsense(self, teller: str) -> None:
+        """Say that a member tells of what it received in a way that nobody can read."""
+        self._say(f"what {teller} says of what it received makes no sense: it is passed over", about=teller)
+
     def has_other(self, round_index: int, kind: str, digest: str) -> bool:
         """Return whether somebody holds another message of our own for this round: we must not sign a second one."""
         with self._lock:
