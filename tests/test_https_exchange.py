@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import socket
 import ssl
 import threading
@@ -23,6 +24,7 @@ from crad.network import fetch, https_exchange, patience
 from crad.network.envelope import seal
 from crad.network.identity import create_identity
 from crad.network.ledger import OutgoingLedger, totals
+from crad.network.member_exchange import SIGNED
 from crad.network.outbox import Outbox
 from crad.network.proof import make_proof, verify_proof
 from crad.network.server import SnapshotServer
@@ -292,7 +294,7 @@ def test_nobody_signs_a_second_snapshot_for_a_round_by_accident(identities, town
 
 
 def test_who_lost_its_state_signs_nothing_for_a_round_that_others_hold(town):
-    """Restored from an old backup: the outbox is empty, and the others have what was signed before."""
+    """Restored from an old backup: outbox and record are empty, and the others have what was signed before."""
     town[1].publish(seed=1)
     town[2].publish()
     town[0].publish()
@@ -300,6 +302,7 @@ def test_who_lost_its_state_signs_nothing_for_a_round_that_others_hold(town):
     town[2].collect(0, 1)
     town[1].server.outbox = Outbox(town[1].folder / "new", federation=town.agreement.hash)
     town[1].server._endpoints._outbox = town[1].server.outbox
+    shutil.rmtree(town[1].folder / SIGNED)
     town[1].meet(town.agreement)
     town[1].collect(0, 2)  # with it comes what the others hold of ours
     town[1].publish(seed=2)

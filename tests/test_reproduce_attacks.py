@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -167,3 +169,13 @@ def test_a_kept_run_of_thirty_rounds_and_ten_clients_is_below_sixty_kilobytes():
     run = made_run(clients=10, classes=10, rounds=30, eval_every=2, attack="noise", attackers=2)
     slim = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in slim_rounds(run.rounds, selected=30))
     assert len(slim) < 45_000
+
+
+def test_git_does_not_ignore_kept_runs():
+    """They are kept in order to be committed; a pattern for run directories once left them behind."""
+    root = Path(__file__).parents[1]
+    kept = "evidence/attacks/runs/cifar10-crad-seed1-00000000/summary.json"
+    ignored = subprocess.run(["git", "check-ignore", kept], cwd=root, capture_output=True, text=True)
+    if ignored.returncode not in (0, 1):
+        pytest.skip(f"no git checkout here: {ignored.stderr.strip()}")
+    assert ignored.returncode == 1, ignored.stdout

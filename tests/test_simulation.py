@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from crad.network.attendance import Attendance
 from crad.network.member_exchange import MemberExchange
+from crad.network.signatures import SignatureRecord
 from tests.simulation.clock import StuckError, VirtualClock
 from tests.simulation.hostile import BEHAVIOURS
 from tests.simulation.schedule import BrokenError, Plan, World, draw_plan, make_message, run_schedule, schedule_of
@@ -103,12 +106,38 @@ def test_the_simulation_sees_a_majority_of_those_who_answer(monkeypatch):
 
 def test_the_simulation_sees_two_signatures_for_one_round(monkeypatch):
     """A member that does not look at what it signed before its restart, on a processor that rounds otherwise."""
-    monkeypatch.setattr("tests.simulation.schedule.WatchedHttps._signed_before", lambda self, index, kind: None)
+    monkeypatch.setattr(SignatureRecord, "find", lambda self, index, kind: None)
+    monkeypatch.setattr("tests.simulation.schedule.WatchedHttps._published_before", lambda self, index, kind: None)
     plan = calm({}, members=3)
     plan.kills.append((4.0, 0, 0.5))
     plan.is_reproducible = False
     with pytest.raises(BrokenError, match="member 0 signed two different messages"):
         schedule_of(plan)
+
+
+JUMPED_AND_KILLED = (40621, 41170, 41695, 41794, 42680, 45630)
+
+
+@pytest.mark.parametrize("seed", JUMPED_AND_KILLED)
+def test_who_jumped_ahead_and_was_killed_signs_no_old_round_again(seed):
+    """These schedules ended so: killed twice, between them overtaken, and the rounds it had signed first forgotten."""
+    run_schedule(seed)
+
+
+def test_what_was_signed_is_known_until_the_agreement_ends(monkeypatch):
+    """The record cut down to the last two rounds, as it once was: the schedules see it."""
+    keep = SignatureRecord.keep
+
+    def keep_two_rounds(record: SignatureRecord, round_index: int, kind: str, envelope: bytes) -> None:
+        keep(record, round_index, kind, envelope)
+        for old in record._folder.glob("round-*"):
+            if int(old.name.removeprefix("round-")) <= round_index - 2:
+                shutil.rmtree(old)
+
+    monkeypatch.setattr(SignatureRecord, "keep", keep_two_rounds)
+    for seed in JUMPED_AND_KILLED:
+        with pytest.raises(BrokenError, match="signed two different messages"):
+            run_schedule(seed)
 
 
 def test_the_simulation_sees_a_wait_without_an_end(monkeypatch):

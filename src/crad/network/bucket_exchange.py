@@ -5,14 +5,12 @@ Whoever owns the store can withhold a snapshot, but neither forge nor alter one:
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from crad.errors import SnapshotError
-from crad.federation.exchange import KEPT_ROUNDS, OvertakenError
-from crad.federation.files import disk_faults, write_atomically
+from crad.federation.exchange import OvertakenError
 from crad.federation.message import Message
 from crad.network.agreement import Agreement
 from crad.network.arrivals import Announced, Rounds
@@ -51,7 +49,7 @@ class BucketExchange(MemberExchange):
         store: Objects | None = None,
     ) -> None:
         super().__init__(agreement, identity, folder, own=own, terms=terms)
-        self._pauses_s, self._signed = pauses_s, folder / "signed"
+        self._pauses_s = pauses_s
         address = agreement.exchange if url is None else url
         self._store = store or GuardedStore(lambda: Store(address, options=options))
         self._bucket = Bucket(self._store, agreement, identity, outgoing)
@@ -67,11 +65,7 @@ class BucketExchange(MemberExchange):
         self._rounds = Rounds(first_round=round_index, latest_round=None)
         self._keep_trying(lambda: self._bucket.put_state(self._rounds), what="the word that we start")
 
-    def _signed_before(self, round_index: int, kind: str) -> bytes | None:
-        try:
-            return self._signed_path(round_index, kind).read_bytes()  # what we know ourselves needs no store
-        except FileNotFoundError:
-            pass
+    def _published_before(self, round_index: int, kind: str) -> bytes | None:
         found: list[bytes | None] = []
         what = f"our {kind} of round {round_index}"
         if not self._keep_trying(lambda: found.append(self._bucket.signed_before(round_index, kind)), what=what):
@@ -80,11 +74,6 @@ class BucketExchange(MemberExchange):
 
     def _send(self, round_index: int, kind: str, message: Message, envelope: bytes) -> None:
         """A store that fails is tried again until the agreement's deadline; then the round goes on without us."""
-
-        path = self._signed_path(round_index, kind)
-        with disk_faults(self._signed):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, envelope)
 
         def put() -> None:
             self._bucket.put_message(round_index, kind, message, envelope)
@@ -192,13 +181,7 @@ class BucketExchange(MemberExchange):
             self._clock.sleep(pause_s)
             pause_s = min(2 * pause_s, self._pauses_s[1])
 
-    def _signed_path(self, round_index: int, kind: str) -> Path:
-        return self._signed / f"round-{round_index:05d}" / f"{kind}.envelope"
-
     def _remove_old(self, round_index: int) -> None:
-        for folder in self._signed.glob("round-*"):
-            if int(folder.name.removeprefix("round-")) <= round_index - KEPT_ROUNDS:
-                shutil.rmtree(folder, ignore_errors=True)
         try:
             self._bucket.remove_old(round_index)
         except StoreError as error:  # not worth a second try: the next round tries again

@@ -99,7 +99,7 @@ class HttpsExchange(MemberExchange):
             client.drop()
             client.close()
 
-    def _signed_before(self, round_index: int, kind: str) -> bytes | None:
+    def _published_before(self, round_index: int, kind: str) -> bytes | None:
         found = self._server.outbox.look(round_index, kind)
         return found.envelope if isinstance(found, Published) else None
 

@@ -20,10 +20,11 @@ from crad.network.gate import Notice
 from crad.network.identity import Identity
 from crad.network.inbox import Inbox
 from crad.network.patience import Patience, Verdict
+from crad.network.signatures import SignatureRecord
 from crad.network.witness import Witness, digest_of
 
 Refused = Callable[[str, str], None]  # the member's name, and why
-PROOFS, SNAPSHOT = "proofs", "snapshot"
+PROOFS, SIGNED, SNAPSHOT = "proofs", "signed", "snapshot"
 
 
 class UnpublishedError(Exception):
@@ -55,6 +56,7 @@ class MemberExchange(ABC):
         self._notice, self._clock = self._terms.notice, self._terms.clock
         self._others = [number for number in range(len(agreement.members)) if number != own]
         self._inbox = Inbox(folder / "in")
+        self._signatures = SignatureRecord(folder / SIGNED)
         self.attendance = Attendance(self._others, away_after=self._terms.away_after)
         self.witness = Witness(agreement, own, folder / PROOFS, notice=self._notice)
         self.refused: Counter[str] = Counter()  # snapshots refused, by member
@@ -69,10 +71,12 @@ class MemberExchange(ABC):
         if len(message.body) > most:
             raise ConfigError(f"our {kind} has {len(message.body)} bytes, the agreement allows {most}: nobody takes it")
         envelope = seal(message.manifest, kind=kind, identity=self._identity, agreement=self._agreement)
-        try:
-            signed = self._signed_before(round_index, kind)
-        except UnpublishedError:
-            return  # what we do not know we might sign a second time
+        signed = self._signatures.find(round_index, kind)  # what we know ourselves needs no store
+        if signed is None:
+            try:
+                signed = self._published_before(round_index, kind)
+            except UnpublishedError:
+                return  # what we do not know we might sign a second time
         if signed is not None and digest_of(signed) != digest_of(envelope):
             self._notice(
                 f"our {kind} of round {round_index} came out otherwise than before the restart: the first stays"
@@ -86,6 +90,7 @@ class MemberExchange(ABC):
             )
             return
         self._note_own(envelope, kind)
+        self._signatures.keep(round_index, kind, envelope)
         self._send(round_index, kind, message, envelope)
 
     def collect(
@@ -141,8 +146,11 @@ class MemberExchange(ABC):
         """Let go of all connections."""
 
     @abstractmethod
-    def _signed_before(self, round_index: int, kind: str) -> bytes | None:
-        """The envelope of a message that we published in an earlier life, None if there is none."""
+    def _published_before(self, round_index: int, kind: str) -> bytes | None:
+        """Return the envelope of a message of ours that others can still see, None if there is none.
+
+        Asked where our own record has nothing, as after a restored backup.
+        """
 
     @abstractmethod
     def _send(self, round_index: int, kind: str, message: Message, envelope: bytes) -> None:
