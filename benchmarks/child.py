@@ -21,10 +21,10 @@ import crad
 from benchmarks.harness import GEMM_SIDE, gemm_work
 from benchmarks.naive import NaiveFederation
 from crad.config import Experiment
-from crad.federation.memory import peak_memory_bytes
+from crad.federation.federated_data import build_world
 from crad.federation.method import one_member_per_client
 from crad.federation.peer import Peer
-from crad.federation.world import build_world
+from crad.memory import peak_memory_bytes
 
 
 def main() -> None:

@@ -13,15 +13,15 @@ from unittest.mock import patch
 from torch import Tensor, nn
 
 import crad.federation.peer
-import crad.methods.training
-from crad.learning.teachers import PreparedTeacher, TeacherEngine
+import crad.methods.local_training
+from crad.inference.engine import PreparedTeacher, TeacherEngine
 
 Run = Callable[[Tensor], Tensor]
 
 # Where the pure computing of a round is done: the label it counts under, and the function that does it.
 COMPUTING = {
     "teachers": (PreparedTeacher, "__call__"),
-    "student": (crad.methods.training, "train_on_block"),
+    "student": (crad.methods.local_training, "train_on_block"),
     "evaluation": (crad.federation.peer, "score"),
 }
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from crad.aggregation.filters import TIE_TOLERANCE
 from crad.config import Experiment
-from crad.data.tensors import ImageSet
-from crad.federation.world import World, build_world
+from crad.data.preprocessing import ImageSet
+from crad.federation.federated_data import World, build_world
 from crad.models import build_model
 from crad.randomness import torch_seed, torch_stream
 

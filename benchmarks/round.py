@@ -25,8 +25,8 @@ from benchmarks.harness import (
 )
 from crad.api import Hooks
 from crad.config import Experiment
+from crad.federation.federated_data import World, build_world
 from crad.federation.peer import new_model
-from crad.federation.world import World, build_world
 from crad.models import Architecture
 
 PAPER_SHARD = 5000  # images a client has with CIFAR-10 among ten

@@ -16,13 +16,13 @@ import torch
 
 import crad.cli
 from crad.config import Experiment
-from crad.data.own import write_shard
-from crad.data.tensors import channel_statistics
-from crad.federation.world import build_world
+from crad.data.preprocessing import channel_statistics
+from crad.data.site_data import write_shard
+from crad.federation.federated_data import build_world
 from crad.network.agreement import Agreement, Member, make_agreement, to_toml
 from crad.network.identity import Identity, create_identity, load_identity
-from crad.network.setup import member_entry
-from crad.network.site import template
+from crad.site.settings import template
+from crad.site.setup import member_entry
 from tests.organisations import Authority
 
 SETTINGS = {"rounds": 3, "lr": 0.05, "batch_size": 16, "distill_weight": 0.4}
@@ -94,7 +94,7 @@ class Forked:
 
     def __init__(self, call: Callable[..., None], *args: object) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["crad.cli", "crad.node.joining", "torch._dynamo"])
+        context.set_forkserver_preload(["crad.cli", "crad.site.join", "torch._dynamo"])
         self._process = context.Process(target=call, args=args)
         self._process.start()
         self.pid = self._process.pid or 0

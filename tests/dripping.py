@@ -11,8 +11,8 @@ import time
 from contextlib import suppress
 
 from crad.network.agreement import Agreement
+from crad.network.https.tls import server_context
 from crad.network.identity import Identity
-from crad.network.tls import server_context
 
 DRIP_S = 0.5  # between two bytes: no time-out that counts from read to read ever passes
 

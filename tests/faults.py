@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 
 from crad.federation.message import Manifest, Message, pack, read_state
-from crad.network import endpoints
 from crad.network.agreement import Agreement, make_agreement, read_agreement
 from crad.network.envelope import seal
+from crad.network.https import endpoints
+from crad.network.https.server import SnapshotServer
 from crad.network.identity import Identity, create_identity, load_identity
-from crad.network.server import SnapshotServer
 from tests import town
 from tests.clinics import Clinics, Forked
 from tests.organisations import Authority

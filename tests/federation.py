@@ -10,13 +10,13 @@ from pathlib import Path
 from crad.config import Experiment
 from crad.engines.serial import SerialEngine
 from crad.federation.exchange import MemoryExchange
+from crad.federation.federated_data import build_world
 from crad.federation.message import encode
 from crad.federation.method import Method
 from crad.federation.peer import Peer
 from crad.federation.roster import Roster
 from crad.federation.rounds import Rounds
-from crad.federation.work import load_tensors
-from crad.federation.world import build_world
+from crad.federation.tasks import load_tensors
 from crad.methods import resolve_method
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from crad.federation.message import Manifest, Message
 from crad.network.arrivals import Rounds
-from crad.network.bucket import STATE, Bucket
 from crad.network.ledger import OutgoingLedger
-from crad.network.store import Store
+from crad.network.store.bucket import STATE, Bucket
+from crad.network.store.objects import Store
 from tests.hostile_garbage import bad_manifests, forged_envelope, forged_proof
 from tests.hostile_member import KIND, Own
 

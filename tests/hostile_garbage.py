@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 
 from crad.network.envelope import max_envelope_bytes, seal
-from crad.network.proof import make_proof
+from crad.network.equivocation.proof import make_proof
 from tests.hostile_member import KIND, Own
 
 STATUSES = (204, 206, 302, 304, 404, 418, 500, 999)

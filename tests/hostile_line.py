@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from crad.federation.message import Manifest, Message
+from crad.network.https.tls import MemberContext, server_context
 from crad.network.identity import name_in, parse_certificate
-from crad.network.tls import MemberContext, server_context
 from tests.hostile_garbage import bad_http, bad_manifests, forged_envelope, forged_proof
 from tests.hostile_member import KIND, LOOK_S, Own
 

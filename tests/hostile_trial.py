@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from crad.data.own import write_shard
-from crad.federation.world import build_world
+from crad.data.site_data import write_shard
+from crad.federation.federated_data import build_world
 from crad.network.agreement import make_agreement, to_toml
 from tests.clinics import SETTINGS, Clinics, Forked, experiment, found_clinics
 from tests.hostile import HOSTILE, LEARNS_WRONG, let_loose

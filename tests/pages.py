@@ -6,7 +6,7 @@ import re
 from html.parser import HTMLParser
 
 from crad.config import Experiment
-from crad.results.runs import RunRecords
+from crad.runs.run_records import RunRecords
 
 PARTITION = {
     "class_names": ["cat", "dog & <owl>"],

@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 
 from crad.config import Experiment
-from crad.results.runs import RunRecords
-from crad.results.selection import best_round, clients_at
-from crad.results.summary import summarise
+from crad.runs.run_records import RunRecords
+from crad.runs.selection import best_round, clients_at
+from crad.runs.summary import summarise
 
 TEST_IMAGES = 10  # of every class, for everybody
 SENT_BYTES = 2**20  # by every client in a round

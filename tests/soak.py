@@ -19,9 +19,9 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from crad.federation.checkpoint import latest_round
 from crad.randomness import stream
-from crad.results.run_directory import RunDirectory
+from crad.runs.checkpoint import latest_round
+from crad.runs.directory import RunDirectory
 from tests.clinics import SETTINGS, Clinics, Process, found_clinics
 
 LOOK_S = 0.1

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crad.config import RECIPES
-from crad.data.tensors import AUGMENTATIONS
+from crad.data.preprocessing import AUGMENTATIONS
 from crad.errors import ConfigError
 from crad.models import Architecture
 from crad.network.agreement import (

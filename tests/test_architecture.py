@@ -11,44 +11,12 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "crad"
 
-# A module may import from its own layer and from those above it in this list.
-LAYERS = [
-    {"errors", "randomness", "config", "plugins"},
-    {"data", "models", "aggregation"},
-    {"learning"},
-    {"federation"},
-    {"methods"},
-    {"engines", "network", "results"},
-    {"inspection"},
-    {
-        "api",
-        "comparing",
-        "exporting",
-        "node",
-        "doctoring",
-        "reporting",
-        "reproducing",
-        "following",
-        "watching",
-        "tracking",
-    },
-    {"cli"},
-    {"__main__", "__init__"},
-]
 PURE = {"aggregation"}  # tensors in, tensors out: no files, clocks or logs
 FORBIDDEN_IN_PURE = {"os", "pathlib", "time", "logging", "io", "json", "random", "datetime"}
 
 
 def modules() -> list[Path]:
     return sorted(SOURCE.rglob("*.py"))
-
-
-def part_of(path: Path) -> str:
-    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
-
-
-def layer_of(part: str) -> int:
-    return next(number for number, parts in enumerate(LAYERS) if part in parts)
 
 
 def imports_of(path: Path) -> set[str]:
@@ -63,29 +31,15 @@ def imports_of(path: Path) -> set[str]:
     return names
 
 
-def crad_parts(path: Path) -> set[str]:
-    known = set().union(*LAYERS)
-    parts = {name.split(".")[1] for name in imports_of(path) if name.startswith("crad.")}
-    return parts & known
-
-
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_imports_point_one_way(path: Path):
-    own = layer_of(part_of(path))
-    for part in crad_parts(path):
-        assert layer_of(part) <= own, f"{path.name} in layer {own} imports crad.{part} from layer {layer_of(part)}"
-        if layer_of(part) == own and own > 0 and part != part_of(path):
-            assert own == layer_of("api"), f"{path.name} imports its sibling crad.{part}"
-
-
 def test_aggregation_is_pure():
     for path in (SOURCE / "aggregation").glob("*.py"):
         touched = {name.split(".")[0] for name in imports_of(path)} & FORBIDDEN_IN_PURE
         assert not touched, f"{path.name} imports {touched}"
 
 
-def test_results_never_touch_models():
-    for path in (SOURCE / "results").rglob("*.py"):
+@pytest.mark.parametrize("package", ["analysis", "report"])
+def test_figures_and_pages_never_touch_models(package: str):
+    for path in (SOURCE / package).rglob("*.py"):
         forbidden = {
             name for name in imports_of(path) if name.split(".")[0] == "torch" or name.startswith("crad.models")
         }

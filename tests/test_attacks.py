@@ -23,7 +23,7 @@ from crad.federation.attacks import (
 )
 from crad.federation.message import read_body, read_manifest
 from crad.federation.peer import log_prior
-from crad.results.run_directory import identity
+from crad.runs.directory import identity
 from tests.conftest import change
 from tests.federation import Federation
 from tests.test_golden import without_timing

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crad.network.attendance import Attendance
-from crad.network.patience import Patience, Verdict, count_present
+from crad.network.round_deadline import Patience, Verdict, count_present
 from tests.simulation.clock import VirtualClock
 
 A, B, C, D = range(4)

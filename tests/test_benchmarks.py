@@ -12,7 +12,7 @@ from benchmarks import page
 from benchmarks.aggregation import SORTED
 from benchmarks.harness import Section, count_flops, interleave, speedup, write_json
 from benchmarks.naive import NaiveFederation, class_loop_target
-from crad.learning.device import repeatable
+from crad.device import repeatable
 from tests.federation import Federation
 from tests.test_aggregation_properties import wide_case
 

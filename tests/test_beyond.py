@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
+from crad.analysis.intervals import paired, t_quantile
 from crad.config import Experiment
 from crad.errors import ConfigError
-from crad.results.charts import make_study_charts, save_chart
-from crad.results.intervals import paired, t_quantile
-from crad.results.latex import table_latex
-from crad.results.paper import GROUPS, Choice, PaperExperiment, load_paper, plan_cells, read_paper
-from crad.results.paper_tables import tidy_csv
-from crad.results.study_page import study_page
-from crad.results.study_tables import find_compared, make_study_tables, study_rows
-from crad.results.tables import table_markdown
+from crad.paper.experiments import GROUPS, Choice, PaperExperiment, load_paper, plan_cells, read_paper
+from crad.paper.paper_tables import tidy_csv
+from crad.paper.study_charts import make_study_charts
+from crad.paper.study_page import study_page
+from crad.paper.study_tables import find_compared, make_study_tables, study_rows
+from crad.report.charts import save_chart
+from crad.report.latex import table_latex
+from crad.report.tables import table_markdown
 from tests.records import made_run
 
 # --- paired differences
@@ -347,7 +348,7 @@ def test_the_pages_command_repeats_the_part_that_was_run():
 
 
 def test_without_the_extra_the_page_has_its_tables(monkeypatch):
-    monkeypatch.setattr("crad.results.charts.charts_available", lambda: False)
+    monkeypatch.setattr("crad.report.charts.charts_available", lambda: False)
     assert make_study_charts(PAPER, CELLS, FINISHED) == []
     page = study_page(PAPER, CELLS, FINISHED)
     assert "pip install &#x27;crad[report]&#x27;" in page

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import crad
-from crad.results.charts import make_charts
-from crad.results.report import report_page
-from crad.results.runs import load_run
-from crad.results.traces import ImageTrace, TeacherView, describe, percent
+from crad.analysis.traces import ImageTrace, TeacherView, describe, percent
+from crad.report.charts import make_charts
+from crad.report.page import report_page
+from crad.runs.run_records import load_run
 from tests.chromium import Chromium, Tab
 from tests.conftest import ROOT, change
 from tests.pages import run_of, summary
@@ -233,7 +233,7 @@ def test_a_printed_page_has_all_parts_and_all_charts(tab, runs):
 
 
 def test_a_table_of_nine_methods_is_not_cut_on_paper(chromium, tmp_path, monkeypatch):
-    monkeypatch.setattr("crad.results.charts.charts_available", lambda: False)
+    monkeypatch.setattr("crad.report.charts.charts_available", lambda: False)
     nine = ["local", "fedmd", "fedgd", "msfkd", "dfml", "fedmkd", "uniform", "uncertainty", "crad"]
     path = tmp_path / "report.html"
     wordy = {"architecture_per_client": ["resnet18-half@0.125"] * 2}

@@ -21,15 +21,15 @@ import torch
 from crad.errors import ConfigError, ExchangeError, RunError
 from crad.federation.exchange import OvertakenError
 from crad.federation.message import Message, pack, read_body
-from crad.network import bucket_search
-from crad.network.bucket_exchange import MAX_UNKNOWN, BucketExchange
 from crad.network.envelope import max_envelope_bytes, seal
+from crad.network.equivocation.proof import verify_proof
+from crad.network.equivocation.witness import Witness
 from crad.network.identity import create_identity
 from crad.network.ledger import OutgoingLedger, read_ledger, totals
 from crad.network.member_exchange import Terms
-from crad.network.proof import verify_proof
-from crad.network.store import CHUNK_BYTES, Store, StoreError, without_password
-from crad.network.witness import Witness
+from crad.network.store import bucket_search
+from crad.network.store.bucket_exchange import MAX_UNKNOWN, BucketExchange
+from crad.network.store.objects import CHUNK_BYTES, Store, StoreError, without_password
 from tests.organisations import NAMES, agreed, make_identities
 
 ROUND, KIND = 3, "snapshot"

@@ -19,9 +19,9 @@ import vl_convert
 
 from crad.errors import ConfigError, RunError
 from crad.methods import METHODS, PAPER_METHODS
-from crad.results import charts
-from crad.results.charts.export import to_svg
-from crad.results.charts.style import NAME_LETTERS, STYLES, method_styles, short_names, theme
+from crad.report import charts
+from crad.report.charts.export import to_svg
+from crad.report.charts.style import NAME_LETTERS, STYLES, method_styles, short_names, theme
 from tests.records import made_run
 
 LONG = "organisation.department.federated.methods:WEIGHTED_BY_AGE"
@@ -202,7 +202,7 @@ def test_charts_without_their_libraries_say_what_to_install(monkeypatch):
 
 
 def test_the_libraries_are_imported_with_the_first_chart():
-    code = "import sys, crad.results.charts as c; assert c.charts_available(); print({'altair', 'vl_convert'} & {*sys.modules})"  # noqa: E501
+    code = "import sys, crad.report.charts as c; assert c.charts_available(); print({'altair', 'vl_convert'} & {*sys.modules})"  # noqa: E501
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout == "set()\n", done.stderr
 

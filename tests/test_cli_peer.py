@@ -12,8 +12,8 @@ import pytest
 from crad.cli import main
 from crad.network.agreement import read_agreement
 from crad.network.identity import load_identity, renew_certificate
-from crad.network.site import read_site
-from crad.node.place import state_folder, word_about_earlier
+from crad.site.settings import read_site
+from crad.site.state_folder import state_folder, word_about_earlier
 from tests.organisations import Authority
 
 CLASSES = ["top left", "top right", "bottom left", "bottom right"]

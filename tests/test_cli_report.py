@@ -11,8 +11,8 @@ import pytest
 
 import crad
 from crad.cli import main
-from crad.results import charts
-from crad.results.runs import load_run
+from crad.report import charts
+from crad.runs.run_records import load_run
 from tests.conftest import change
 from tests.pages import Page, script_data
 
@@ -81,7 +81,7 @@ def test_several_runs_get_one_page_here_and_a_folder_stands_for_its_runs(folder,
 
 def test_figures_are_written_in_three_formats(folder, tmp_path, report, monkeypatch):
     first = charts.make_charts([load_run(folder / "crad-seed5")])[0]
-    monkeypatch.setattr("crad.results.charts.make_charts", lambda runs: [first])  # one is enough: drawing takes long
+    monkeypatch.setattr("crad.report.charts.make_charts", lambda runs: [first])  # one is enough: drawing takes long
     code, out, _ = report(folder / "crad-seed5", "-o", "page.html", "--figures", "figures")
     assert code == 0
     names = {f"{first.name}.{form}" for form in ("pdf", "svg", "png")}
@@ -99,7 +99,7 @@ def test_a_folder_that_cannot_be_made_is_named(alone, report, tmp_path, flag):
 
 
 def test_figures_without_the_extra_are_refused_before_anything_is_written(alone, report, monkeypatch):
-    monkeypatch.setattr("crad.results.charts.charts_available", lambda: False)
+    monkeypatch.setattr("crad.report.charts.charts_available", lambda: False)
     before = (alone / "report.html").stat().st_mtime_ns
     assert "pip install 'crad[report]'" in one_line(report(alone, "--figures", "figures"))
     assert (alone / "report.html").stat().st_mtime_ns == before

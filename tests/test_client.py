@@ -10,8 +10,8 @@ from contextlib import closing
 import httpx
 import pytest
 
-from crad.network import client as client_module
-from crad.network.client import MemberClient, SlowError, why
+from crad.network.https import client as client_module
+from crad.network.https.client import MemberClient, SlowError, why
 from tests.dripping import Dripping, Way
 from tests.organisations import agreed, make_identities, with_addresses
 from tests.town import Fault, Town

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crad.results.comparison import METRICS, compare, to_json
-from crad.results.selection import best_round
-from crad.results.tables import (
+from crad.analysis.comparison import METRICS, compare, to_json
+from crad.report.tables import (
     COMPARISON_HEADER,
     COST_HEADER,
     comparison_caption,
@@ -19,6 +18,7 @@ from crad.results.tables import (
     markdown,
     mib,
 )
+from crad.runs.selection import best_round
 
 EXAMPLES = settings(max_examples=25, derandomize=True, database=None, deadline=None)
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from crad.config import Experiment
 from crad.federation import teachers as shelf
+from crad.federation.federated_data import build_world
 from crad.federation.teachers import TeacherShelf
-from crad.federation.world import build_world
-from crad.learning import compiled
-from crad.learning.compiled import repays
-from crad.learning.teachers import TEACHER_BATCH, PlainForward, TeacherEngine
+from crad.inference import compiled
+from crad.inference.compiled import repays
+from crad.inference.engine import TEACHER_BATCH, PlainForward, TeacherEngine
 
 LONG = 10**15  # expected samples
 

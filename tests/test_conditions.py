@@ -14,9 +14,9 @@ import torch
 import crad
 from crad.config import Experiment
 from crad.errors import ConfigError
-from crad.federation.world import World, build_world
-from crad.learning.epoch import epoch_blocks
+from crad.federation.federated_data import World, build_world
 from crad.methods import METHODS, PAPER_METHODS, resolve_method
+from crad.training.epoch import epoch_blocks
 from tests.conftest import change
 from tests.federation import Federation
 
@@ -74,7 +74,7 @@ def epochs(monkeypatch):
         assert purpose not in seen, "an epoch is gone through once"
         seen[purpose] = digest.hexdigest()
 
-    monkeypatch.setattr("crad.methods.training.epoch_blocks", spy)
+    monkeypatch.setattr("crad.methods.local_training.epoch_blocks", spy)
     return seen
 
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from crad.config import PRESETS, Experiment, changed_settings, make_experiment, read_toml, to_flags, to_toml
 from crad.data.partition import MIN_SAMPLES
-from crad.data.tensors import CROP_PADDING
+from crad.data.preprocessing import CROP_PADDING
 from crad.errors import ConfigError
 from crad.models import POOL
 

@@ -19,16 +19,16 @@ from crad.aggregation.filters import FILTERS, weighted_median
 from crad.config import PUBLISHED, RECIPES, Experiment
 from crad.errors import ConfigError
 from crad.federation.attacks import CLAIMED_SAMPLES, draw_attackers
+from crad.federation.federated_data import build_world
 from crad.federation.method import one_member_per_client
 from crad.federation.peer import Peer, log_prior
-from crad.federation.world import build_world
-from crad.learning.epoch import Block, train_on_block
-from crad.learning.losses import Labels, log_shares, private_cross_entropy
-from crad.learning.matching import match_on
-from crad.learning.teachers import soft_predictions
-from crad.methods import check_recipe, distillation, resolve_method, training
-from crad.results.naming import called
-from crad.results.run_directory import identity
+from crad.inference.engine import soft_predictions
+from crad.methods import check_recipe, distillation, local_training, resolve_method
+from crad.runs.directory import identity
+from crad.runs.names import called
+from crad.training.distill_augment import match_on
+from crad.training.epoch import Block, train_on_block
+from crad.training.losses import Labels, log_shares, private_cross_entropy
 from tests.conftest import change
 from tests.federation import Federation
 from tests.test_aggregation import one_sample, same_for_every_class, spread, tensor
@@ -207,7 +207,7 @@ def test_the_exported_model_has_both_faces(tiny, tmp_path):
 
     from safetensors import safe_open
 
-    from crad.exporting import export_onnx, export_safetensors
+    from crad.runs.export import export_onnx, export_safetensors
 
     world = build_world(change(tiny, local_loss="balanced"))
     peer = Peer(world, one_member_per_client(world)[2])
@@ -489,7 +489,7 @@ def test_teachers_and_student_see_the_same_changed_inputs(tiny, matching, monkey
         train(model, optimizer, block, **how)
 
     monkeypatch.setattr(distillation, "soft_predictions", teach_seen)
-    monkeypatch.setattr(training, "train_on_block", train_seen)
+    monkeypatch.setattr(local_training, "train_on_block", train_seen)
     crad.run(change(tiny, matching=matching, rounds=1, workers=1))
 
     assert len(taught) == len(trained) == tiny.clients

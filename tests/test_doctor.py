@@ -19,25 +19,25 @@ import numpy as np
 import pytest
 
 from crad.cli import main
-from crad.doctoring import Finding, Findings, examine, needs
-from crad.doctoring.estimate import transfer_s
-from crad.doctoring.findings import size_text
-from crad.doctoring.keys import check_keys
-from crad.doctoring.listening import listening, running_join
-from crad.doctoring.others import Speeds, check_members
-from crad.doctoring.own import Burden, check_data, check_part, check_state
-from crad.doctoring.shared_store import check_store
-from crad.network import endpoints
 from crad.network.agreement import make_agreement, to_toml
-from crad.network.client import MemberClient
+from crad.network.https import endpoints
+from crad.network.https.client import MemberClient
+from crad.network.https.dial_back import TRIES, TryBack
+from crad.network.https.server import SnapshotServer
+from crad.network.https.tls import MemberContext
 from crad.network.identity import create_identity, load_identity
 from crad.network.ledger import OutgoingLedger, read_ledger
-from crad.network.reaching import TRIES, TryBack
-from crad.network.server import SnapshotServer
-from crad.network.setup import member_entry
-from crad.network.site import read_site
-from crad.network.store import Store
-from crad.network.tls import MemberContext
+from crad.network.store.objects import Store
+from crad.site.doctor import Finding, Findings, examine, resources
+from crad.site.doctor.estimate import transfer_s
+from crad.site.doctor.findings import size_text
+from crad.site.doctor.keys import check_keys
+from crad.site.doctor.others import Speeds, check_members
+from crad.site.doctor.own_model import Burden, check_data, check_part, check_state
+from crad.site.doctor.own_port import listening, running_join
+from crad.site.doctor.shared_store import check_store
+from crad.site.settings import read_site
+from crad.site.setup import member_entry
 from tests.clinics import Clinics, found_clinics
 from tests.organisations import with_addresses
 
@@ -289,18 +289,18 @@ def test_disk_and_memory_are_compared_with_the_need(clinics, monkeypatch, times,
     findings = Findings()
     burden = burden_of(clinics, clinics.agreement, findings)
     assert burden is not None
-    needs.check_disk(burden, own_site(clinics), findings)
-    needs.check_memory(burden, findings)
+    resources.check_disk(burden, own_site(clinics), findings)
+    resources.check_memory(burden, findings)
     disk, memory = (found(findings, check).details["need_bytes"] for check in ("disk", "memory"))
     # two rounds of all four, six states with momentum, the model twice at the end
     assert disk == (2 + 12 + 2) * burden.snapshot_bytes + 2 * 3 * burden.largest_bytes
     assert memory > 128 * 2**20
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(int(times * disk)))
-    monkeypatch.setattr(needs, "available_memory_bytes", lambda device: int(times * memory))
+    monkeypatch.setattr(resources, "available_memory_bytes", lambda device: int(times * memory))
     findings = Findings()
-    needs.check_disk(burden, own_site(clinics), findings)
-    needs.check_memory(burden, findings)
+    resources.check_disk(burden, own_site(clinics), findings)
+    resources.check_memory(burden, findings)
     assert [(one.check, one.state) for one in findings.all] == [("disk", state), ("memory", state)]
 
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crad.network.addresses import LEARNED, KnownAddresses, group_address
-from crad.network.door import MOST_BUCKETS, Buckets, Door, Pool, Verdict
-from crad.network.limits import Limits, divide
-from crad.network.notices import Throttle
+from crad.network.https.addresses import LEARNED, KnownAddresses, group_address
+from crad.network.https.door import MOST_BUCKETS, Buckets, Door, Pool, Verdict
+from crad.network.https.limits import Limits, divide
+from crad.network.https.notices import Throttle
 
 HOME, ELSEWHERE = "10.0.0.1", "192.0.2.7"  # of a member, of a stranger
 GENEROUS = Limits(connect_burst=10**9, known_connect_burst=10**9, known_handshake_burst=10**9)

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from crad.config import Experiment
-from crad.data.tensors import ImageSet, Preparation, image_set, prepare
-from crad.learning import epoch, evaluation
-from crad.learning.epoch import Block, LossMeter, epoch_blocks, make_optimizer, train_on_block
-from crad.learning.evaluation import PREPARED_FROM, ClassScore, score
-from crad.learning.losses import Loss
-from crad.learning.teachers import TeacherEngine
+from crad.data.preprocessing import ImageSet, Preparation, image_set, prepare
+from crad.inference.engine import TeacherEngine
 from crad.models import Architecture, build_model
+from crad.training import epoch, evaluation
+from crad.training.epoch import Block, LossMeter, epoch_blocks, make_optimizer, train_on_block
+from crad.training.evaluation import PREPARED_FROM, ClassScore, score
+from crad.training.losses import Loss
 
 EXAMPLES = settings(max_examples=20, derandomize=True, database=None, deadline=None)
 

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from crad.doctoring import Findings, others, shared_store
-from crad.doctoring.errands import Errand, all_within, as_they_come
-from crad.doctoring.others import check_members
-from crad.doctoring.shared_store import check_store
 from crad.network.agreement import make_agreement, to_toml
-from crad.network.reaching import TryBack
-from crad.network.site import read_site
+from crad.network.https.dial_back import TryBack
+from crad.site.doctor import Findings, others, shared_store
+from crad.site.doctor.errands import Errand, all_within, as_they_come
+from crad.site.doctor.others import check_members
+from crad.site.doctor.shared_store import check_store
+from crad.site.settings import read_site
 from tests.clinics import Clinics, found_clinics
 from tests.conftest import hearing_ctrl_c
 from tests.dripping import Dripping, Way
@@ -132,9 +132,9 @@ def test_doctor_does_not_wait_for_a_store_that_hangs(clinics, monkeypatch, kind)
 def test_a_member_that_is_tried_back_cannot_hold_the_one_that_tries(clinics, monkeypatch):
     import asyncio
 
-    from crad.network import reaching
+    from crad.network.https import dial_back
 
-    monkeypatch.setattr(reaching, "TOTAL_S", 1.0)
+    monkeypatch.setattr(dial_back, "TOTAL_S", 1.0)
     try_back = TryBack(clinics.agreement, clinics.identity(0))
     with hostile(clinics):
         for name in ("clinic-2", "clinic-3", "clinic-4"):
@@ -189,7 +189,7 @@ def test_members_that_drip_cannot_keep_a_verb_from_ending(clinics, verb, number,
 
 def test_doctor_ends_as_a_process_though_its_threads_still_hang(clinics):
     """Nothing of what is left behind is joined when the interpreter ends."""
-    patched = "import crad.doctoring.others as others\nothers.MEMBER_S = 2.0"
+    patched = "import crad.site.doctor.others as others\nothers.MEMBER_S = 2.0"
     with hostile(clinics) as servers:
         process = start("peer", "doctor", "--site", clinics.site(0), before=patched)
         try:

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from crad.network.guarded_store import GuardedStore
-from crad.network.store import Store, StoreError
+from crad.network.store.guarded_store import GuardedStore
+from crad.network.store.objects import Store, StoreError
 
 SILENCE_S = 0.3
 

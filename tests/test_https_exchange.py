@@ -20,16 +20,17 @@ import pytest
 from crad.errors import ConfigError, ExchangeError, RunError, SnapshotError
 from crad.federation.exchange import OvertakenError
 from crad.federation.message import read_manifest
-from crad.network import fetch, https_exchange, patience
+from crad.network import round_deadline
 from crad.network.envelope import seal
+from crad.network.equivocation.proof import make_proof, verify_proof
+from crad.network.equivocation.witness import MAX_SHOWN
+from crad.network.https import fetch, https_exchange
+from crad.network.https.outbox import Outbox
+from crad.network.https.server import SnapshotServer
+from crad.network.https.tls import MemberContext
 from crad.network.identity import create_identity
 from crad.network.ledger import OutgoingLedger, totals
 from crad.network.member_exchange import SIGNED
-from crad.network.outbox import Outbox
-from crad.network.proof import make_proof, verify_proof
-from crad.network.server import SnapshotServer
-from crad.network.tls import MemberContext
-from crad.network.witness import MAX_SHOWN
 from tests.organisations import Authority, agreed, make_identities, with_addresses
 from tests.town import Background, ConnectProxy, Fault, Organisation, Town, snapshot
 
@@ -372,7 +373,7 @@ def test_a_silent_host_does_not_hold_the_round(identities, tmp_path, monkeypatch
 
 
 def test_below_the_quorum_a_round_waits_on_after_the_deadline(town, monkeypatch):
-    monkeypatch.setattr(patience, "LOOK_S", 0.2)
+    monkeypatch.setattr(round_deadline, "LOOK_S", 0.2)
     waiting = Background(lambda: town[0].collect(1, 2, deadline_s=0.3, quorum=1))
     time.sleep(1.2)
     assert waiting.is_alive()
@@ -624,7 +625,7 @@ def test_a_full_disk_while_publishing_leaves_the_round_before_untouched(town, mo
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("crad.network.outbox.os.fsync", full)
+        patch.setattr("crad.network.https.outbox.os.fsync", full)
         with pytest.raises(RunError, match="No space left on device"):
             town[1].publish(round_index=2)
     assert town[0].collect(1, round_index=2, deadline_s=0.3)[1] == [1]

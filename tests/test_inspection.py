@@ -16,18 +16,18 @@ import torch
 
 import crad
 from crad.aggregation import RULES
+from crad.analysis.traces import ImageTrace, TeacherView, describe, percent, samples
 from crad.cli import main
 from crad.errors import ConfigError, RunError
 from crad.federation.attacks import CLAIMED_SAMPLES, draw_attackers
 from crad.federation.message import Statistics
 from crad.federation.peer import Peer
-from crad.federation.work import load_tensors
+from crad.federation.tasks import load_tensors
 from crad.inspection import FAILURE_RULE, SUCCESS_RULE, RunInspector
 from crad.inspection import panel as panel_module
 from crad.inspection import survey as survey_module
 from crad.inspection.cases import CASES_EACH, find_cases, margins
 from crad.inspection.panel import Panel
-from crad.results.traces import ImageTrace, TeacherView, describe, percent, samples
 from tests.conftest import change
 from tests.reference import reference_trace
 

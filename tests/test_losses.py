@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from crad.learning.losses import distillation_loss, private_loss
-from crad.learning.teachers import TeacherEngine, soft_predictions
+from crad.inference.engine import TeacherEngine, soft_predictions
+from crad.training.losses import distillation_loss, private_loss
 
 EXAMPLES = settings(max_examples=25, derandomize=True, database=None, deadline=None)
 

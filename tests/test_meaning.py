@@ -10,24 +10,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from crad.analysis.confusions import confused_members, confusion_sentence, simulated_confusions
 from crad.cli import main
 from crad.config import Experiment
-from crad.data.own import draft_dataset, load_own_data
-from crad.doctoring import Findings
-from crad.doctoring.own import check_data
+from crad.data.site_data import draft_dataset, load_own_data
 from crad.engines.serial import SerialEngine
 from crad.errors import DataError
 from crad.federation.exchange import MemoryExchange
-from crad.federation.records import Record, round_record
+from crad.federation.federated_data import World, build_world
 from crad.federation.roster import Roster
 from crad.federation.rounds import Rounds
-from crad.federation.world import World, build_world
 from crad.methods import resolve_method
-from crad.network.site import read_site
-from crad.node.part import prepare_part
-from crad.node.training import Meaning
 from crad.randomness import stream
-from crad.results.confusions import confused_members, confusion_sentence, simulated_confusions
+from crad.runs.records import Record, round_record
+from crad.site.doctor import Findings
+from crad.site.doctor.own_model import check_data
+from crad.site.local_peer import prepare_part
+from crad.site.settings import read_site
+from crad.site.training import Meaning
 from tests.clinics import Clinics, found_clinics
 
 OWN = 0

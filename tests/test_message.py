@@ -24,8 +24,9 @@ from hypothesis import strategies as st
 
 from crad.config import Experiment
 from crad.data.dataset import Dataset
-from crad.data.tensors import prepare
+from crad.data.preprocessing import prepare
 from crad.errors import SnapshotError
+from crad.federation.federated_data import World
 from crad.federation.message import (
     Message,
     Statistics,
@@ -38,7 +39,6 @@ from crad.federation.message import (
 )
 from crad.federation.peer import new_model
 from crad.federation.teachers import TeacherShelf
-from crad.federation.world import World
 from crad.models import Architecture
 
 EXAMPLES = settings(max_examples=60, derandomize=True, database=None, deadline=None)

@@ -14,15 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from crad.data.picture import GAP, contact_sheet
-from crad.learning.digest import absolute_difference, digest, logits_on, restore_optimizer, store_optimizer
-from crad.learning.losses import log_shares, private_cross_entropy
+from crad.data.contact_sheet import GAP, contact_sheet
 from crad.methods.dfml import Dfml, alpha_at, others_mean
 from crad.methods.fedgd import Critic, FedGd, criticise, watched_statistics
 from crad.methods.fedmd import consensus
 from crad.methods.fedmkd import pooled, two_teacher_loss
 from crad.methods.msfkd import entropy, select
 from crad.models.generator import LATENT, Generator
+from crad.training.digest import absolute_difference, digest, logits_on, restore_optimizer, store_optimizer
+from crad.training.losses import log_shares, private_cross_entropy
 
 EXAMPLES = settings(max_examples=40, derandomize=True, database=None, deadline=None)
 

@@ -6,19 +6,19 @@ from dataclasses import replace
 
 import pytest
 
+from crad.analysis.comparable import comparable_runs
+from crad.analysis.comparison import compare
+from crad.analysis.gains import client_gains, headline
+from crad.analysis.groups import by_method, worlds
+from crad.analysis.series import gain_rows
 from crad.api import settle
 from crad.config import Experiment
 from crad.errors import RunError
-from crad.reproducing import one_page_of, stored_run
-from crad.results.charts.style import method_styles
-from crad.results.comparable import comparable_runs
-from crad.results.comparison import compare
-from crad.results.grouping import by_method, worlds
-from crad.results.joining import client_gains, headline
-from crad.results.naming import called, names, titled
-from crad.results.repeating import alone_commands, repeating_commands
-from crad.results.report import report_page
-from crad.results.series import gain_rows
+from crad.paper.plan import one_page_of, stored_run
+from crad.report.charts.style import method_styles
+from crad.report.commands import alone_commands, repeating_commands
+from crad.report.page import report_page
+from crad.runs.names import called, names, titled
 from tests.records import made_run
 
 CALLED = {

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 
 from crad.config import Experiment
-from crad.data.own import load_own_data, write_shard
-from crad.data.tensors import channel_statistics, preparation_of
+from crad.data.preprocessing import channel_statistics, preparation_of
+from crad.data.site_data import load_own_data, write_shard
 from crad.engines.serial import SerialEngine
 from crad.errors import DataError
-from crad.federation.checkpoint import load_checkpoint, save_checkpoint
 from crad.federation.exchange import Ledger, MemoryExchange
+from crad.federation.federated_data import World, build_own_world, build_world
 from crad.federation.peer import count_noise
-from crad.federation.records import round_record
 from crad.federation.roster import Roster
 from crad.federation.rounds import Rounds
-from crad.federation.world import World, build_own_world, build_world
 from crad.methods import resolve_method
 from crad.randomness import stream
+from crad.runs.checkpoint import load_checkpoint, save_checkpoint
+from crad.runs.records import round_record
 
 CLASSES = tuple(str(digit) for digit in range(10))
 SHAPE = (8, 8, 1)

@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 
+from crad.analysis.durations import MINI_ROUND_SECONDS, Durations
 from crad.config import PRESETS, Experiment
 from crad.errors import ConfigError
 from crad.methods import PAPER_METHODS
-from crad.results.durations import MINI_ROUND_SECONDS, Durations
-from crad.results.latex import latex, table_latex
-from crad.results.measures import MEASURES, trace_case
-from crad.results.paper import (
+from crad.paper.experiments import (
     GROUPS,
     NAMES,
     OWN,
@@ -27,9 +25,11 @@ from crad.results.paper import (
     plan_cells,
     read_paper,
 )
-from crad.results.paper_tables import make_paper_table, tidy_csv, tidy_rows
-from crad.results.runs import RunRecords
-from crad.results.tables import Cell, Table, table_markdown
+from crad.paper.measures import MEASURES, trace_case
+from crad.paper.paper_tables import make_paper_table, tidy_csv, tidy_rows
+from crad.report.latex import latex, table_latex
+from crad.report.tables import Cell, Table, table_markdown
+from crad.runs.run_records import RunRecords
 from tests.conftest import ROOT
 
 # --- the published figures, typed from the paper a second time
@@ -206,7 +206,7 @@ def test_the_files_are_found_in_an_installed_package_too(tmp_path, monkeypatch):
     (tmp_path / "crad" / "experiments").mkdir(parents=True)
     content = (experiments_folder() / "cost.toml").read_text(encoding="utf-8")
     (tmp_path / "crad" / "experiments" / "cost.toml").write_text(content.replace("What a round costs", "Installed"))
-    monkeypatch.setattr("crad.results.paper.resources.files", lambda package: tmp_path / package)
+    monkeypatch.setattr("crad.paper.experiments.resources.files", lambda package: tmp_path / package)
     assert load_paper("cost").title == "Installed"
     with pytest.raises(ConfigError, match=r"cannot read .*table1.toml"):
         load_paper("table1")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from crad.results.participant import participant_page, participant_record
+from crad.report.participant import participant_page, participant_record
 
 
 def record_of(

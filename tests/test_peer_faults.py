@@ -14,10 +14,10 @@ import pytest
 
 from crad.engines.serial import SerialEngine
 from crad.federation.exchange import MemoryExchange
+from crad.federation.federated_data import build_world
 from crad.federation.message import Manifest, Message
 from crad.federation.roster import Roster
 from crad.federation.rounds import Rounds
-from crad.federation.world import build_world
 from crad.methods import resolve_method
 from crad.network.ledger import read_ledger
 from tests.clinics import SETTINGS, experiment, found_clinics

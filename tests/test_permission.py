@@ -14,19 +14,19 @@ from typing import Any
 import pytest
 
 from crad.cli import main
-from crad.doctoring import Findings, examine
 from crad.errors import ConfigError, RunError, SnapshotError
 from crad.federation.message import encoded_bytes
 from crad.federation.peer import Peer, new_model
 from crad.federation.teachers import TeacherShelf
 from crad.models import ARCHITECTURES, Allowance, Architecture, InputShape, build_model, estimate_size
 from crad.network.agreement import Agreement, make_agreement, to_toml
-from crad.network.permission import check_store_kind, left_out_of
-from crad.network.setup import member_toml
-from crad.network.site import read_site, template
-from crad.node.part import Part, prepare_part
-from crad.node.status import status_line
-from crad.results.run_directory import RunDirectory
+from crad.runs.directory import RunDirectory
+from crad.site.doctor import Findings, examine
+from crad.site.local_peer import Part, prepare_part
+from crad.site.permission import check_store_kind, left_out_of
+from crad.site.settings import read_site, template
+from crad.site.setup import member_toml
+from crad.site.status import status_line
 from tests.clinics import Clinics, found_clinics
 
 OWN, THERE, FOREIGN = range(3)

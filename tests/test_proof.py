@@ -13,9 +13,9 @@ from crad.cli import make_app
 from crad.errors import CradError, SnapshotError
 from crad.network.arrivals import check_announced
 from crad.network.envelope import seal
+from crad.network.equivocation.proof import make_proof, verify_proof
+from crad.network.equivocation.witness import Witness
 from crad.network.identity import create_identity, fingerprint, key_fingerprint
-from crad.network.proof import make_proof, verify_proof
-from crad.network.witness import Witness
 from tests.organisations import Authority, agreed, make_identities
 from tests.town import snapshot
 

@@ -16,15 +16,15 @@ from crad.api import Hooks
 from crad.config import Experiment
 from crad.engines.serial import SerialEngine
 from crad.errors import ConfigError, RunError
-from crad.federation.work import Task
-from crad.federation.world import build_world
+from crad.federation.federated_data import build_world
+from crad.federation.tasks import Task
 from crad.methods import resolve_method
 from tests.conftest import change
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'crad[ray]'")
-from crad.engines.cluster import RayEngine
-from crad.engines.host import check_same_versions, own_versions
-from crad.engines.membership import check_answer
+from crad.engines.ray_actor import check_same_versions, own_versions
+from crad.engines.ray_cluster import RayEngine
+from crad.engines.ray_session import check_answer
 
 ray: Any = pytest.importorskip("ray")
 TEST_SECONDS = 400
@@ -203,7 +203,7 @@ def test_an_address_that_nobody_answers_at_is_refused(short):
 
 
 def test_somebody_else_at_the_address_is_refused(monkeypatch):
-    monkeypatch.setattr("crad.engines.membership.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("crad.engines.ray_session.ANSWER_SECONDS", 0.2)
     refused = pytest.raises(ConfigError, match="whoever listens there is not Ray")
     with socket.create_server(("127.0.0.1", 0)) as silent, refused:
         check_answer(f"127.0.0.1:{silent.getsockname()[1]}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import crad
-from crad.federation.world import build_world
+from crad.federation.federated_data import build_world
 
 SHAPES = {"cifar10": (10, (32, 32)), "cifar100": (100, (32, 32)), "pathmnist": (9, (32, 32))}
 

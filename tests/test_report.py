@@ -12,13 +12,13 @@ from html import unescape
 import pytest
 
 import crad
+from crad.analysis.comparison import compare
+from crad.analysis.gains import client_gains, headline
 from crad.errors import RunError
-from crad.results import charts, inspector
-from crad.results.comparison import compare
-from crad.results.joining import client_gains, headline
-from crad.results.markup import as_data, as_script
-from crad.results.report import report_page
-from crad.results.runs import load_run
+from crad.report import charts, inspector_tab
+from crad.report.markup import as_data, as_script
+from crad.report.page import report_page
+from crad.runs.run_records import load_run
 from tests.conftest import change
 from tests.pages import PARTITION, Page, run_of, script_data, summary
 
@@ -334,14 +334,14 @@ def test_a_client_that_gains_nothing_has_not_gained():
 
 
 def test_crads_inspection_comes_first_and_what_does_not_fit_is_counted(monkeypatch):
-    monkeypatch.setattr(inspector, "MAX_CHARACTERS", 100)
+    monkeypatch.setattr(inspector_tab, "MAX_CHARACTERS", 100)
     runs = [
         run_of(summary(method), inspection={"classes": ["x" * length]})
         for method, length in (("uniform", 30), ("stage1", 90), ("crad", 20))
     ]
-    chosen = inspector.inspector_data(runs)
+    chosen = inspector_tab.inspector_data(runs)
     assert [one["title"] for one in chosen] == ["crad, seed 1024", "uniform, seed 1024"]
-    assert "1 more would not fit here" in inspector.inspector_section(runs, chosen, is_live=False)
+    assert "1 more would not fit here" in inspector_tab.inspector_section(runs, chosen, is_live=False)
 
 
 # --- how large a page may become

@@ -21,11 +21,11 @@ from crad.cli import main
 from crad.cli.reproduce import _by_reason
 from crad.config import Experiment, read_toml
 from crad.errors import BusyError, DataError
-from crad.federation.checkpoint import save_checkpoint
-from crad.following import join_hooks
-from crad.reproducing import one_page_of
-from crad.results.paper import NAMES
-from crad.results.runs import RunRecords
+from crad.paper.experiments import NAMES
+from crad.paper.plan import one_page_of
+from crad.runs.callbacks import join_hooks
+from crad.runs.checkpoint import save_checkpoint
+from crad.runs.run_records import RunRecords
 
 SMALL = "fedgd.generator_steps=1,fedgd.generator_batch=8,fedgd.transfer_size=12"
 TOY: dict[str, object] = {"preset": "demo", "rounds": 2, "eval_every": 1, "clients": 4, "active": 3}
@@ -104,9 +104,9 @@ def nothing_is_drawn_again(monkeypatch):
     def pages_that_are_there(plan, records):
         return sorted(plan.folder.glob("report*.html"), key=lambda path: len(path.name))
 
-    monkeypatch.setattr("crad.reproducing.write_reports", pages_that_are_there)
-    monkeypatch.setattr("crad.reproducing.make_charts", lambda runs: ["a chart"])
-    monkeypatch.setattr("crad.reproducing.save_chart", lambda chart, folder: [folder])
+    monkeypatch.setattr("crad.paper.plan.write_reports", pages_that_are_there)
+    monkeypatch.setattr("crad.paper.plan.make_charts", lambda runs: ["a chart"])
+    monkeypatch.setattr("crad.paper.plan.save_chart", lambda chart, folder: [folder])
 
 
 # --- everything, once
@@ -194,7 +194,7 @@ def test_figures_and_a_report_lie_beside_the_tables(toy):
 
 
 def test_without_the_extra_there_are_no_figures_but_a_line_that_says_how(toy, monkeypatch):
-    monkeypatch.setattr("crad.reproducing.charts_available", lambda: False)
+    monkeypatch.setattr("crad.paper.plan.charts_available", lambda: False)
     code, out, err = reproduce("context", "--only-show", "--output", toy[0])
     assert code == 0
     assert "no figures were drawn: pip install 'crad[report]'" in err

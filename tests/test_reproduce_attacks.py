@@ -12,11 +12,11 @@ import pytest
 import crad.api
 from crad.errors import ConfigError
 from crad.federation.attacks import ATTACKS
-from crad.reproducing import make_plan
-from crad.results.evidence import keep_run, slim_rounds
-from crad.results.paper import load_paper, plan_cells
-from crad.results.report import report_page
-from crad.results.runs import load_run
+from crad.paper.experiments import load_paper, plan_cells
+from crad.paper.plan import make_plan
+from crad.report.page import report_page
+from crad.runs.evidence import keep_run, slim_rounds
+from crad.runs.run_records import load_run
 from tests.conftest import change
 from tests.records import made_run
 from tests.test_reproduce import TOY, command, tidy

@@ -20,11 +20,11 @@ import safetensors.torch
 import torch
 
 import crad
+from crad import files
 from crad.api import Hooks
 from crad.config import to_toml
 from crad.errors import RunError
-from crad.federation import files
-from crad.results.run_directory import RunDirectory
+from crad.runs.directory import RunDirectory
 from tests.conftest import change, hearing_ctrl_c
 from tests.test_golden import without_timing
 
@@ -127,7 +127,7 @@ def test_a_full_disk_loses_nothing(experiment, whole, tmp_path, monkeypatch, fau
             raise OSError(errno.ENOSPC, "No space left on device")
         return write_bytes(path, content)
 
-    for module in (files, sys.modules["crad.results.run_directory"]):
+    for module in (files, sys.modules["crad.runs.directory"]):
         monkeypatch.setattr(module, "write_flushed", full)
     monkeypatch.setattr(Path, "write_bytes", full_too)
     with pytest.raises(RunError, match=r"No space left on device.*crad run --resume"):

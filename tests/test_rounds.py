@@ -13,20 +13,20 @@ import torch.nn.functional as F
 
 import crad
 from crad.config import Experiment
+from crad.device import repeatable
 from crad.engines.serial import SerialEngine
 from crad.errors import RunError
+from crad.federation.federated_data import build_world
 from crad.federation.message import pack
 from crad.federation.method import Method, Phase, RoundContext
 from crad.federation.peer import Member, Peer, count_noise
 from crad.federation.rounds import draw_active
 from crad.federation.teachers import TeacherShelf
-from crad.federation.world import build_world
-from crad.learning.device import repeatable
-from crad.learning.evaluation import ClassScore
 from crad.methods import METHODS, resolve_method
 from crad.methods.alone import train_alone
 from crad.models import Architecture, build_model
 from crad.randomness import torch_stream
+from crad.training.evaluation import ClassScore
 from tests import reference
 from tests.conftest import change
 from tests.federation import Federation

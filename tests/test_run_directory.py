@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crad import files
 from crad.config import EXECUTION_FIELDS, Experiment
 from crad.errors import BusyError, ConfigError, RunError
-from crad.federation import files
-from crad.federation.files import write_atomically, write_flushed
-from crad.results.run_directory import RunDirectory, identity
+from crad.files import write_atomically, write_flushed
+from crad.runs.directory import RunDirectory, identity
 
 EXAMPLES = settings(max_examples=20, derandomize=True, database=None, deadline=None)
 

@@ -18,19 +18,19 @@ import pytest
 
 from crad.api import Hooks
 from crad.errors import ConfigError, RunError, SnapshotError
-from crad.federation.files import disk_faults
-from crad.federation.records import round_record
+from crad.files import disk_faults
 from crad.network.agreement import make_agreement
 from crad.network.identity import create_identity
 from crad.network.ledger import OutgoingLedger
-from crad.network.refusals import RefusalLog
-from crad.network.setup import member_entry
-from crad.network.site import Site, read_site
-from crad.node import joining
-from crad.node.certificate import CertificateWatch, check_own_certificate, watched_certificate
-from crad.node.joining import LedgerDisk, join
-from crad.node.status import read_status, status_line
-from crad.node.unused import UnusedTeachers
+from crad.runs.records import round_record
+from crad.site import join as join_module
+from crad.site.certificate import CertificateWatch, check_own_certificate, watched_certificate
+from crad.site.join import LedgerDisk, join
+from crad.site.refusals import RefusalLog
+from crad.site.settings import Site, read_site
+from crad.site.setup import member_entry
+from crad.site.status import read_status, status_line
+from crad.site.unused_teachers import UnusedTeachers
 from tests.clinics import SETTINGS, Clinics, found_clinics
 from tests.organisations import Authority, agreed, make_identities
 
@@ -135,7 +135,7 @@ def test_a_model_that_cannot_be_written_says_so_too(clinics, monkeypatch):
     def full(*words: object, **more: object) -> None:
         raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(joining, "export_safetensors", full)
+    monkeypatch.setattr(join_module, "export_safetensors", full)
     with pytest.raises(RunError, match=LINE):
         join(clinics.agreement, site(clinics), hooks=Hooks())
 
@@ -281,7 +281,7 @@ def test_the_end_of_a_certificate_is_said_once_a_day_before_and_after(clinics, t
 def test_a_certificate_that_ends_while_we_wait_is_said_by_itself(clinics, monkeypatch):
     import threading
 
-    monkeypatch.setattr("crad.node.certificate.LOOK_S", 0.02)
+    monkeypatch.setattr("crad.site.certificate.LOOK_S", 0.02)
     identity, heard, said = clinics.identity(0), threading.Event(), []
     over = replace(identity, certificate=_ending(identity.certificate, datetime.now(UTC) + timedelta(seconds=0.3)))
 
@@ -331,7 +331,7 @@ def test_a_teacher_that_was_used_in_part_is_said_to_be(tmp_path):
 
 def test_a_join_says_it_in_its_round_and_status_has_it(clinics, monkeypatch):
     """The other member's weights are finite and overflow on every image; here it is the records that say so."""
-    from crad.node import training
+    from crad.site import training
 
     real = round_record
 

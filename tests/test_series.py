@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crad.results.grouping import by_method, worlds
-from crad.results.series import (
+from crad.analysis.groups import by_method, worlds
+from crad.analysis.series import (
     TRUST_NUMBERS,
     accuracy_rows,
     class_rows,

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from crad.federation.files import write_atomically, write_once
-from crad.network import shared_folder
-from crad.network.bucket_exchange import BucketExchange
+from crad.files import write_atomically, write_once
 from crad.network.ledger import OutgoingLedger
-from crad.network.shared_folder import MOST_NAMES, SharedFolder, is_temporary, temporary_name
-from crad.network.store import Store, StoreError
+from crad.network.store import shared_folder
+from crad.network.store.bucket_exchange import BucketExchange
+from crad.network.store.objects import Store, StoreError
+from crad.network.store.shared_folder import MOST_NAMES, SharedFolder, is_temporary, temporary_name
 from tests.organisations import NAMES, agreed, make_identities
 
 PRECIOUS = b"what the victim would miss"

@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 from crad.network.attendance import Attendance
+from crad.network.equivocation.signatures import SignatureRecord
 from crad.network.member_exchange import MemberExchange
-from crad.network.signatures import SignatureRecord
 from tests.simulation.clock import StuckError, VirtualClock
 from tests.simulation.hostile import BEHAVIOURS
 from tests.simulation.schedule import BrokenError, Plan, World, draw_plan, make_message, run_schedule, schedule_of

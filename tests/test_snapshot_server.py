@@ -17,12 +17,12 @@ import pytest
 from crad.errors import ConfigError, RunError
 from crad.federation.message import message_in_file
 from crad.network.agreement import differences
-from crad.network.client import Hello
-from crad.network.gate import Limits, Outgoing
+from crad.network.https.client import Hello
+from crad.network.https.gate import Limits, Outgoing
+from crad.network.https.outbox import Outbox
+from crad.network.https.tls import MemberContext
 from crad.network.ledger import OutgoingLedger, read_ledger, totals
-from crad.network.outbox import Outbox
-from crad.network.site import Site, read_site, template
-from crad.network.tls import MemberContext
+from crad.site.settings import Site, read_site, template
 from tests.organisations import agreed, make_identities
 from tests.town import Organisation, Town, ends, hello_over, line_to, snapshot
 

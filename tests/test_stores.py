@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from crad.federation.message import Message, pack, read_body
-from crad.network import remote_files
-from crad.network.bucket_exchange import BucketExchange
 from crad.network.ledger import OutgoingLedger
-from crad.network.store import CHUNK_BYTES, Store, StoreError
+from crad.network.store import remote_files
+from crad.network.store.bucket_exchange import BucketExchange
+from crad.network.store.objects import CHUNK_BYTES, Store, StoreError
 from tests.organisations import NAMES, agreed, make_identities
 
 ROUND, KIND = 3, "snapshot"

@@ -9,11 +9,11 @@ import tracemalloc
 import pytest
 
 from crad.errors import SnapshotError
-from crad.network import fetch, https_exchange
 from crad.network.agreement import differences
-from crad.network.bucket import parse_receipts
 from crad.network.envelope import open_envelope, seal
-from crad.network.proof import max_proof_bytes, verify_proof
+from crad.network.equivocation.proof import max_proof_bytes, verify_proof
+from crad.network.https import fetch, https_exchange
+from crad.network.store.bucket import parse_receipts
 from tests.organisations import agreed, make_identities
 from tests.town import Town, snapshot
 

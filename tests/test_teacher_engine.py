@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crad.errors import ConfigError
-from crad.learning import convolution, fused, teachers
-from crad.learning.teachers import TEACHER_BATCH, PlainForward, TeacherEngine, soft_predictions
-from crad.learning.winograd import WinogradConv, Workspace, pays
+from crad.inference import convolution, fused
+from crad.inference import engine as engine_module
+from crad.inference.engine import TEACHER_BATCH, PlainForward, TeacherEngine, soft_predictions
+from crad.inference.winograd import WinogradConv, Workspace, pays
 from crad.models import Architecture, build_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -170,7 +171,7 @@ def test_the_plan_of_an_architecture_is_made_once(monkeypatch):
         made.append(model)
         return fused.make_plan(model)
 
-    monkeypatch.setattr(teachers, "make_plan", counted)
+    monkeypatch.setattr(engine_module, "make_plan", counted)
     engine = TeacherEngine(device="cpu")
     model = built("cnn6", (1, 8, 8))
     for _ in range(3):

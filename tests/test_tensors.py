@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crad.data.tensors import (
+from crad.data.preprocessing import (
     AUGMENTATIONS,
     CROP_PADDING,
     Preparation,

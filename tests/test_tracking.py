@@ -15,13 +15,13 @@ import crad
 from crad.api import Hooks, Result
 from crad.cli import main
 from crad.config import Experiment, to_toml
-from crad.federation.records import Record
-from crad.following import Follower, join_hooks
-from crad.results.run_directory import RunDirectory
-from crad.tracking.mlflow import MLflowLog
-from crad.tracking.scalars import hyperparameters, round_scalars, summary_scalars
-from crad.tracking.tensorboard import TensorBoardLog
-from crad.tracking.tracker import LogError, Tracker
+from crad.runs.callbacks import Follower, join_hooks
+from crad.runs.directory import RunDirectory
+from crad.runs.records import Record
+from crad.runs.tracking.mlflow import MLflowLog
+from crad.runs.tracking.scalars import hyperparameters, round_scalars, summary_scalars
+from crad.runs.tracking.tensorboard import TensorBoardLog
+from crad.runs.tracking.tracker import LogError, Tracker
 from tests.conftest import change
 
 Steps = dict[str, dict[int, float]]  # by name and step

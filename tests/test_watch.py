@@ -22,11 +22,11 @@ from crad.cli import main
 from crad.config import to_toml
 from crad.errors import ConfigError
 from crad.federation.rounds import Step
-from crad.results.runs import RunRecords
-from crad.watching import watch as watching
-from crad.watching.page import waiting_page, with_live_bar
-from crad.watching.server import PageServer, Shown
-from crad.watching.watch import Watch
+from crad.report.live import watch as watch_module
+from crad.report.live.bar import waiting_page, with_live_bar
+from crad.report.live.local_server import PageServer, Shown
+from crad.report.live.watch import Watch
+from crad.runs.run_records import RunRecords
 from tests.conftest import change
 
 
@@ -125,7 +125,7 @@ def made(monkeypatch) -> list[int]:
         pages.append(len(runs))
         return f"<body>page {len(pages)}</body>"
 
-    monkeypatch.setattr(watching, "report_page", report_page)
+    monkeypatch.setattr(watch_module, "report_page", report_page)
     return pages
 
 
@@ -175,7 +175,7 @@ def test_a_page_is_not_made_again_before_the_last_one_is_five_percent_of_the_tim
 
 
 def test_complete_runs_stay_on_the_page_beside_the_next(told, made, watch, monkeypatch):
-    monkeypatch.setattr(watching, "PAUSE_PER_COST", 0.0)
+    monkeypatch.setattr(watch_module, "PAUSE_PER_COST", 0.0)
     path, heard, result = told
     watch.follow(heard[0].experiment, path, label="crad")
     get(address_of(watch))

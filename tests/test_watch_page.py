@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from crad.watching.page import with_live_bar
-from crad.watching.server import PageServer, Shown
+from crad.report.live.bar import with_live_bar
+from crad.report.live.local_server import PageServer, Shown
 from tests.chromium import Chromium, Tab
 
 BODY = """<!doctype html><html><head><title>{title}</title></head><body><h1 id="outcome">{title}</h1>

@@ -20,13 +20,13 @@ from crad.engines.processes import MAX_DEATHS, ProcessEngine, kept_workers
 from crad.engines.serial import SerialEngine
 from crad.engines.wire import outcome_from_bytes, outcome_to_bytes, task_from_bytes, task_to_bytes
 from crad.errors import ConfigError, RunError
+from crad.federation.federated_data import build_world
 from crad.federation.message import Message
 from crad.federation.method import Learned
 from crad.federation.peer import Standing
-from crad.federation.work import Outcome, Task
-from crad.federation.world import build_world
-from crad.learning.evaluation import ClassScore
+from crad.federation.tasks import Outcome, Task
 from crad.methods import resolve_method
+from crad.training.evaluation import ClassScore
 from tests.conftest import change, hearing_ctrl_c
 from tests.test_resume import assert_same_end
 
@@ -252,7 +252,7 @@ def test_settings_that_cannot_work_are_refused(settings, words):
 
 def test_rounds_list_only_clients_whose_figures_are_new(tiny):
     """Records must not grow with the clients that do nothing, and still tell how everybody stood."""
-    from crad.results.selection import clients_at
+    from crad.runs.selection import clients_at
 
     result = crad.run(change(tiny, active=2, rounds=4, eval_every=2))
     listed = [[client["client"] for client in line["clients"]] for line in result.rounds]
@@ -323,7 +323,7 @@ def test_a_model_that_keeps_things_outside_its_state_gives_the_same_with_any_eng
     monkeypatch.chdir(tmp_path)
     experiment = change(tiny, models=("odd_models:build", "cnn6"), method="local", rounds=2)
     with monkeypatch.context() as patched:  # as if there were so many images that ours would be prepared for them
-        patched.setattr("crad.learning.evaluation.PREPARED_FROM", 8)
+        patched.setattr("crad.training.evaluation.PREPARED_FROM", 8)
         crad.run(experiment)
     crad.run(experiment, output=tmp_path / "one")
     crad.run(change(experiment, workers=2), output=tmp_path / "two")

@@ -16,14 +16,14 @@ import torch
 
 from crad.federation.message import Message, pack
 from crad.network.agreement import Agreement
-from crad.network.client import MemberClient
-from crad.network.gate import Limits
-from crad.network.https_exchange import HttpsExchange
+from crad.network.https.client import MemberClient
+from crad.network.https.gate import Limits
+from crad.network.https.https_exchange import HttpsExchange
+from crad.network.https.server import SnapshotServer
+from crad.network.https.tls import MemberContext
 from crad.network.identity import Identity
 from crad.network.ledger import OutgoingLedger, read_ledger
 from crad.network.member_exchange import Terms
-from crad.network.server import SnapshotServer
-from crad.network.tls import MemberContext
 from tests.organisations import with_addresses
 
 SLOW_S = 0.25  # between two megabytes

@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 import crad
+from crad.analysis.intervals import Paired, paired
 from crad.config import RECIPES, Experiment
 from crad.errors import BusyError
-from crad.federation.records import Record
-from crad.reproducing import stored_run
-from crad.results.intervals import Paired, paired
-from crad.results.measures import MIN_SUPPORT
-from crad.results.run_directory import RunDirectory
+from crad.paper.measures import MIN_SUPPORT
+from crad.paper.plan import stored_run
+from crad.runs.directory import RunDirectory
+from crad.runs.records import Record
 
 SEEDS = (11, 12, 13)
 

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from benchmarks.studies.exchange import KIND, MEGABYTE, agree, random_snapshot
 from crad.network.agreement import read_agreement, to_toml
-from crad.network.https_exchange import HttpsExchange
+from crad.network.https.https_exchange import HttpsExchange
+from crad.network.https.server import SnapshotServer
 from crad.network.identity import load_identity
 from crad.network.ledger import Departure, OutgoingLedger, read_ledger
 from crad.network.member_exchange import Terms
-from crad.network.server import SnapshotServer
 
 RATE = "40mbit"
 ADDRESSES = ("10.213.7.1", "10.213.7.2")  # seen by nobody but the two namespaces

@@ -20,11 +20,11 @@ import torch
 
 from crad.federation.message import pack, read_body
 from crad.network.agreement import Agreement, make_agreement
-from crad.network.https_exchange import HttpsExchange
+from crad.network.https.https_exchange import HttpsExchange
+from crad.network.https.server import SnapshotServer
 from crad.network.identity import create_identity, load_identity
 from crad.network.ledger import OutgoingLedger, totals
-from crad.network.server import SnapshotServer
-from crad.network.setup import member_entry
+from crad.site.setup import member_entry
 
 MEGABYTE = 10**6
 KIND = "snapshot"

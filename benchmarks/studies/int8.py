@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.optimization import fuse
 
 from crad.aggregation import aggregate
-from crad.data.tensors import Preparation, crop_and_flip, prepare
+from crad.data.preprocessing import Preparation, crop_and_flip, prepare
 from crad.models import POOL, Architecture, build_model
 
 BATCH = 64

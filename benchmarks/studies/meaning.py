@@ -17,15 +17,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from crad.analysis.confusions import confused_members
 from crad.config import Experiment, parse_pairs
 from crad.engines.serial import SerialEngine
 from crad.federation.exchange import MemoryExchange
-from crad.federation.records import Record, round_record
+from crad.federation.federated_data import World, build_world
 from crad.federation.roster import Roster
 from crad.federation.rounds import Rounds
-from crad.federation.world import World, build_world
 from crad.methods import resolve_method
-from crad.results.confusions import confused_members
+from crad.runs.records import Record, round_record
 
 WAYS = ("honest", "shifted", "swapped")
 WRONG = 1  # the client whose labels are

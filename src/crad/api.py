@@ -12,30 +12,30 @@ import torch
 
 from crad.config import Experiment
 from crad.data.catalog import absolute_name
+from crad.device import repeatable
 from crad.engines import make_engine
 from crad.errors import ConfigError, RunError
 from crad.federation.attacks import check_attack
-from crad.federation.checkpoint import latest_round, load_checkpoint, save_checkpoint
 from crad.federation.exchange import MemoryExchange
-from crad.federation.memory import reset_peak_memory
+from crad.federation.federated_data import World, build_world
 from crad.federation.method import MIN_PROXY, Method
 from crad.federation.peer import new_model
-from crad.federation.records import Record, partition_record, round_record
 from crad.federation.roster import Roster
 from crad.federation.rounds import Round, Rounds, Step
-from crad.federation.work import Engine
-from crad.federation.world import World, build_world
+from crad.federation.tasks import Engine
 from crad.inspection import RunInspector, is_inspectable, write_inspection
-from crad.learning.device import repeatable
+from crad.memory import reset_peak_memory
 from crad.methods import check_recipe, resolve_method
 from crad.models import ARCHITECTURES, Architecture, resolve_architecture
 from crad.randomness import torch_seed
-from crad.results.drawing import partition_picture
-from crad.results.report import report_page
-from crad.results.run_directory import RunDirectory
-from crad.results.runs import RunRecords
-from crad.results.selection import best_round
-from crad.results.summary import summarise
+from crad.report.page import report_page
+from crad.report.svg import partition_picture
+from crad.runs.checkpoint import latest_round, load_checkpoint, save_checkpoint
+from crad.runs.directory import RunDirectory
+from crad.runs.records import Record, partition_record, round_record
+from crad.runs.run_records import RunRecords
+from crad.runs.selection import best_round
+from crad.runs.summary import summarise
 
 
 @dataclass(frozen=True)

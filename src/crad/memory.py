@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from crad.learning.device import release_memory
+from crad.device import release_memory
 
 
 def reset_peak_memory(device: str) -> None:

@@ -10,8 +10,8 @@ import httpx
 
 from crad.federation.message import Message
 from crad.network.arrivals import Announced
-from crad.network.client import Answer, Receipts
 from crad.network.envelope import seal
+from crad.network.https.client import Answer, Receipts
 from crad.network.identity import Identity
 from tests.simulation.network import TOTAL_S, gone
 

@@ -11,10 +11,10 @@ import httpx
 
 from crad.network.agreement import Agreement, Member
 from crad.network.arrivals import Announced, Rounds
-from crad.network.client import Answer, ChangedError, Receipts
-from crad.network.outbox import Outbox, Published
-from crad.network.store import StoreError
-from crad.network.witness import Witness
+from crad.network.equivocation.witness import Witness
+from crad.network.https.client import Answer, ChangedError, Receipts
+from crad.network.https.outbox import Outbox, Published
+from crad.network.store.objects import StoreError
 from tests.simulation.clock import VirtualClock
 
 CONNECT_S, TOTAL_S = 10.0, 50.0

@@ -20,15 +20,15 @@ from crad.federation.message import Message, pack
 from crad.federation.rounds import next_round
 from crad.network import arrivals
 from crad.network.agreement import Agreement
-from crad.network.bucket import STATE, Bucket
-from crad.network.bucket_exchange import BucketExchange
 from crad.network.envelope import open_envelope, seal
-from crad.network.https_exchange import HttpsExchange
+from crad.network.equivocation.proof import verify_proof
+from crad.network.https.https_exchange import HttpsExchange
+from crad.network.https.outbox import Outbox
 from crad.network.identity import Identity
 from crad.network.ledger import OutgoingLedger
 from crad.network.member_exchange import MemberExchange, Terms
-from crad.network.outbox import Outbox
-from crad.network.proof import verify_proof
+from crad.network.store.bucket import STATE, Bucket
+from crad.network.store.bucket_exchange import BucketExchange
 from tests.organisations import agreed, make_identities
 from tests.simulation.clock import VirtualClock
 from tests.simulation.hostile import BEHAVIOURS, KIND, Hostile

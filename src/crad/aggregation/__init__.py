@@ -7,10 +7,10 @@ and the other filters in `filters.py`.
 
 from crad.aggregation.combine import Combination, Trace, aggregate, combine, explain
 from crad.aggregation.confusion import Confusion, Confusions, find_confusions
+from crad.aggregation.evidence import Evidence, check_evidence
 from crad.aggregation.filters import Selection
-from crad.aggregation.inputs import Evidence, check_evidence
 from crad.aggregation.rules import RULES, Rule, resolve_rule
-from crad.aggregation.verifying import Tally, Verified, credibility, verify
+from crad.aggregation.verification import Tally, Verified, credibility, verify
 
 __all__ = [
     "RULES",

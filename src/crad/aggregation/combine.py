@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from crad.aggregation.evidence import Evidence, check_evidence
 from crad.aggregation.filters import Selection, everybody
-from crad.aggregation.inputs import Evidence, check_evidence
 from crad.aggregation.rules import Rule, resolve_rule
 from crad.config import Unsupported
 from crad.errors import unknown_name

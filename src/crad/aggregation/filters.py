@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from crad.aggregation.inputs import Evidence
+from crad.aggregation.evidence import Evidence
 from crad.aggregation.median import supported_median
 from crad.aggregation.statistics import accuracy_variance, reliability
 from crad.config import FilterKind

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from crad.aggregation import filters, weights
+from crad.aggregation.evidence import Evidence
 from crad.aggregation.filters import FILTERS, Selection
-from crad.aggregation.inputs import Evidence
 from crad.config import RECIPES, FilterKind
 from crad.errors import ConfigError
 from crad.plugins import resolve

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from crad.aggregation.inputs import Evidence
+from crad.aggregation.evidence import Evidence
 
 
 def smoothed_accuracy(counts_KC: Tensor, accuracies_KC: Tensor) -> Tensor:

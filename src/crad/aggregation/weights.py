@@ -7,8 +7,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from crad.aggregation.evidence import Evidence
 from crad.aggregation.filters import Selection
-from crad.aggregation.inputs import Evidence
 from crad.aggregation.statistics import accuracy_variance, reliability, smoothed_accuracy
 from crad.errors import AggregationError
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from crad.errors import RunError
-from crad.results.naming import with_names
-from crad.results.runs import RunRecords
+from crad.runs.names import with_names
+from crad.runs.run_records import RunRecords
 
 
 def comparable_runs(runs: Sequence[RunRecords]) -> tuple[list[RunRecords], list[RunRecords]]:

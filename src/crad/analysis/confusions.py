@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from crad.federation.records import Record
+from crad.runs.records import Record
 
 NOTE = "confused"  # the key in a client's notes
 MIN_ROUNDS = 2  # in which a pair was found: once may be a teacher's passing mood

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from crad.config import Experiment
-from crad.results.runs import RunRecords
+from crad.runs.run_records import RunRecords
 
 # Seconds of a round under preset mini on CIFAR-10, one process on two cores of an Intel Xeon at 2.8 GHz, no GPU
 # (docs/results.md). Elsewhere only their ratios are used; a rule that is not listed costs what CRAD does.

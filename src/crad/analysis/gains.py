@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from crad.results.comparison import METRICS, Row
-from crad.results.runs import RunRecords
+from crad.analysis.comparison import METRICS, Row
+from crad.runs.run_records import RunRecords
 
 ALONE = "local"
 NOT_JOINED = (ALONE, "centralized")  # the floor, and the ceiling that no federation may reach

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from crad.results.naming import WORLD_FIELDS, differing, names
-from crad.results.runs import RunRecords
+from crad.runs.names import WORLD_FIELDS, differing, names
+from crad.runs.run_records import RunRecords
 
 Methods = Mapping[str, Sequence[RunRecords]]  # by name, one run per seed
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from crad.results.comparison import Figure, over_seeds
+from crad.analysis.comparison import Figure, over_seeds
 
 LEVEL = 0.95
 

@@ -10,10 +10,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from crad.federation.records import Record
-from crad.results.grouping import Methods, is_tested
-from crad.results.runs import RunRecords
-from crad.results.selection import clients_at
+from crad.analysis.groups import Methods, is_tested
+from crad.runs.records import Record
+from crad.runs.run_records import RunRecords
+from crad.runs.selection import clients_at
 
 Row = dict[str, Any]
 

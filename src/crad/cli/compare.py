@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from crad.cli.following import Following
+from crad.cli.follow_options import Following
 from crad.cli.lists import parse_methods, parse_seeds, settings_by_method
 from crad.cli.options import AsJson, ConfigFile, Quiet, Settings, with_experiment_flags
 from crad.cli.run import default_output, finish_following, run_shown
@@ -18,7 +18,7 @@ from crad.errors import ConfigError
 
 if TYPE_CHECKING:
     from crad.api import Result
-    from crad.following import Follower
+    from crad.runs.callbacks import Follower
 
 DEFAULT_METHODS = "local,uniform,crad"
 
@@ -106,14 +106,14 @@ def _compare_followed(
 ) -> None:
     from rich.console import Console
 
+    from crad.analysis.durations import duration
+    from crad.analysis.gains import headline
     from crad.cli.progress import Display
-    from crad.cli.tables import plain_table
-    from crad.comparing import run_folder, write_comparison
+    from crad.cli.terminal_tables import plain_table
     from crad.engines.processes import kept_workers
-    from crad.results.durations import duration
-    from crad.results.joining import headline
-    from crad.results.naming import titled
-    from crad.results.tables import COMPARISON_HEADER, comparison_caption, comparison_cells
+    from crad.report.comparison_folder import run_folder, write_comparison
+    from crad.report.tables import COMPARISON_HEADER, comparison_caption, comparison_cells
+    from crad.runs.names import titled
 
     display = Display(Console(stderr=True), is_quiet=is_quiet, num_runs=len(experiments))
     results: list[Result] = []

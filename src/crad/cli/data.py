@@ -177,8 +177,8 @@ def split_command(settings: Settings, config: ConfigFile = None, output: Output 
     Example: crad data split --dataset pathmnist --clients 3 --seed 1 --output shards
     """
     from crad.config import make_experiment
-    from crad.data.own import write_shard
-    from crad.federation.world import build_world
+    from crad.data.site_data import write_shard
+    from crad.federation.federated_data import build_world
 
     folder = output or Path("shards")
     if folder.exists() and any(folder.iterdir()):

@@ -10,14 +10,14 @@ from rich.console import Console
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from crad.doctoring import Finding, Findings
+    from crad.site.doctor import Finding, Findings
 
 STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
 
 def diagnose(site: Path, console: Console, progress: Console, *, is_silent: bool) -> Findings:
     """Examine, and show it unless silent; on a terminal `progress` says what takes so long."""
-    from crad.doctoring import Findings, examine
+    from crad.site.doctor import Findings, examine
 
     findings = Findings()
     if is_silent:

@@ -32,10 +32,10 @@ def explain_command(
     """
     from rich.console import Console
 
-    from crad.cli.tables import trace_table
+    from crad.analysis.traces import describe
+    from crad.cli.terminal_tables import trace_table
     from crad.errors import ConfigError
     from crad.inspection import FAILURE_RULE, SUCCESS_RULE, RunInspector
-    from crad.results.traces import describe
 
     if image is None and class_ is not None:
         raise ConfigError("--class needs --image: say which test image")

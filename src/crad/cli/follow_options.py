@@ -14,7 +14,7 @@ import typer
 from crad.errors import ConfigError
 
 if TYPE_CHECKING:
-    from crad.following import Follower
+    from crad.runs.callbacks import Follower
 
 
 PANEL = "Following"
@@ -70,17 +70,17 @@ class Following:
 
     def _wanted(self, store: Path) -> Iterator[Follower]:
         if self.tensorboard:
-            from crad.tracking import Tracker
-            from crad.tracking.tensorboard import TensorBoardLog
+            from crad.runs.tracking import Tracker
+            from crad.runs.tracking.tensorboard import TensorBoardLog
 
             yield Tracker(TensorBoardLog(), notice=_say)
         if self.mlflow:
-            from crad.tracking import Tracker
-            from crad.tracking.mlflow import MLflowLog
+            from crad.runs.tracking import Tracker
+            from crad.runs.tracking.mlflow import MLflowLog
 
             yield Tracker(MLflowLog(store), notice=_say)
         if self.watch:
-            from crad.watching import Watch
+            from crad.report.live import Watch
 
             yield Watch(self.port or 0, announce=lambda address: _say(f"Watch it at {address}"))
 

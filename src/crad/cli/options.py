@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from crad.cli.following import Following, following_flags
+from crad.cli.follow_options import Following, following_flags
 from crad.config import ALIASES, PRESETS, Experiment
 
 Settings = dict[str, Any]

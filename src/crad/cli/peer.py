@@ -13,7 +13,7 @@ from crad.errors import ConfigError, RunError, SnapshotError
 
 if TYPE_CHECKING:
     from crad.network.agreement import Agreement
-    from crad.network.site import Site
+    from crad.site.settings import Site
 
 app = typer.Typer(no_args_is_help=True, help="Take part in a federation across organisations.")
 
@@ -35,11 +35,11 @@ def init_command(
     Example: crad peer init --name clinic-a --address clinic-a.example.org:8443 --model resnet18
     """
     _need_network()
-    from crad.federation.files import write_atomically
+    from crad.files import write_atomically
     from crad.network.identity import create_identity, fingerprint
-    from crad.network.permission import word_about_network
-    from crad.network.setup import member_entry, member_toml
-    from crad.network.site import template
+    from crad.site.permission import word_about_network
+    from crad.site.settings import template
+    from crad.site.setup import member_entry, member_toml
 
     path = folder / PEER_TOML
     if path.exists():
@@ -71,10 +71,10 @@ def invite_command(
     Example: crad peer invite --federation colon --set rounds=50 --set method=crad
     """
     _need_network()
-    from crad.federation.files import write_atomically
+    from crad.files import write_atomically
     from crad.network.agreement import to_toml
-    from crad.network.setup import draft_agreement, read_member_toml
-    from crad.network.site import read_site
+    from crad.site.settings import read_site
+    from crad.site.setup import draft_agreement, read_member_toml
 
     if output.exists():
         raise ConfigError(f"{output} is there already: add members with crad peer trust, or choose another --output")
@@ -101,10 +101,10 @@ def trust_command(
     Example: crad peer trust federation.toml clinic-b/member.toml
     """
     _need_network()
-    from crad.federation.files import write_atomically
+    from crad.files import write_atomically
     from crad.network.agreement import add_member, read_agreement, renew_member, to_toml
-    from crad.network.permission import word_about_network
-    from crad.network.setup import read_member_toml
+    from crad.site.permission import word_about_network
+    from crad.site.setup import read_member_toml
 
     whole = read_agreement(agreement)
     for path in members:
@@ -132,9 +132,9 @@ def renew_command(site: SiteFile = PEER_TOML) -> None:
     Example: crad peer renew --site clinic-a/peer.toml
     """
     _need_network()
-    from crad.federation.files import write_atomically
+    from crad.files import write_atomically
     from crad.network.identity import fingerprint, renew_certificate
-    from crad.network.setup import member_entry, member_toml
+    from crad.site.setup import member_entry, member_toml
 
     settings, agreement = _read(site)
     ours = agreement.member(settings.name)
@@ -164,7 +164,7 @@ def doctor_command(site: SiteFile = PEER_TOML, as_json: AsJson = False) -> None:
     _need_network()
     from rich.console import Console
 
-    from crad.cli.diagnosis import diagnose
+    from crad.cli.doctor import diagnose
 
     findings = diagnose(site, Console(), Console(stderr=True), is_silent=as_json)
     if as_json:
@@ -189,9 +189,9 @@ def join_command(site: SiteFile = PEER_TOML, quiet: Quiet = False, as_json: AsJs
     from rich.console import Console
 
     from crad.cli.progress import Display
-    from crad.cli.tables import plain_table
-    from crad.node.joining import join
-    from crad.results.participant import participant_cells, shortfall
+    from crad.cli.terminal_tables import plain_table
+    from crad.report.participant import participant_cells, shortfall
+    from crad.site.join import join
 
     settings, agreement = _read(site)
     display = Display(Console(stderr=True), is_quiet=quiet)
@@ -221,7 +221,7 @@ def verify_proof_command(
     _need_network()
     from dataclasses import asdict
 
-    from crad.network.proof import MAX_PROOF_BYTES, verify_proof
+    from crad.network.equivocation.proof import MAX_PROOF_BYTES, verify_proof
 
     try:
         with proof.open("rb") as file:
@@ -247,7 +247,7 @@ def status_command(site: SiteFile = PEER_TOML, as_json: AsJson = False) -> None:
     Example: crad peer status
     """
     _need_network()
-    from crad.node.status import read_status, status_line
+    from crad.site.status import read_status, status_line
 
     settings, agreement = _read(site)
     status = read_status(agreement, settings)
@@ -256,7 +256,7 @@ def status_command(site: SiteFile = PEER_TOML, as_json: AsJson = False) -> None:
 
 def _read(site: Path) -> tuple[Site, Agreement]:
     from crad.network.agreement import read_agreement
-    from crad.network.site import read_site
+    from crad.site.settings import read_site
 
     settings = read_site(site)
     return settings, read_agreement(settings.agreement)

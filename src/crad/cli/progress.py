@@ -12,13 +12,13 @@ from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeEla
 from rich.table import Column
 from rich.text import Text
 
-from crad.cli.tables import partition_table
-from crad.results.durations import duration
+from crad.analysis.durations import duration
+from crad.cli.terminal_tables import partition_table
 
 if TYPE_CHECKING:
     from crad.api import Hooks
-    from crad.federation.records import Record
     from crad.federation.rounds import Step
+    from crad.runs.records import Record
 
 SLOW_STAGE_SECONDS = 5.0
 SHOWN_CLIENTS = 30  # a larger partition is only saved as a picture

@@ -24,12 +24,12 @@ def report_command(runs: Runs, output: Page = None, figures: Figures = None) -> 
 
     Example: crad report runs/first runs/alone --output both.html --figures figures/
     """
+    from crad.analysis.comparable import comparable_runs
     from crad.errors import ConfigError, RunError
-    from crad.federation.files import write_atomically
-    from crad.reporting import find_runs, load_for_report
-    from crad.results.charts import charts_available, make_charts, save_chart
-    from crad.results.comparable import comparable_runs
-    from crad.results.report import report_page
+    from crad.files import write_atomically
+    from crad.report.charts import charts_available, make_charts, save_chart
+    from crad.report.inputs import find_runs, load_for_report
+    from crad.report.page import report_page
 
     if figures is not None and not charts_available():
         raise ConfigError("--figures needs two more packages: pip install 'crad[report]'")

@@ -18,12 +18,12 @@ from crad.errors import BusyError, CradError, RunError, unknown_name
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from crad.analysis.durations import Durations
     from crad.cli.progress import Display
-    from crad.reproducing import Plan, Records, StoredRun
-    from crad.results.durations import Durations
-    from crad.results.paper import Choice
-    from crad.results.runs import RunRecords
-    from crad.results.tables import Table
+    from crad.paper.experiments import Choice
+    from crad.paper.plan import Plan, Records, StoredRun
+    from crad.report.tables import Table
+    from crad.runs.run_records import RunRecords
 
 What = Annotated[
     str,
@@ -93,9 +93,10 @@ def reproduce_command(
     """
     from rich.console import Console
 
+    from crad.analysis.durations import Durations
     from crad.cli.progress import Display
-    from crad.learning.device import choose_device
-    from crad.reproducing import (
+    from crad.device import choose_device
+    from crad.paper.plan import (
         absent_data,
         published_seconds,
         read_finished,
@@ -103,8 +104,7 @@ def reproduce_command(
         write_reports,
         write_tables,
     )
-    from crad.results.charts import INSTALL
-    from crad.results.durations import Durations
+    from crad.report.charts import INSTALL
 
     named = {"datasets": datasets, "methods": methods, "rows": rows, "columns": columns}
     plan = _plan(what, settings, named, seeds=seeds, baseline=baseline, output=output, keep=keep)
@@ -151,8 +151,8 @@ def _plan(
 ) -> Plan:
     """The plan that the flags ask for; `named` are those that choose among its cells."""
     from crad.methods import resolve_method
-    from crad.reproducing import make_plan
-    from crad.results.paper import CHOICES, chosen_papers
+    from crad.paper.experiments import CHOICES, chosen_papers
+    from crad.paper.plan import make_plan
 
     if what not in CHOICES:
         raise unknown_name("experiment", what, CHOICES)
@@ -188,7 +188,7 @@ def _plan(
 
 def _choice(named: Mapping[str, str | None], known: Mapping[str, Sequence[str]]) -> Choice:
     """The names behind each flag; one that no cell has is refused."""
-    from crad.results.paper import Choice
+    from crad.paper.experiments import Choice
 
     kinds = {"datasets": "data set", "methods": "method", "rows": "row", "columns": "column"}
     chosen: dict[str, list[str]] = {}
@@ -210,8 +210,8 @@ def _run_all(
     Several commands may share a plan: what another one works on is left to it, what it has finished is read.
     """
     from crad.engines.processes import kept_workers
-    from crad.results.run_directory import RunDirectory
-    from crad.results.runs import load_run
+    from crad.runs.directory import RunDirectory
+    from crad.runs.run_records import load_run
 
     failed: dict[str, str] = {}
     with kept_workers():
@@ -238,10 +238,10 @@ def _run_all(
 def _run_one(
     plan: Plan, run: StoredRun, others: Sequence[StoredRun], durations: Durations, display: Display
 ) -> RunRecords:
+    from crad.analysis.durations import duration
     from crad.cli.run import run_shown
-    from crad.reproducing import seconds_left
-    from crad.results.durations import duration
-    from crad.results.runs import load_run
+    from crad.paper.plan import seconds_left
+    from crad.runs.run_records import load_run
 
     result = run_shown(
         display,
@@ -269,8 +269,8 @@ def _say_plan(
     plan: Plan, missing: Sequence[StoredRun], absent: dict[str, str], durations: Durations, display: Display
 ) -> None:
     """`17 runs: 9 done, 1 to resume, 7 to run, about 1 h 10 min (from the runs finished here)`, and what cannot run."""
-    from crad.reproducing import seconds_left
-    from crad.results.durations import duration
+    from crad.analysis.durations import duration
+    from crad.paper.plan import seconds_left
 
     begun = sum(run.state == "begun" for run in missing)
     words = [f"{len(plan.runs) - len(missing)} done", f"{begun} to resume", f"{len(missing) - begun} to run"]
@@ -300,7 +300,7 @@ def _show(
     plan: Plan, records: Records, failed: dict[str, str], reports: Sequence[Path], *, is_quiet: bool, as_json: bool
 ) -> None:
     """The tables and where the pages lie, JSON, or the path alone."""
-    from crad.reproducing import make_tables, make_tidy
+    from crad.paper.plan import make_tables, make_tidy
 
     if as_json:
         states = [{"run": run.path.name, "state": run.state} for run in plan.runs]
@@ -320,7 +320,7 @@ def _show(
 
 
 def _print_table(console: Console, table: Table) -> None:
-    from crad.cli.tables import sectioned_table
+    from crad.cli.terminal_tables import sectioned_table
 
     console.print(sectioned_table(table))
     console.print(table.caption, highlight=False, markup=False)

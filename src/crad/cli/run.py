@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from crad.cli.following import Following
+from crad.cli.follow_options import Following
 from crad.cli.options import AsJson, ConfigFile, Output, Quiet, Settings, with_experiment_flags
 from crad.cli.signals import Terminated
 from crad.config import EXECUTION_FIELDS, Experiment, make_experiment
@@ -20,7 +20,7 @@ from crad.errors import ConfigError
 if TYPE_CHECKING:
     from crad.api import Result
     from crad.cli.progress import Display
-    from crad.following import Follower
+    from crad.runs.callbacks import Follower
 
 ResumeFlag = Annotated[
     Path | None, typer.Option("--resume", metavar="DIR", help="Continue the run in this directory where it stopped.")
@@ -75,8 +75,8 @@ def run_shown(
     `left_after`: seconds that the runs after this one will take, where that is known.
     """
     from crad.api import run
-    from crad.following import join_hooks
-    from crad.results.naming import titled
+    from crad.runs.callbacks import join_hooks
+    from crad.runs.names import titled
 
     label = label or titled(experiment)
     try:
@@ -103,8 +103,8 @@ def report_outcome(result: Result, *, is_quiet: bool, as_json: bool) -> None:
     """The outcome on standard output: a table, JSON, or the path alone."""
     from rich.console import Console
 
-    from crad.cli.tables import plain_table
-    from crad.results.tables import mib
+    from crad.cli.terminal_tables import plain_table
+    from crad.report.tables import mib
 
     summary = result.summary
     if as_json:
@@ -147,7 +147,7 @@ def default_output(experiment: Experiment, what: str) -> Path:
 
 
 def _resumed(directory: Path, settings: Settings, *, config: Path | None, output: Path | None) -> Experiment:
-    from crad.results.run_directory import RunDirectory
+    from crad.runs.directory import RunDirectory
 
     changed = [name for name in settings if name not in EXECUTION_FIELDS]
     if changed or config or output:

@@ -10,8 +10,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from crad.results import tables as results
-from crad.results.traces import STATE_WORDS, ImageTrace, percent, samples
+from crad.analysis.traces import STATE_WORDS, ImageTrace, percent, samples
+from crad.report import tables as results
 
 SHADES = " ░▒▓█"
 BLUES = (255, 195, 153, 117, 75, 33, 27, 19)  # of the 256-colour palette, light to dark

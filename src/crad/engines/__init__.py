@@ -9,9 +9,9 @@ from pathlib import Path
 from crad.config import Experiment
 from crad.engines.serial import SerialEngine
 from crad.errors import ConfigError
+from crad.federation.federated_data import World
 from crad.federation.method import Method
-from crad.federation.work import Engine
-from crad.federation.world import World
+from crad.federation.tasks import Engine
 
 
 def make_engine(world: World, method: Method, *, notice: Callable[[str], None] = lambda text: None) -> Engine:
@@ -26,7 +26,7 @@ def make_engine(world: World, method: Method, *, notice: Callable[[str], None] =
             "cannot use it: put it into a module"
         )
     if experiment.engine == "ray":
-        from crad.engines.cluster import RayEngine
+        from crad.engines.ray_cluster import RayEngine
 
         return RayEngine(world, workers=experiment.workers, address=experiment.ray_address, notice=notice)
     workers = min(count_workers(world), len(method.roster(world)))

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 import crad
 from crad.config import Experiment
 from crad.data.dataset import Dataset
-from crad.engines.arrays import ARRAYS
+from crad.device import tune_malloc
+from crad.engines.shared_arrays import ARRAYS
 from crad.errors import ConfigError
+from crad.federation.federated_data import build_world
 from crad.federation.message import Message
-from crad.federation.work import Bench, Outcome, Task
-from crad.federation.world import build_world
-from crad.learning.device import tune_malloc
+from crad.federation.tasks import Bench, Outcome, Task
 from crad.methods import resolve_method
 
 Reference = Any  # ray.ObjectRef; Ray's own types are not read by mypy

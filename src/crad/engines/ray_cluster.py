@@ -18,20 +18,20 @@ from typing import Any, Literal
 import numpy as np
 
 # Before Ray itself: it sets how Ray is imported, and says so where Ray is missing.
-from crad.engines.membership import Membership  # isort: split
+from crad.engines.ray_session import Membership  # isort: split
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
 from crad.engines import count_cores
-from crad.engines.arrays import ARRAYS, describe_dataset
-from crad.engines.host import Host, Order, Raw, Reference, own_versions
 from crad.engines.processes import GRACE_SECONDS, MAX_DEATHS
+from crad.engines.ray_actor import Host, Order, Raw, Reference, own_versions
+from crad.engines.shared_arrays import ARRAYS, describe_dataset
 from crad.errors import ConfigError, CradError, RunError
-from crad.federation.memory import peak_memory_bytes
+from crad.federation.federated_data import World
 from crad.federation.message import Message
-from crad.federation.work import Outcome, Task, write_whole
-from crad.federation.world import World
+from crad.federation.tasks import Outcome, Task, write_whole
+from crad.memory import peak_memory_bytes
 
 START_SECONDS = 300.0  # for the cluster to give us the first CPU, when nobody is at work
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from crad.federation.memory import peak_memory_bytes
+from crad.device import tune_malloc
+from crad.federation.federated_data import World
 from crad.federation.method import Method
-from crad.federation.work import Bench, Outcome, Task
-from crad.federation.world import World
-from crad.learning.device import tune_malloc
+from crad.federation.tasks import Bench, Outcome, Task
+from crad.memory import peak_memory_bytes
 
 
 class SerialEngine:

@@ -10,7 +10,7 @@ from typing import Any
 from crad.federation.message import message_in_file
 from crad.federation.method import Learned
 from crad.federation.peer import standing_from_json, standing_to_json
-from crad.federation.work import Outcome, Task
+from crad.federation.tasks import Outcome, Task
 
 ANY_BYTES = "latin-1"  # every byte is a character and back
 

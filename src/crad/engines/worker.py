@@ -21,12 +21,12 @@ from typing import Any
 
 from crad.config import Experiment
 from crad.data.dataset import Dataset
-from crad.engines.arrays import map_arrays
+from crad.engines.shared_arrays import map_arrays
 from crad.engines.wire import outcome_to_bytes, task_from_bytes
 from crad.errors import CradError
-from crad.federation.memory import reset_peak_memory
-from crad.federation.work import Bench
-from crad.federation.world import build_world
+from crad.federation.federated_data import build_world
+from crad.federation.tasks import Bench
+from crad.memory import reset_peak_memory
 from crad.methods import resolve_method
 
 ORDER = b'{"experiment"'  # how an order begins; a task begins otherwise

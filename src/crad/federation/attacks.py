@@ -16,15 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from crad.config import Experiment
-from crad.data.tensors import ImageSet
+from crad.data.preprocessing import ImageSet
 from crad.errors import ConfigError
 from crad.federation.message import Statistics
-from crad.learning.evaluation import evaluation_mode
 from crad.randomness import stream, torch_stream
+from crad.training.evaluation import evaluation_mode
 
 if TYPE_CHECKING:
+    from crad.federation.federated_data import World
     from crad.federation.peer import Member, Peer
-    from crad.federation.world import World
 
 CLAIMED_SAMPLES = 10_000.0  # of every class
 TARGET_CLASS = 0  # what a trigger stands for

@@ -12,12 +12,12 @@ from torch import Tensor
 from crad.config import Experiment
 from crad.data.catalog import load_dataset
 from crad.data.dataset import Dataset
-from crad.data.own import OwnData
 from crad.data.partition import Shard, class_counts, make_partition
+from crad.data.preprocessing import ImageSet, Preparation, image_set, image_tensor, prepare
+from crad.data.site_data import OwnData
 from crad.data.subsets import split_proxy
-from crad.data.tensors import ImageSet, Preparation, image_set, image_tensor, prepare
-from crad.learning.device import choose_device
-from crad.learning.teachers import check_precision
+from crad.device import choose_device
+from crad.inference.engine import check_precision
 from crad.models import Allowance, Architecture, InputShape
 from crad.randomness import stream
 

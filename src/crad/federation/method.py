@@ -14,10 +14,10 @@ from pydantic import BaseModel, ConfigDict
 from crad.aggregation import Rule
 from crad.errors import ConfigError
 from crad.federation.attacks import acts_as
+from crad.federation.federated_data import World
 from crad.federation.message import Message
 from crad.federation.peer import Member, Peer
 from crad.federation.teachers import TeacherShelf
-from crad.federation.world import World
 
 Payload = Literal["sent", "sent and received"]
 CommonImages = Literal["none", "proxy", "synthetic"]

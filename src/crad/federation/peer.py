@@ -18,17 +18,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from crad.data.partition import Shard
-from crad.data.tensors import ImageSet
+from crad.data.preprocessing import ImageSet
 from crad.errors import ConfigError, RunError
 from crad.federation.attacks import acts_as, as_believed, as_trained, attack_of, claimed_statistics, triggered_images
+from crad.federation.federated_data import World
 from crad.federation.message import Message, Statistics, pack
-from crad.federation.world import World
-from crad.learning.epoch import make_optimizer
-from crad.learning.evaluation import ClassScore, score_faces
-from crad.learning.losses import log_shares
-from crad.learning.teachers import TeacherEngine
+from crad.inference.engine import TeacherEngine
 from crad.models import Architecture, build_model
 from crad.randomness import stream, torch_seed
+from crad.training.epoch import make_optimizer
+from crad.training.evaluation import ClassScore, score_faces
+from crad.training.losses import log_shares
 
 SNAPSHOT = "snapshot"
 

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from crad.federation.federated_data import World
 from crad.federation.peer import Member, Standing
-from crad.federation.world import World
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from crad.federation.exchange import Exchange, OvertakenError
 from crad.federation.message import message_in_file
 from crad.federation.method import Learned, Method, Phase, Routes, Scene
 from crad.federation.roster import Place, Roster
-from crad.federation.work import Engine, Outcome, Task, Verb
+from crad.federation.tasks import Engine, Outcome, Task, Verb
 from crad.randomness import stream
 
 Stage = Literal["measuring", "learning", "testing"]

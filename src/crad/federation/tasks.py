@@ -15,16 +15,16 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from crad.device import repeatable
 from crad.errors import RunError
 from crad.federation.attacks import acts_as
-from crad.federation.memory import peak_memory_bytes
+from crad.federation.federated_data import World
 from crad.federation.message import Message, encode, map_file, read_state
 from crad.federation.method import Learned, Method, RoundContext
 from crad.federation.peer import Peer, Standing
 from crad.federation.teachers import TeacherShelf
-from crad.federation.world import World
-from crad.learning.device import repeatable
-from crad.learning.teachers import TeacherEngine
+from crad.inference.engine import TeacherEngine
+from crad.memory import peak_memory_bytes
 from crad.models import ARCHITECTURES
 from crad.randomness import torch_seed
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from crad.errors import SnapshotError, printable
+from crad.federation.federated_data import World
 from crad.federation.message import Message, Statistics, read_body, read_manifest
 from crad.federation.peer import SNAPSHOT, new_model
-from crad.federation.world import World
-from crad.learning.teachers import PreparedTeacher, TeacherEngine
+from crad.inference.engine import PreparedTeacher, TeacherEngine
 from crad.models import ARCHITECTURES, Architecture
 
 # Of prepared teachers kept for the next student of the round: the smaller six of ten full-width ones.

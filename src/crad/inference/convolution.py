@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from crad.learning.winograd import WinogradConv, Workspace, pays
+from crad.inference.winograd import WinogradConv, Workspace, pays
 
 
 class Kernel(Protocol):

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from crad.errors import ConfigError
-from crad.learning.compiled import SharedModule
-from crad.learning.fused import Plan, fill_slots, is_fusible, make_plan
-from crad.learning.winograd import Workspace
+from crad.inference.compiled import SharedModule
+from crad.inference.fused import Plan, fill_slots, is_fusible, make_plan
+from crad.inference.winograd import Workspace
 
 TEACHER_BATCH = 64  # larger ones are slower on a CPU
 GPU_TEACHER_BATCH = 512  # a small batch leaves a GPU waiting for the next launch

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from crad.learning.convolution import FusedConv
-from crad.learning.winograd import Workspace
+from crad.inference.convolution import FusedConv
+from crad.inference.winograd import Workspace
 
 _RELU_FUNCTIONS = (F.relu, torch.relu, F.relu_, torch.relu_)
 _ADD_FUNCTIONS = (operator.add, operator.iadd, torch.add)

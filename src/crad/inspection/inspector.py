@@ -14,14 +14,14 @@ from pathlib import Path
 from torch import Tensor
 
 from crad.aggregation import Trace
+from crad.analysis.traces import ImageTrace, TeacherView
 from crad.errors import ConfigError, RunError, unknown_name
-from crad.federation.records import Record
-from crad.federation.world import World
+from crad.federation.federated_data import World
 from crad.inspection.cases import find_cases
 from crad.inspection.panel import Panel
 from crad.inspection.survey import make_survey
-from crad.results.run_directory import RunDirectory
-from crad.results.traces import ImageTrace, TeacherView
+from crad.runs.directory import RunDirectory
+from crad.runs.records import Record
 
 
 class RunInspector:

@@ -14,22 +14,22 @@ import torch
 from torch import Tensor
 
 from crad.aggregation import Tally, Trace, explain
-from crad.data.tensors import ImageSet
+from crad.data.preprocessing import ImageSet
+from crad.device import repeatable
 from crad.errors import RunError
 from crad.federation.attacks import draw_attackers
-from crad.federation.checkpoint import latest_round, load_checkpoint, saved_rounds
+from crad.federation.federated_data import World, build_world
 from crad.federation.method import Method
 from crad.federation.peer import Peer, class_statistics, training_images
-from crad.federation.records import partition_record
 from crad.federation.roster import Place, Roster
-from crad.federation.work import load_tensors
-from crad.federation.world import World, build_world
-from crad.learning.device import repeatable
-from crad.learning.teachers import PreparedTeacher, TeacherEngine, soft_predictions
+from crad.federation.tasks import load_tensors
+from crad.inference.engine import PreparedTeacher, TeacherEngine, soft_predictions
 from crad.methods import resolve_method
 from crad.methods.distillation import Known, known_of
-from crad.results.run_directory import RunDirectory
-from crad.results.selection import best_round
+from crad.runs.checkpoint import latest_round, load_checkpoint, saved_rounds
+from crad.runs.directory import RunDirectory
+from crad.runs.records import partition_record
+from crad.runs.selection import best_round
 
 TALLIED_IMAGES, FEWEST_TALLIED = 2000, 50  # of a student's training samples on which its teachers are counted
 TALLIED_OUTPUTS = 200_000  # of one sample by one teacher: many clients count on fewer samples each

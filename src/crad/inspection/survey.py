@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from crad.data.picture import contact_sheet
-from crad.federation.records import Record
+from crad.data.contact_sheet import contact_sheet
 from crad.inspection.cases import FAILURE_RULE, SUCCESS_RULE, find_cases
 from crad.inspection.panel import Panel
+from crad.runs.records import Record
 
 SURVEY_IMAGES, SURVEY_STUDENTS = 30, 10
 SURVEY_NUMBERS = 300_000  # weights in a survey: about 2 MB of the page

@@ -11,13 +11,13 @@ from functools import partial
 
 from torch import Tensor
 
+from crad.federation.federated_data import World
 from crad.federation.message import Message
 from crad.federation.method import Learned, Method, Phase, RoundContext
 from crad.federation.peer import Member, Peer
-from crad.federation.world import World
-from crad.learning.epoch import Block
-from crad.learning.losses import private_loss
-from crad.methods.training import BlockLoss, train_epochs
+from crad.methods.local_training import BlockLoss, train_epochs
+from crad.training.epoch import Block
+from crad.training.losses import private_loss
 
 
 def train_alone(peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:

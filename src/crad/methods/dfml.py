@@ -23,13 +23,13 @@ from crad.errors import SnapshotError
 from crad.federation.message import Message, pack, read_body, read_manifest
 from crad.federation.method import Learned, MethodSpec, Phase, RoundContext, Routes, Scene
 from crad.federation.peer import SNAPSHOT, Peer
-from crad.learning.digest import logits_on
-from crad.learning.epoch import Block, epoch_blocks, make_optimizer
-from crad.learning.losses import log_shares, private_cross_entropy, softened_divergence
 from crad.methods.alone import own_labels
 from crad.methods.distillation import decode_all, publish_snapshot, trainable_models
-from crad.methods.training import train_epochs
+from crad.methods.local_training import train_epochs
 from crad.randomness import stream
+from crad.training.digest import logits_on
+from crad.training.epoch import Block, epoch_blocks, make_optimizer
+from crad.training.losses import log_shares, private_cross_entropy, softened_divergence
 
 RETURNED = "returned"
 PEAK = "peak"

@@ -29,18 +29,18 @@ from crad.aggregation import (
 from crad.config import EvidenceSource
 from crad.errors import SnapshotError
 from crad.federation.attacks import attack_of
+from crad.federation.federated_data import World
 from crad.federation.message import Message, Statistics
 from crad.federation.method import Learned, Method, Phase, RoundContext
 from crad.federation.peer import SNAPSHOT, Peer, new_model
 from crad.federation.teachers import Snapshot, TeacherShelf
-from crad.federation.world import World
-from crad.learning.digest import logits_on
-from crad.learning.epoch import Block
-from crad.learning.losses import distillation_loss
-from crad.learning.teachers import soft_predictions
+from crad.inference.engine import soft_predictions
 from crad.methods.alone import own_labels, train_alone
-from crad.methods.training import BlockLoss, train_epochs
+from crad.methods.local_training import BlockLoss, train_epochs
 from crad.models import Architecture
+from crad.training.digest import logits_on
+from crad.training.epoch import Block
+from crad.training.losses import distillation_loss
 
 
 def distillation_method(name: str, rule: str | Rule | None = None) -> Method:

@@ -22,9 +22,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from crad.data.picture import contact_sheet
-from crad.data.tensors import Preparation
+from crad.data.contact_sheet import contact_sheet
+from crad.data.preprocessing import Preparation
 from crad.errors import SnapshotError
+from crad.federation.federated_data import World
 from crad.federation.message import Message, pack, read_body, read_manifest
 from crad.federation.method import (
     CommonImages,
@@ -39,11 +40,7 @@ from crad.federation.method import (
 )
 from crad.federation.peer import SNAPSHOT, Member, Peer
 from crad.federation.teachers import Snapshot
-from crad.federation.world import World
-from crad.learning.digest import logits_on, restore_optimizer, store_optimizer
-from crad.learning.evaluation import evaluation_mode
-from crad.learning.losses import softened_divergence
-from crad.learning.teachers import Run
+from crad.inference.engine import Run
 from crad.methods.alone import train_alone
 from crad.methods.distillation import decode_all, publish_snapshot, trainable_models
 from crad.methods.fedmd import consensus
@@ -51,6 +48,9 @@ from crad.methods.proxy import PREDICTIONS, DigestSpec, collect_predictions, dig
 from crad.models import Architecture
 from crad.models.generator import LATENT, Generator
 from crad.randomness import torch_stream
+from crad.training.digest import logits_on, restore_optimizer, store_optimizer
+from crad.training.evaluation import evaluation_mode
+from crad.training.losses import softened_divergence
 
 TRANSFER = "transfer"
 GENERATOR = "generator"

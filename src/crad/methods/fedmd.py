@@ -18,10 +18,10 @@ from torch import Tensor
 from crad.federation.message import Message
 from crad.federation.method import CommonImages, Learned, Payload, Phase, RoundContext
 from crad.federation.peer import Peer
-from crad.learning.digest import absolute_difference, logits_on
 from crad.methods.alone import own_labels, train_alone
+from crad.methods.local_training import train_epochs
 from crad.methods.proxy import PREDICTIONS, DigestSpec, collect_predictions, digest_targets, pack_predictions
-from crad.methods.training import train_epochs
+from crad.training.digest import absolute_difference, logits_on
 
 PRETRAINED = "pretrained"
 

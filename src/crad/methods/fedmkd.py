@@ -19,11 +19,11 @@ from crad.aggregation import RULES
 from crad.federation.message import Message
 from crad.federation.method import Learned, MethodSpec, Phase, RoundContext
 from crad.federation.peer import SNAPSHOT, Peer
-from crad.learning.epoch import Block
-from crad.learning.losses import Loss, private_cross_entropy, softened_divergence
-from crad.learning.teachers import soft_predictions
+from crad.inference.engine import soft_predictions
 from crad.methods.distillation import distil, publish_snapshot, student_loss
-from crad.methods.training import BlockLoss
+from crad.methods.local_training import BlockLoss
+from crad.training.epoch import Block
+from crad.training.losses import Loss, private_cross_entropy, softened_divergence
 
 
 class FedMkd(MethodSpec):

@@ -10,9 +10,9 @@ from torch import Tensor
 from crad.config import Matching
 from crad.federation.method import RoundContext
 from crad.federation.peer import Peer
-from crad.learning.epoch import Block, LossMeter, epoch_blocks, train_on_block
-from crad.learning.losses import Loss
-from crad.learning.matching import match_on
+from crad.training.distill_augment import match_on
+from crad.training.epoch import Block, LossMeter, epoch_blocks, train_on_block
+from crad.training.losses import Loss
 
 BlockLoss = Callable[[Tensor, slice], Loss]  # logits of a batch, and where in the block it stands
 

@@ -21,8 +21,6 @@ from torch import Tensor
 from crad.federation.message import Message
 from crad.federation.method import CommonImages, Learned, Payload, Phase, RoundContext
 from crad.federation.peer import Peer
-from crad.learning.digest import logits_on
-from crad.learning.losses import softened_divergence
 from crad.methods.alone import train_alone
 from crad.methods.proxy import (
     PREDICTIONS,
@@ -32,6 +30,8 @@ from crad.methods.proxy import (
     fault_of_probabilities,
     pack_predictions,
 )
+from crad.training.digest import logits_on
+from crad.training.losses import softened_divergence
 
 
 class Msfkd(DigestSpec):

@@ -16,7 +16,7 @@ from crad.errors import SnapshotError
 from crad.federation.message import Message, pack, read_body, read_manifest
 from crad.federation.method import MethodSpec, RoundContext
 from crad.federation.peer import Peer
-from crad.learning.digest import DigestLoss, digest, restore_optimizer, store_optimizer
+from crad.training.digest import DigestLoss, digest, restore_optimizer, store_optimizer
 
 PREDICTIONS = "predictions"
 DIGEST = "digest"

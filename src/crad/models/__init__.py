@@ -1,7 +1,7 @@
 """The networks peers train: the paper's pool, and a registry for a user's own."""
 
+from crad.models.allowance import Allowance, InputShape, ModelSize, estimate_size
 from crad.models.cnn6 import Cnn6, Cnn6Wide
-from crad.models.limits import Allowance, InputShape, ModelSize, estimate_size
 from crad.models.registry import (
     ARCHITECTURES,
     POOL,

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from crad.errors import SnapshotError, printable
 from crad.network.agreement import Agreement, Member
 from crad.network.identity import Identity, parse_certificate
-from crad.network.parsing import load_model
+from crad.network.json_input import load_model
 from crad.network.trust import check_certificate
 
 VERSION = 1

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from crad.errors import ConfigError
-from crad.federation.files import write_atomically
+from crad.files import write_atomically
 
 KEY, CERTIFICATE, REQUEST = "key.pem", "certificate.pem", "request.pem"
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")

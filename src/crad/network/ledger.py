@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from crad.errors import RunError
-from crad.federation.files import FULL, full_disk
+from crad.files import FULL, full_disk
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from crad.network.arrivals import KIND, Announced
 from crad.network.attendance import AWAY_AFTER, Attendance
 from crad.network.clock import SYSTEM_CLOCK, Clock
 from crad.network.envelope import manifest_in, seal
-from crad.network.gate import Notice
+from crad.network.equivocation.signatures import SignatureRecord
+from crad.network.equivocation.witness import Witness, digest_of
+from crad.network.https.gate import Notice
 from crad.network.identity import Identity
 from crad.network.inbox import Inbox
-from crad.network.patience import Patience, Verdict
-from crad.network.signatures import SignatureRecord
-from crad.network.witness import Witness, digest_of
+from crad.network.round_deadline import Patience, Verdict
 
 Refused = Callable[[str, str], None]  # the member's name, and why
 PROOFS, SIGNED, SNAPSHOT = "proofs", "signed", "snapshot"

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import altair as alt
 
-from crad.results.charts.chart import Chart, labelled
-from crad.results.charts.lines import accuracy_chart
-from crad.results.charts.parts import ROWS, finished, listing, method_axis, method_colour, method_shape, methods_in
-from crad.results.charts.style import PLOT_WIDTH
-from crad.results.grouping import by_method
-from crad.results.paper import Metric, PaperExperiment, PlannedCell
-from crad.results.paper_tables import Finished
-from crad.results.series import Row
-from crad.results.study_tables import difference_rows, find_compared
+from crad.analysis.groups import by_method
+from crad.analysis.series import Row
+from crad.paper.experiments import Metric, PaperExperiment, PlannedCell
+from crad.paper.paper_tables import Finished
+from crad.paper.study_tables import difference_rows, find_compared
+from crad.report.charts.chart import Chart, labelled
+from crad.report.charts.lines import accuracy_chart
+from crad.report.charts.parts import ROWS, finished, listing, method_axis, method_colour, method_shape, methods_in
+from crad.report.charts.style import PLOT_WIDTH
 
 WIDTH = PLOT_WIDTH - 70  # names of variants stand beside it
 ROW_HEIGHT = 22

@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from crad.config import ALIASES, EXECUTION_FIELDS, PRESETS, Experiment
 from crad.errors import ConfigError, unknown_name
-from crad.results.measures import MEASURES
-from crad.results.naming import called
+from crad.paper.measures import MEASURES
+from crad.runs.names import called
 
 TABLES = ("table1", "cost", "clients", "weights", "privacy")
 FIGURES = ("per_class", "convergence", "context", "cases")

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from crad.results.runs import RunRecords
-from crad.results.selection import clients_at
+from crad.runs.run_records import RunRecords
+from crad.runs.selection import clients_at
 
 Value = float | str | None
 Measure = Callable[[RunRecords, str], Value]  # the second is the name of the table's row

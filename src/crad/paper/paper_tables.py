@@ -7,13 +7,13 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from crad.analysis.comparison import Figure, over_seeds
 from crad.config import setting_text
 from crad.methods import resolve_method
-from crad.results.comparison import Figure, over_seeds
-from crad.results.measures import MEASURES, Value
-from crad.results.paper import PAPER_PRESET, Column, Metric, PaperExperiment, PlannedCell, Row
-from crad.results.runs import RunRecords
-from crad.results.tables import DIFFERENCE, RECONSTRUCTION, Cell, Table, three_figures
+from crad.paper.experiments import PAPER_PRESET, Column, Metric, PaperExperiment, PlannedCell, Row
+from crad.paper.measures import MEASURES, Value
+from crad.report.tables import DIFFERENCE, RECONSTRUCTION, Cell, Table, three_figures
+from crad.runs.run_records import RunRecords
 
 # By row and column, in the order of the seeds; a cell without a finished run is not there.
 Finished = Mapping[tuple[str, str], Sequence[RunRecords]]

@@ -12,25 +12,34 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from crad.analysis.durations import Durations
+from crad.analysis.groups import worlds
 from crad.api import settle
 from crad.config import Experiment
 from crad.data.catalog import locate
 from crad.errors import ConfigError, CradError, DataError, RunError
-from crad.federation.files import write_atomically
-from crad.results.charts import charts_available, make_charts, make_study_charts, save_chart
-from crad.results.durations import Durations
-from crad.results.evidence import keep_run
-from crad.results.grouping import worlds
-from crad.results.latex import table_latex
-from crad.results.naming import called
-from crad.results.paper import EVERYTHING, Choice, PaperExperiment, PlannedCell, chosen_papers, load_paper, plan_cells
-from crad.results.paper_tables import Finished, make_paper_table, tidy_csv, tidy_rows
-from crad.results.report import report_page
-from crad.results.run_directory import RunDirectory, identity
-from crad.results.runs import RunRecords, load_run
-from crad.results.study_page import study_page
-from crad.results.study_tables import make_study_tables, study_rows
-from crad.results.tables import Table, table_markdown
+from crad.files import write_atomically
+from crad.paper.experiments import (
+    EVERYTHING,
+    Choice,
+    PaperExperiment,
+    PlannedCell,
+    chosen_papers,
+    load_paper,
+    plan_cells,
+)
+from crad.paper.paper_tables import Finished, make_paper_table, tidy_csv, tidy_rows
+from crad.paper.study_charts import make_study_charts
+from crad.paper.study_page import study_page
+from crad.paper.study_tables import make_study_tables, study_rows
+from crad.report.charts import charts_available, make_charts, save_chart
+from crad.report.latex import table_latex
+from crad.report.page import report_page
+from crad.report.tables import Table, table_markdown
+from crad.runs.directory import RunDirectory, identity
+from crad.runs.evidence import keep_run
+from crad.runs.names import called
+from crad.runs.run_records import RunRecords, load_run
 
 State = Literal["done", "begun", "new"]
 Records = dict[str, RunRecords]  # finished runs by identity

@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from crad.config import to_flags
-from crad.results import charts
-from crad.results.drawing import label
-from crad.results.frame import framed_page
-from crad.results.markup import commands, paragraph, table
-from crad.results.paper import PaperExperiment, PlannedCell, plan_cells
-from crad.results.paper_tables import Finished
-from crad.results.report import NO_CHARTS, chart_figures, page_versions
-from crad.results.study_tables import Compared, find_compared, make_study_tables
-from crad.results.tables import Table
+from crad.paper.experiments import PaperExperiment, PlannedCell, plan_cells
+from crad.paper.paper_tables import Finished
+from crad.paper.study_charts import make_study_charts
+from crad.paper.study_tables import Compared, find_compared, make_study_tables
+from crad.report import charts
+from crad.report.frame import framed_page
+from crad.report.markup import commands, paragraph, table
+from crad.report.page import NO_CHARTS, chart_figures, page_versions
+from crad.report.svg import label
+from crad.report.tables import Table
 
 
 def study_page(
     paper: PaperExperiment, cells: Sequence[PlannedCell], finished: Finished, *, details: Sequence[str] = ()
 ) -> str:
     """The whole page. `details`: pages beside it, on the single worlds."""
-    made = charts.make_study_charts(paper, cells, finished)
+    made = make_study_charts(paper, cells, finished)
     first = next(iter(finished.values()))[0]
     links = "".join(f'<li><a href="{label(name)}">{label(name)}</a></li>' for name in details)
     sections = [

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from crad.results.comparison import Figure
-from crad.results.intervals import Paired, paired
-from crad.results.paper import Metric, PaperExperiment, PlannedCell
-from crad.results.paper_tables import (
+from crad.analysis.comparison import Figure
+from crad.analysis.intervals import Paired, paired
+from crad.analysis.series import Row
+from crad.paper.experiments import Metric, PaperExperiment, PlannedCell
+from crad.paper.paper_tables import (
     ABSENT,
     Finished,
     Found,
@@ -24,8 +25,7 @@ from crad.results.paper_tables import (
     row_label,
     tidy_value,
 )
-from crad.results.series import Row
-from crad.results.tables import Cell, Table
+from crad.report.tables import Cell, Table
 
 VERDICTS = {1: "better", 0: "", -1: "worse"}
 

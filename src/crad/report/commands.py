@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from crad.analysis.gains import ALONE
 from crad.config import EXECUTION_FIELDS, PUBLISHED, Experiment, changed_settings, to_flags
-from crad.results.joining import ALONE
-from crad.results.naming import RECIPE_FIELDS, variant
-from crad.results.runs import RunRecords
+from crad.runs.names import RECIPE_FIELDS, variant
+from crad.runs.run_records import RunRecords
 
 _OF_A_RUN = frozenset({"method", "seed", "method_settings"})  # what may differ between the runs of a comparison
 _OF_TEACHERS = frozenset({"evidence", "filter", "matching", "attack", "attackers"})  # who trains alone has none

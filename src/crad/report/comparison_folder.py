@@ -6,14 +6,12 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from crad.analysis.comparison import Row, compare, to_json
 from crad.api import Result, settle
 from crad.config import Experiment
-from crad.federation.files import write_atomically
-from crad.results.comparison import Row, compare, to_json
-from crad.results.report import report_page
-from crad.results.run_directory import RunDirectory
-from crad.results.runs import RunRecords, load_run
-from crad.results.tables import (
+from crad.files import write_atomically
+from crad.report.page import report_page
+from crad.report.tables import (
     COMPARISON_HEADER,
     COST_CAPTION,
     COST_HEADER,
@@ -22,6 +20,8 @@ from crad.results.tables import (
     cost_cells,
     markdown,
 )
+from crad.runs.directory import RunDirectory
+from crad.runs.run_records import RunRecords, load_run
 
 
 def run_folder(folder: Path, experiment: Experiment) -> tuple[Path, bool]:

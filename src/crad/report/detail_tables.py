@@ -5,12 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from crad.analysis.comparison import METRICS
+from crad.analysis.gains import ALONE, Gain, alone_name, client_gains
 from crad.config import Experiment
 from crad.federation.attacks import ATTACKS
-from crad.results.comparison import METRICS
-from crad.results.joining import ALONE, Gain, alone_name, client_gains
-from crad.results.markup import table
-from crad.results.runs import RunRecords
+from crad.report.markup import table
+from crad.runs.run_records import RunRecords
 
 TITLES = {"global_accuracy": "Global accuracy", "local_accuracy": "Local accuracy"}
 

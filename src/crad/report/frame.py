@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from importlib import resources
 from string import Template
 
-from crad.results.drawing import label
-from crad.results.markup import as_data, as_script
+from crad.report.markup import as_data, as_script
+from crad.report.svg import label
 
 Section = tuple[str, str, str]  # id, title, content
 
@@ -42,7 +42,7 @@ def framed_page(
 
 
 def _file(name: str) -> str:
-    return resources.files("crad.results").joinpath("page", name).read_text(encoding="utf-8")
+    return resources.files("crad.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def _section(name: str, heading: str, content: str) -> str:

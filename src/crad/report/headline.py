@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from crad.results.comparable import named, run_title
-from crad.results.comparison import METRICS, Row
-from crad.results.drawing import label
-from crad.results.joining import NOT_JOINED, client_gains, gains_by_method, verdict
-from crad.results.markup import paragraph
-from crad.results.runs import RunRecords
-from crad.results.tables import mib
+from crad.analysis.comparable import named, run_title
+from crad.analysis.comparison import METRICS, Row
+from crad.analysis.gains import NOT_JOINED, client_gains, gains_by_method, verdict
+from crad.report.markup import paragraph
+from crad.report.svg import label
+from crad.report.tables import mib
+from crad.runs.run_records import RunRecords
 
 
 def title(runs: Sequence[RunRecords]) -> str:

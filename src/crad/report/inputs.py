@@ -9,8 +9,8 @@ from pathlib import Path
 from crad.errors import CradError, RunError
 from crad.inspection import RunInspector, is_inspectable, write_inspection
 from crad.methods import resolve_method
-from crad.results.run_directory import RunDirectory
-from crad.results.runs import RunRecords, load_run
+from crad.runs.directory import RunDirectory
+from crad.runs.run_records import RunRecords, load_run
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:

@@ -6,11 +6,11 @@ import json
 from collections.abc import Sequence
 from importlib import resources
 
-from crad.federation.records import Record
-from crad.results.comparable import run_title
-from crad.results.markup import paragraph
-from crad.results.repeating import run_name
-from crad.results.runs import RunRecords
+from crad.analysis.comparable import run_title
+from crad.report.commands import run_name
+from crad.report.markup import paragraph
+from crad.runs.records import Record
+from crad.runs.run_records import RunRecords
 
 MAX_CHARACTERS = 5_000_000  # of all inspections of a page, which shall stay well below 10 MB
 
@@ -33,7 +33,7 @@ def inspector_data(runs: Sequence[RunRecords]) -> list[Record]:
 def inspector_section(runs: Sequence[RunRecords], inspections: Sequence[Record], *, is_live: bool) -> str:
     """The frame that the page's script fills, or why there is nothing to inspect."""
     if inspections:
-        frame = resources.files("crad.results").joinpath("page", "inspector.html").read_text(encoding="utf-8")
+        frame = resources.files("crad.report").joinpath("templates", "inspector.html").read_text(encoding="utf-8")
         num_left_out = sum(run.inspection is not None for run in runs) - len(inspections)
         note = (
             f"{num_left_out} more would not fit here: crad report with one run shows its own." if num_left_out else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from crad.results.tables import RECONSTRUCTION, Cell, Table
+from crad.report.tables import RECONSTRUCTION, Cell, Table
 
 # What LaTeX would take for a command, and the signs of our tables that its fonts have in mathematics only.
 _SIGNS = {

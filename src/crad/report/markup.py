@@ -6,7 +6,7 @@ import json
 import zlib
 from collections.abc import Sequence
 
-from crad.results.drawing import label
+from crad.report.svg import label
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str, num_heads: int = 1) -> str:

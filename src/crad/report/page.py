@@ -9,21 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from crad.results import charts
-from crad.results.charts import Chart
-from crad.results.comparable import comparable_runs
-from crad.results.comparison import Row, compare
-from crad.results.confusions import simulated_confusions
-from crad.results.detail import attack_sentence, class_table, client_table, gain_table, honest_table
-from crad.results.drawing import label, partition_picture
-from crad.results.frame import Section, framed_page
-from crad.results.inspector import inspector_data, inspector_section
-from crad.results.joining import ALONE
-from crad.results.markup import commands, paragraph, table
-from crad.results.opening import headline_box, sentence, status, title
-from crad.results.repeating import alone_commands, repeating_commands
-from crad.results.runs import RunRecords
-from crad.results.tables import (
+from crad.analysis.comparable import comparable_runs
+from crad.analysis.comparison import Row, compare
+from crad.analysis.confusions import simulated_confusions
+from crad.analysis.gains import ALONE
+from crad.report import charts
+from crad.report.charts import Chart
+from crad.report.commands import alone_commands, repeating_commands
+from crad.report.detail_tables import attack_sentence, class_table, client_table, gain_table, honest_table
+from crad.report.frame import Section, framed_page
+from crad.report.headline import headline_box, sentence, status, title
+from crad.report.inspector_tab import inspector_data, inspector_section
+from crad.report.markup import commands, paragraph, table
+from crad.report.svg import label, partition_picture
+from crad.report.tables import (
     COMPARISON_HEADER,
     COST_CAPTION,
     COST_HEADER,
@@ -32,6 +31,7 @@ from crad.results.tables import (
     cost_cells,
     mib,
 )
+from crad.runs.run_records import RunRecords
 
 COST_CHARTS = ("cost", "bytes")
 NO_CHARTS = (

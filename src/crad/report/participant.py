@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from crad.federation.records import Record
-from crad.results.confusions import confused_members, confusion_sentence
-from crad.results.drawing import label
-from crad.results.frame import Section, framed_page
-from crad.results.markup import paragraph, table
+from crad.analysis.confusions import confused_members, confusion_sentence
+from crad.report.frame import Section, framed_page
+from crad.report.markup import paragraph, table
+from crad.report.svg import label
+from crad.runs.records import Record
 
 
 def participant_record(

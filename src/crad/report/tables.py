@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from crad.results.comparison import METRICS, Figure, Row
+from crad.analysis.comparison import METRICS, Figure, Row
 
 COMPARISON_HEADER = ("method", "global %", "±", "local %", "±", "Δ global", "Δ local", "payload", "memory", "s")
 

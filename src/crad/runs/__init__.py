@@ -1,4 +1,1 @@
-"""What comes out of a run: its directory, the selected round, summary, tables, pictures, the report.
-
-Everything here reads records, never models.
-"""
+"""What one run leaves: its directory, records, checkpoints, selected round, summary, exported models, callbacks."""

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from crad.api import Hooks, Result
 from crad.config import Experiment
-from crad.results.runs import RunRecords
+from crad.runs.run_records import RunRecords
 
 News = TypeVar("News")
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from crad.errors import RunError
-from crad.federation.files import flush_folder, write_atomically
 from crad.federation.peer import standing_from_json, standing_to_json
 from crad.federation.roster import Place, Roster
-from crad.federation.work import load_tensors
+from crad.federation.tasks import load_tensors
+from crad.files import flush_folder, write_atomically
 
 SCHEMA = 2
 _FILE = re.compile(r"round-(\d{5,})\.json")

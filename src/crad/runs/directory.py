@@ -24,8 +24,8 @@ from pathlib import Path
 
 from crad.config import EXECUTION_FIELDS, Experiment, make_experiment, to_toml
 from crad.errors import BusyError, RunError
-from crad.federation.files import write_atomically, write_flushed, write_once
-from crad.federation.records import Record
+from crad.files import write_atomically, write_flushed, write_once
+from crad.runs.records import Record
 
 MEMBER_FILE = "secret"  # what the folder of a member has, and of a simulation has not
 ROUND_KEYS = frozenset({"round", "active", "validation_accuracy", "global_accuracy", "local_accuracy", "clients"})

@@ -10,10 +10,10 @@ import json
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from crad.federation.files import write_atomically
-from crad.federation.records import Record
-from crad.results.run_directory import RunDirectory
-from crad.results.selection import clients_at
+from crad.files import write_atomically
+from crad.runs.directory import RunDirectory
+from crad.runs.records import Record
+from crad.runs.selection import clients_at
 
 ROUND_FIELDS = (
     *("round", "active", "missing", "validation_accuracy", "local_accuracy", "global_accuracy", "payload_bytes"),

@@ -18,9 +18,9 @@ import torch
 from safetensors.torch import save_file
 
 from crad.errors import ConfigError
+from crad.federation.federated_data import World
 from crad.federation.peer import Member, first_model
-from crad.federation.work import load_tensors
-from crad.federation.world import World
+from crad.federation.tasks import load_tensors
 
 FACES = (
     "plain logits: for images from anywhere; logits + log_prior: for images in which classes are as frequent as among "

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from crad.config import EXECUTION_FIELDS, PUBLISHED, RECIPES, Experiment
-from crad.results.runs import RunRecords
+from crad.runs.run_records import RunRecords
 
 # Runs that differ in one of these are no seeds of each other, and no methods to be compared.
 WORLD_FIELDS = (

@@ -13,12 +13,12 @@ import numpy as np
 
 from crad.data.dataset import Dataset
 from crad.federation.attacks import draw_attackers
+from crad.federation.federated_data import World
 from crad.federation.method import Learned
 from crad.federation.peer import Standing
 from crad.federation.roster import Place, Roster
 from crad.federation.rounds import Round
-from crad.federation.world import World
-from crad.learning.evaluation import ClassScore
+from crad.training.evaluation import ClassScore
 
 Record = dict[str, Any]
 
@@ -42,7 +42,7 @@ def round_record(done: Round, roster: Roster) -> Record:
     """The line of `rounds.jsonl` for a finished round.
 
     `clients` lists those whose figures are new: in the first round everybody, later those that took part or were
-    tested. The others stand as in their last entry (`crad.results.selection.clients_at`); all count in the means.
+    tested. The others stand as in their last entry (`crad.runs.selection.clients_at`); all count in the means.
     """
     measured, attackers = set(done.measured), draw_attackers(roster.world.experiment)
     clients = []

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from crad.config import Experiment
 from crad.errors import RunError
-from crad.federation.records import Record
-from crad.results.run_directory import RunDirectory
+from crad.runs.directory import RunDirectory
+from crad.runs.records import Record
 
 
 @dataclass(frozen=True)

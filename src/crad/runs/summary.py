@@ -12,9 +12,9 @@ from typing import Any
 
 from crad.config import Experiment
 from crad.federation.attacks import draw_attackers
-from crad.federation.records import Record
-from crad.results.naming import called
-from crad.results.selection import best_round, clients_at, honest_best_round, honest_clients_at
+from crad.runs.names import called
+from crad.runs.records import Record
+from crad.runs.selection import best_round, clients_at, honest_best_round, honest_clients_at
 
 SCHEMA = 1
 

@@ -6,28 +6,28 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from crad.analysis.confusions import confusion_sentence
 from crad.api import Hooks
 from crad.errors import ConfigError, RunError
-from crad.exporting import export_onnx, export_safetensors, trained_model
-from crad.federation.files import disk_faults, full_disk
 from crad.federation.peer import log_prior
-from crad.federation.records import Record
 from crad.federation.rounds import Step
+from crad.files import disk_faults, full_disk
 from crad.network.agreement import Agreement
 from crad.network.identity import load_identity
 from crad.network.ledger import totals
-from crad.network.refusals import read_refusals
-from crad.network.site import Site
-from crad.node.certificate import check_own_certificate, watched_certificate
-from crad.node.line import check_identity, open_exchange, wait_for_readers
-from crad.node.part import Part, prepare_part
-from crad.node.place import LEDGER, REFUSALS, STATUS, state_folder, word_about_earlier
-from crad.node.status import Status
-from crad.node.training import Trained, take_part, train_alone
-from crad.results.confusions import confusion_sentence
-from crad.results.participant import participant_page, participant_record
-from crad.results.run_directory import RunDirectory
-from crad.results.summary import versions
+from crad.report.participant import participant_page, participant_record
+from crad.runs.directory import RunDirectory
+from crad.runs.export import export_onnx, export_safetensors, trained_model
+from crad.runs.records import Record
+from crad.runs.summary import versions
+from crad.site.certificate import check_own_certificate, watched_certificate
+from crad.site.local_peer import Part, prepare_part
+from crad.site.refusals import read_refusals
+from crad.site.settings import Site
+from crad.site.state_folder import LEDGER, REFUSALS, STATUS, state_folder, word_about_earlier
+from crad.site.status import Status
+from crad.site.training import Trained, take_part, train_alone
+from crad.site.transport import check_identity, open_exchange, wait_for_readers
 
 
 @dataclass(frozen=True)

@@ -8,25 +8,25 @@ from pathlib import Path
 
 from crad.api import check_model
 from crad.config import Experiment
-from crad.data.own import OwnData, load_own_data
-from crad.data.tensors import preparation_of
+from crad.data.preprocessing import preparation_of
+from crad.data.site_data import OwnData, load_own_data
+from crad.device import choose_device, repeatable
 from crad.errors import ConfigError, RunError
-from crad.federation.files import write_once
+from crad.federation.federated_data import World, build_own_world
 from crad.federation.method import Method
-from crad.federation.world import World, build_own_world
-from crad.learning.device import choose_device, repeatable
+from crad.files import write_once
 from crad.methods import check_recipe, resolve_method
 from crad.network.agreement import Agreement
-from crad.network.permission import (
+from crad.randomness import stream, torch_seed
+from crad.site.permission import (
     allowance_of,
     check_method_allowed,
     check_own_architecture,
     check_store_kind,
     left_out_of,
 )
-from crad.network.site import Site
-from crad.node.place import state_folder
-from crad.randomness import stream, torch_seed
+from crad.site.settings import Site
+from crad.site.state_folder import state_folder
 
 SECRET_BITS = 63
 

@@ -9,7 +9,7 @@ from crad.errors import ConfigError, printable
 from crad.methods import METHODS
 from crad.models import Allowance, Architecture, InputShape, estimate_size
 from crad.network.agreement import HTTPS, Agreement, Member
-from crad.network.site import Site
+from crad.site.settings import Site
 
 # Kinds of store that an agreement may name: those that we know. fsspec imports whatever else is registered with it.
 STORES = ("file", "local", "memory", "s3", "s3a", "sftp", "ssh")

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from crad.federation.files import write_flushed
+from crad.files import write_flushed
 
 MAX_LINES = 10_000  # a member that misbehaves for ever must not fill the disk
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 
 from crad.config import AtLeastOne, Device, Positive
-from crad.data.own import AS_AGREED, OwnClasses
+from crad.data.site_data import AS_AGREED, OwnClasses
 from crad.errors import ConfigError, printable, unknown_name
 from crad.network.attendance import AWAY_AFTER
 from crad.network.fields import Address, Name

@@ -11,12 +11,12 @@ import tomli_w
 from cryptography.hazmat.primitives.serialization import Encoding
 from pydantic import ValidationError
 
-from crad.data.own import draft_dataset
-from crad.data.tensors import channel_statistics
+from crad.data.preprocessing import channel_statistics
+from crad.data.site_data import draft_dataset
 from crad.errors import ConfigError, printable
 from crad.network.agreement import Agreement, Member, make_agreement
 from crad.network.identity import Identity, fingerprint
-from crad.network.site import Site
+from crad.site.settings import Site
 
 HEADER = """\
 # What the other members need to know of us. Nothing here is secret; the fingerprint is best compared by phone.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from crad.network.agreement import Agreement
-from crad.network.site import Site
+from crad.site.settings import Site
 
 LEDGER, REFUSALS, STATUS = "ledger.jsonl", "refused.jsonl", "status.json"
 HASH_LETTERS = 12  # of the federation's hash in a folder's name

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from crad.errors import RunError
-from crad.federation.files import write_atomically
-from crad.federation.records import Record
+from crad.files import write_atomically
 from crad.network.agreement import Agreement
-from crad.network.site import Site
-from crad.node.place import STATUS, state_folder
+from crad.runs.records import Record
+from crad.site.settings import Site
+from crad.site.state_folder import STATUS, state_folder
 
 
 @dataclass

@@ -7,26 +7,26 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from crad.analysis.confusions import confused_members, confusion_sentence
 from crad.api import Hooks
 from crad.config import to_toml
 from crad.engines.serial import SerialEngine
 from crad.errors import RunError
-from crad.federation.checkpoint import latest_round, load_checkpoint, save_checkpoint
 from crad.federation.exchange import Exchange, MemoryExchange
-from crad.federation.files import write_atomically
 from crad.federation.method import Method
-from crad.federation.records import Record, partition_record, round_record
 from crad.federation.roster import Roster
 from crad.federation.rounds import Rounds, Step
+from crad.files import write_atomically
 from crad.methods.alone import LOCAL
 from crad.network.member_exchange import MemberExchange
-from crad.node.part import Part
-from crad.node.place import STATUS
-from crad.node.status import Status
-from crad.node.unused import UnusedTeachers
-from crad.results.confusions import confused_members, confusion_sentence
-from crad.results.run_directory import RunDirectory
-from crad.results.selection import best_round
+from crad.runs.checkpoint import latest_round, load_checkpoint, save_checkpoint
+from crad.runs.directory import RunDirectory
+from crad.runs.records import Record, partition_record, round_record
+from crad.runs.selection import best_round
+from crad.site.local_peer import Part
+from crad.site.state_folder import STATUS
+from crad.site.status import Status
+from crad.site.unused_teachers import UnusedTeachers
 
 
 @dataclass(frozen=True)

@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 
 from crad.errors import ConfigError
-from crad.federation.checkpoint import latest_round
 from crad.network.agreement import HTTPS, Agreement
-from crad.network.bucket_exchange import BucketExchange
-from crad.network.https_exchange import HttpsExchange
+from crad.network.https.https_exchange import HttpsExchange
+from crad.network.https.server import SnapshotServer
 from crad.network.identity import Identity, fingerprint, load_identity
 from crad.network.ledger import OutgoingLedger
 from crad.network.member_exchange import MemberExchange, Terms
-from crad.network.permission import snapshot_bytes_of
-from crad.network.refusals import RefusalLog
-from crad.network.server import SnapshotServer
-from crad.network.site import Site
-from crad.node.part import Part
-from crad.node.place import LEDGER, REFUSALS
-from crad.results.run_directory import RunDirectory
+from crad.network.store.bucket_exchange import BucketExchange
+from crad.runs.checkpoint import latest_round
+from crad.runs.directory import RunDirectory
+from crad.site.local_peer import Part
+from crad.site.permission import snapshot_bytes_of
+from crad.site.refusals import RefusalLog
+from crad.site.settings import Site
+from crad.site.state_folder import LEDGER, REFUSALS
 
 WAIT_S = 0.2
 

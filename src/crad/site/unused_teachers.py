@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from crad.federation.records import Record
 from crad.network.agreement import Agreement
+from crad.runs.records import Record
 
 
 class UnusedTeachers:

@@ -1,1 +1,1 @@
-"""What one client does on its own device: losses, the local epoch, running teachers, evaluation."""
+"""What a student does on its own device: the local epoch, losses, evaluation, targets on unlabelled images."""

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from crad.learning.evaluation import EVALUATION_BATCH, evaluation_mode
 from crad.randomness import torch_stream
+from crad.training.evaluation import EVALUATION_BATCH, evaluation_mode
 
 DigestLoss = Callable[[Tensor, Tensor], Tensor]  # logits [B,C] and targets [B,C] to a mean
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from crad.config import Matching
-from crad.learning.epoch import Block
 from crad.randomness import torch_stream
+from crad.training.epoch import Block
 
 LEAST_SHARE = 0.5  # of a mixed sample's own image
 SQUARE = 0.5  # side of the grey square in a strongly changed image, as a share of the image's

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from crad.config import Experiment
-from crad.data.tensors import ImageSet, Preparation
-from crad.learning.losses import Labels, Loss
+from crad.data.preprocessing import ImageSet, Preparation
 from crad.randomness import torch_stream
+from crad.training.losses import Labels, Loss
 
 BLOCK_BYTES = 256 * 2**20  # of inputs held at once; a shard is usually one block
 

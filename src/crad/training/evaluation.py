@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from crad.data.tensors import ImageSet, Preparation
-from crad.learning.teachers import Run
+from crad.data.preprocessing import ImageSet, Preparation
+from crad.inference.engine import Run
 
 EVALUATION_BATCH = 64  # larger ones are slower on a CPU
 PREPARED_FROM = 256  # images; below, folding and packing cost more than they save

@@ -22,7 +22,7 @@ from crad.federation.message import Manifest
 from crad.network.agreement import Agreement
 from crad.network.envelope import Envelope, check_signature, max_envelope_bytes, signed_text
 from crad.network.identity import fingerprint, key_fingerprint, name_in, parse_certificate
-from crad.network.parsing import load_model, load_object
+from crad.network.json_input import load_model, load_object
 
 WHAT: Final = "two different messages that one member signed for one round"
 MAX_PROOF_BYTES = 32 << 20  # an agreement, and two envelopes of ten thousand classes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from crad.federation.files import disk_faults, write_atomically
+from crad.files import disk_faults, write_atomically
 
 
 class SignatureRecord:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from crad.errors import ConfigError, SnapshotError, printable
-from crad.federation.files import full_disk, write_atomically
+from crad.files import full_disk, write_atomically
 from crad.network.agreement import Agreement
 from crad.network.arrivals import Announced, check_announced, split_kind
 from crad.network.envelope import manifest_in
-from crad.network.proof import Proven, make_proof, verify_proof
+from crad.network.equivocation.proof import Proven, make_proof, verify_proof
 
 MAX_SAID = 20  # lines about what one member shows
 MAX_SHOWN = 16  # envelopes looked at beyond one of each member

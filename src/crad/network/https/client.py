@@ -18,11 +18,11 @@ from crad.errors import SnapshotError, printable
 from crad.network.agreement import Agreement
 from crad.network.arrivals import Announced, Rounds, ShortName
 from crad.network.envelope import max_envelope_bytes
+from crad.network.equivocation.proof import max_proof_bytes
 from crad.network.fields import split_address
+from crad.network.https.tls import MemberContext
 from crad.network.identity import Identity
-from crad.network.parsing import first_fault
-from crad.network.proof import max_proof_bytes
-from crad.network.tls import MemberContext
+from crad.network.json_input import first_fault
 
 CONNECT_S = 10.0
 READ_S = 30.0  # of silence in the middle of an answer

@@ -10,7 +10,7 @@ import httpx
 
 from crad.errors import SnapshotError
 from crad.network.agreement import Agreement
-from crad.network.client import MAX_REASON, MemberClient, Reached, why
+from crad.network.https.client import MAX_REASON, MemberClient, Reached, why
 from crad.network.identity import Identity
 
 TRY_S = 5.0  # for each step of a try

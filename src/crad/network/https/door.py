@@ -10,8 +10,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from crad.network.addresses import KnownAddresses
-from crad.network.limits import Limits, Rooms
+from crad.network.https.addresses import KnownAddresses
+from crad.network.https.limits import Limits, Rooms
 
 MOST_BUCKETS = 4096
 MOST_TIMES = 4  # what one member may do, for an address from which many come

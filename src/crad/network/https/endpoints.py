@@ -20,9 +20,9 @@ from crad import __version__
 from crad.errors import printable
 from crad.network.agreement import Agreement
 from crad.network.arrivals import KIND, split_kind
-from crad.network.outbox import Absent, Outbox, Published
-from crad.network.reaching import TryBack
-from crad.network.witness import Witness
+from crad.network.equivocation.witness import Witness
+from crad.network.https.dial_back import TryBack
+from crad.network.https.outbox import Absent, Outbox, Published
 
 CHUNK_BYTES = 1 << 20  # smaller ones cost half again the CPU
 MAX_WAIT_S = 30.0

@@ -14,16 +14,16 @@ from typing import Any, Protocol
 import httpx
 
 from crad.errors import CradError, RunError, SnapshotError, printable
-from crad.federation.files import full_disk
 from crad.federation.message import Message
+from crad.files import full_disk
 from crad.network.agreement import Agreement, Member, differences
 from crad.network.arrivals import Announced, Rounds, check_announced
-from crad.network.client import Answer, ChangedError, Receipts, is_disconnect, is_imposter, is_slow, why
 from crad.network.clock import Clock, Mailbox, Signal, Worker
 from crad.network.envelope import StaleAgreementError
+from crad.network.equivocation.witness import Witness
+from crad.network.https.client import Answer, ChangedError, Receipts, is_disconnect, is_imposter, is_slow, why
 from crad.network.inbox import Inbox, LateError
-from crad.network.patience import Verdict
-from crad.network.witness import Witness
+from crad.network.round_deadline import Verdict
 
 WAIT_S = 20.0  # that the other end keeps a question open
 PAUSE_S = 0.2  # after the first failure; doubled with each, up to the longest

@@ -13,11 +13,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from crad.errors import SnapshotError, printable
 from crad.network.agreement import Agreement
-from crad.network.door import Door
-from crad.network.endpoints import describe_path
+from crad.network.https.door import Door
+from crad.network.https.endpoints import describe_path
+from crad.network.https.limits import Limits
+from crad.network.https.notices import Notice, Throttle
 from crad.network.ledger import OutgoingLedger
-from crad.network.limits import Limits
-from crad.network.notices import Notice, Throttle
 from crad.network.trust import find_member
 
 STRANGER = "nobody known"

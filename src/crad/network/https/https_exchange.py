@@ -14,15 +14,15 @@ from typing import Protocol
 from crad.errors import ExchangeError
 from crad.federation.message import Message
 from crad.network.agreement import Agreement
-from crad.network.client import MemberClient
 from crad.network.clock import Worker
-from crad.network.endpoints import Delivered
-from crad.network.fetch import Ending, Fetch, Line, Want
+from crad.network.equivocation.witness import Witness
+from crad.network.https.client import MemberClient
+from crad.network.https.endpoints import Delivered
+from crad.network.https.fetch import Ending, Fetch, Line, Want
+from crad.network.https.outbox import Outbox, Published
 from crad.network.identity import Identity
 from crad.network.member_exchange import MemberExchange, Terms
-from crad.network.outbox import Outbox, Published
-from crad.network.patience import PRESENT, Patience, Verdict, count_present
-from crad.network.witness import Witness
+from crad.network.round_deadline import PRESENT, Patience, Verdict, count_present
 
 ASK_AGAIN_S = 60.0  # those whose message was refused, where without them the round cannot go on
 SHOW_AGAIN_S = 1.0  # those who say to be past this round and have not shown it yet

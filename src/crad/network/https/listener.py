@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from crad.errors import printable
-from crad.network.addresses import REFRESH_S, KnownAddresses, group_address
-from crad.network.door import Door, Verdict
-from crad.network.limits import Limits
-from crad.network.notices import Throttle
+from crad.network.https.addresses import REFRESH_S, KnownAddresses, group_address
+from crad.network.https.door import Door, Verdict
+from crad.network.https.limits import Limits
+from crad.network.https.notices import Throttle
 
 AT_ONCE = 256  # accepted in one turn of the loop
 AGAIN_S = 0.05  # until an address that begins too many handshakes is looked at again

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Literal
 
 from crad.federation.exchange import KEPT_ROUNDS
-from crad.federation.files import flush_folder, full_disk, write_atomically
 from crad.federation.message import Manifest, Message
+from crad.files import flush_folder, full_disk, write_atomically
 
 Absent = Literal["later", "gone"]
 READ_BY = ".read-by-"

@@ -17,21 +17,21 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from crad.errors import ConfigError, RunError
-from crad.network.addresses import KnownAddresses
 from crad.network.agreement import Agreement
-from crad.network.door import Door
-from crad.network.endpoints import Delivered, Endpoints
+from crad.network.equivocation.witness import Witness
 from crad.network.fields import split_address
-from crad.network.gate import Gate, Limits, MemberProtocol, Notice
+from crad.network.https.addresses import KnownAddresses
+from crad.network.https.dial_back import TryBack
+from crad.network.https.door import Door
+from crad.network.https.endpoints import Delivered, Endpoints
+from crad.network.https.gate import Gate, Limits, MemberProtocol, Notice
+from crad.network.https.limits import divide
+from crad.network.https.listener import Listener
+from crad.network.https.notices import Throttle, asyncio_told_by, tell_loop_faults
+from crad.network.https.outbox import Outbox, Published
+from crad.network.https.tls import server_context
 from crad.network.identity import Identity
 from crad.network.ledger import OutgoingLedger
-from crad.network.limits import divide
-from crad.network.listener import Listener
-from crad.network.notices import Throttle, asyncio_told_by, tell_loop_faults
-from crad.network.outbox import Outbox, Published
-from crad.network.reaching import TryBack
-from crad.network.tls import server_context
-from crad.network.witness import Witness
 
 KEEP_ALIVE_S = 75  # longer than others wait between two questions
 GRACE_S = 2  # for answers on their way when the server ends

@@ -17,18 +17,18 @@ from pydantic import BaseModel, ConfigDict
 
 from crad.errors import SnapshotError, printable
 from crad.federation.exchange import KEPT_ROUNDS
-from crad.federation.files import full_disk
 from crad.federation.message import Manifest, Message
+from crad.files import full_disk
 from crad.network.agreement import Agreement, differences
 from crad.network.arrivals import Announced, RoundNumber, Rounds, ShortName, check_announced, check_rounds
 from crad.network.envelope import max_envelope_bytes, seal
-from crad.network.guarded_store import Objects
+from crad.network.equivocation.proof import max_proof_bytes
+from crad.network.equivocation.witness import Place
 from crad.network.identity import Identity
+from crad.network.json_input import load_object
 from crad.network.ledger import OutgoingLedger
-from crad.network.parsing import load_object
-from crad.network.proof import max_proof_bytes
-from crad.network.store import CHUNK_BYTES, SpoiltError, StoreError
-from crad.network.witness import Place
+from crad.network.store.guarded_store import Objects
+from crad.network.store.objects import CHUNK_BYTES, SpoiltError, StoreError
 
 STATE = ".state"  # kinds of our own begin with a dot: no method's kind does
 MAX_AGREEMENT_BYTES = 4 << 20

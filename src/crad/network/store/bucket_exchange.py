@@ -14,14 +14,14 @@ from crad.federation.exchange import OvertakenError
 from crad.federation.message import Message
 from crad.network.agreement import Agreement
 from crad.network.arrivals import Announced, Rounds
-from crad.network.bucket import RECEIPT_ROUNDS, Bucket, Receipts
-from crad.network.bucket_search import Search, Voice
-from crad.network.guarded_store import GuardedStore, Objects
 from crad.network.identity import Identity
 from crad.network.ledger import OutgoingLedger
 from crad.network.member_exchange import MemberExchange, Terms, UnpublishedError
-from crad.network.patience import Patience
-from crad.network.store import Store, StoreError
+from crad.network.round_deadline import Patience
+from crad.network.store.bucket import RECEIPT_ROUNDS, Bucket, Receipts
+from crad.network.store.bucket_search import Search, Voice
+from crad.network.store.guarded_store import GuardedStore, Objects
+from crad.network.store.objects import Store, StoreError
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
 MAX_UNKNOWN = 8  # messages of our own that we know nothing of, looked at for one member

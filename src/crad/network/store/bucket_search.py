@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from crad.errors import ExchangeError, SnapshotError
-from crad.federation.files import full_disk
 from crad.federation.message import Message
+from crad.files import full_disk
 from crad.network.agreement import Agreement
 from crad.network.arrivals import Announced
-from crad.network.bucket import Bucket
 from crad.network.clock import SYSTEM_CLOCK, Clock
 from crad.network.inbox import Inbox, LateError
-from crad.network.patience import PRESENT, Patience, Verdict, count_present
-from crad.network.store import StoreError
+from crad.network.round_deadline import PRESENT, Patience, Verdict, count_present
+from crad.network.store.bucket import Bucket
+from crad.network.store.objects import StoreError
 
 BAD_BODY_S = 60.0  # until a body that was refused is downloaded again
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
-from crad.network.store import Store, StoreError
+from crad.network.store.objects import Store, StoreError
 
 SILENCE_S = 60.0  # without an answer, or a further megabyte
 LOOK_S = 0.5

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import fsspec
 
 from crad.errors import ConfigError, CradError, printable
-from crad.network.remote_files import RemoteFiles
-from crad.network.shared_folder import CHUNK_BYTES as CHUNK_BYTES
-from crad.network.shared_folder import InTheWayError, SharedFolder
+from crad.network.store.remote_files import RemoteFiles
+from crad.network.store.shared_folder import CHUNK_BYTES as CHUNK_BYTES
+from crad.network.store.shared_folder import InTheWayError, SharedFolder
 
 LOCAL = ("file", "local")
 EXTRAS = {"s3": "s3", "s3a": "s3", "sftp": "sftp", "ssh": "sftp"}
@@ -147,7 +147,7 @@ def without_password(url: str) -> str:
 
 def _store_class(protocol: str) -> Any:  # noqa: ANN401
     if protocol in ("sftp", "ssh"):
-        from crad.network.sftp import KnownHostFiles
+        from crad.network.store.sftp import KnownHostFiles
 
         return KnownHostFiles
     return fsspec.get_filesystem_class(protocol)

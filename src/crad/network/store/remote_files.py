@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from crad.network.shared_folder import CHUNK_BYTES, DEEPEST, STALE_S, InTheWayError, is_temporary, temporary_name
+from crad.network.store.shared_folder import CHUNK_BYTES, DEEPEST, STALE_S, InTheWayError, is_temporary, temporary_name
 
 PREFETCHED = 32  # requests of 32 KB under way at once, where the store has us ask for each
 # Stores with real folders: they are made first, and a file gets its name when it is complete. Others show a file only

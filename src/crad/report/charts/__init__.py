@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from crad.analysis.groups import by_method, worlds
 from crad.errors import ConfigError
-from crad.results.charts.chart import Chart, labelled
-from crad.results.charts.export import INSTALL, charts_available, javascript, save_chart
-from crad.results.charts.style import theme
-from crad.results.grouping import by_method, worlds
-from crad.results.paper import PaperExperiment, PlannedCell
-from crad.results.paper_tables import Finished
-from crad.results.runs import RunRecords
+from crad.report.charts.chart import Chart, labelled
+from crad.report.charts.export import INSTALL, charts_available, javascript, save_chart
+from crad.report.charts.style import theme
+from crad.runs.run_records import RunRecords
 
 __all__ = [
     "INSTALL",
@@ -22,7 +20,6 @@ __all__ = [
     "charts_available",
     "javascript",
     "make_charts",
-    "make_study_charts",
     "save_chart",
     "theme",
 ]
@@ -39,17 +36,8 @@ def make_charts(runs: Sequence[RunRecords]) -> list[Chart]:
         return [chart for label, own in worlds(runs).items() for chart in _charts_of(own, label)]
 
 
-def make_study_charts(paper: PaperExperiment, cells: Sequence[PlannedCell], finished: Finished) -> list[Chart]:
-    """The charts of an experiment with a baseline; none without the extra that draws them."""
-    if not charts_available():
-        return []
-    from crad.results.charts.differences import study_charts
-
-    return study_charts(paper, cells, finished)
-
-
 def _charts_of(runs: Sequence[RunRecords], label: str) -> list[Chart]:
-    from crad.results.charts import bars, heat, lines
+    from crad.report.charts import bars, heat, lines
 
     methods = by_method(runs)
     if not methods:

@@ -6,12 +6,12 @@ import statistics
 
 import altair as alt
 
-from crad.results.charts.chart import Chart
-from crad.results.charts.parts import ROWS, finished, listing, method_axis, method_colour, methods_in
-from crad.results.charts.style import PLOT_WIDTH
-from crad.results.grouping import Methods
-from crad.results.series import ALONE, Row, cost_rows, gain_rows
-from crad.results.tables import mib
+from crad.analysis.groups import Methods
+from crad.analysis.series import ALONE, Row, cost_rows, gain_rows
+from crad.report.charts.chart import Chart
+from crad.report.charts.parts import ROWS, finished, listing, method_axis, method_colour, methods_in
+from crad.report.charts.style import PLOT_WIDTH
+from crad.report.tables import mib
 
 ROW_HEIGHT = 30
 WIDTH = PLOT_WIDTH - 50  # names of methods stand beside it

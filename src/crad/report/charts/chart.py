@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from crad.results.series import Row
+from crad.analysis.series import Row
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import altair as alt
 
-from crad.results.charts.parts import (
+from crad.analysis.series import Row
+from crad.report.charts.parts import (
     ROWS,
     method_colour,
     method_dash,
@@ -16,8 +17,7 @@ from crad.results.charts.parts import (
     methods_in,
     slanted,
 )
-from crad.results.charts.style import PLOT_HEIGHT, PLOT_WIDTH
-from crad.results.series import Row
+from crad.report.charts.style import PLOT_HEIGHT, PLOT_WIDTH
 
 MARKS_PER_LINE = 8
 MANY_CLASSES = 20

@@ -14,9 +14,9 @@ from pathlib import Path
 import platformdirs
 
 from crad.errors import RunError, unknown_name
-from crad.federation.files import write_atomically
-from crad.results.charts.chart import Chart
-from crad.results.charts.style import theme
+from crad.files import write_atomically
+from crad.report.charts.chart import Chart
+from crad.report.charts.style import theme
 
 FORMATS = ("pdf", "svg", "png")
 COLUMN_INCHES = 3.4  # the width of a paper's column

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 import altair as alt
 
-from crad.results.charts.chart import Chart
-from crad.results.charts.parts import ROWS, finished, slanted
-from crad.results.charts.style import PLOT_WIDTH
-from crad.results.grouping import Methods
-from crad.results.naming import titled
-from crad.results.runs import RunRecords
-from crad.results.series import Row, context_rows, context_run, partition_rows, trust_rows
+from crad.analysis.groups import Methods
+from crad.analysis.series import Row, context_rows, context_run, partition_rows, trust_rows
+from crad.report.charts.chart import Chart
+from crad.report.charts.parts import ROWS, finished, slanted
+from crad.report.charts.style import PLOT_WIDTH
+from crad.runs.names import titled
+from crad.runs.run_records import RunRecords
 
 MANY_CLASSES = 12
 MANY_CLIENTS = 30

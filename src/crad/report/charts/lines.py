@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import altair as alt
 
-from crad.results.charts.chart import Chart
-from crad.results.charts.curves import MARKS_PER_LINE, by_place, drawn, levels, lines, split, spread
-from crad.results.charts.parts import finished, listing, methods_in, seeds_note
-from crad.results.charts.style import PLOT_HEIGHT, PLOT_WIDTH
-from crad.results.grouping import Methods
-from crad.results.series import METRICS, Row, accuracy_rows, class_rows, support_rows, traffic_rows
+from crad.analysis.groups import Methods
+from crad.analysis.series import METRICS, Row, accuracy_rows, class_rows, support_rows, traffic_rows
+from crad.report.charts.chart import Chart
+from crad.report.charts.curves import MARKS_PER_LINE, by_place, drawn, levels, lines, split, spread
+from crad.report.charts.parts import finished, listing, methods_in, seeds_note
+from crad.report.charts.style import PLOT_HEIGHT, PLOT_WIDTH
 
 LOG_RATIO = 8  # totals further apart than this are unreadable on a linear axis
 MIB = 2**20

@@ -7,9 +7,9 @@ from typing import Any
 
 import altair as alt
 
-from crad.results.charts.chart import Chart
-from crad.results.charts.style import PLOT_WIDTH, SIZES, SOLID, label_expression, method_styles, short_names
-from crad.results.series import Row
+from crad.analysis.series import Row
+from crad.report.charts.chart import Chart
+from crad.report.charts.style import PLOT_WIDTH, SIZES, SOLID, label_expression, method_styles, short_names
 
 ROWS = alt.NamedData(name="rows")
 

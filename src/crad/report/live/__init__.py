@@ -3,6 +3,6 @@
 The thread of the run makes the page, and only when somebody is looking; the server's thread hands out bytes.
 """
 
-from crad.watching.watch import Watch
+from crad.report.live.watch import Watch
 
 __all__ = ["Watch"]

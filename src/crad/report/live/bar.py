@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from html import escape
 
 from crad.config import Experiment
-from crad.federation.records import Record
-from crad.results.drawing import partition_picture
-from crad.results.naming import called
+from crad.report.svg import partition_picture
+from crad.runs.names import called
+from crad.runs.records import Record
 
 PLAIN_PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width,initial-scale=1"><title>{title}</title><style>

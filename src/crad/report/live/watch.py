@@ -11,12 +11,12 @@ from pathlib import Path
 
 from crad.api import Hooks, Result
 from crad.config import Experiment
-from crad.federation.records import Record
 from crad.federation.rounds import Step
-from crad.results.report import report_page
-from crad.results.runs import RunRecords, load_run
-from crad.watching.page import starting_page, waiting_page, with_live_bar
-from crad.watching.server import PageServer, Shown
+from crad.report.live.bar import starting_page, waiting_page, with_live_bar
+from crad.report.live.local_server import PageServer, Shown
+from crad.report.page import report_page
+from crad.runs.records import Record
+from crad.runs.run_records import RunRecords, load_run
 
 POLL_SECONDS = 2.0
 LOOKING_SECONDS = 60.0  # who asked within the last minute is looking

@@ -3,6 +3,6 @@
 The packages are the extra `crad[tracking]`, imported only when one is asked for.
 """
 
-from crad.tracking.tracker import Log, Tracker
+from crad.runs.tracking.tracker import Log, Tracker
 
 __all__ = ["Log", "Tracker"]

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from crad.errors import ConfigError
-from crad.federation.records import Record
-from crad.results.run_directory import RunDirectory
-from crad.tracking.scalars import hyperparameters, round_scalars, summary_scalars
-from crad.tracking.tracker import LogError
+from crad.runs.directory import RunDirectory
+from crad.runs.records import Record
+from crad.runs.tracking.scalars import hyperparameters, round_scalars, summary_scalars
+from crad.runs.tracking.tracker import LogError
 
 FOLDER = "mlruns"
 RUN_FILE = "mlflow.json"  # which run of the store this is, to continue it

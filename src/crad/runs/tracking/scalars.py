@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from crad.config import NONE, Experiment
-from crad.federation.records import Record
+from crad.runs.records import Record
 
 ACCURACIES = ("validation_accuracy", "global_accuracy", "local_accuracy")
 SUMMARY_PREFIX = "summary/"

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from crad.api import Hooks, Result
 from crad.config import Experiment
-from crad.federation.records import Record
-from crad.results.run_directory import RunDirectory
+from crad.runs.directory import RunDirectory
+from crad.runs.records import Record
 
 
 class LogError(Exception):

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import torch
 
-from crad.doctoring.findings import Findings, size_text
-from crad.doctoring.others import Speeds
-from crad.doctoring.own import Burden
+from crad.analysis.durations import duration
 from crad.federation.peer import SNAPSHOT, Peer, new_model
-from crad.learning.epoch import Block, LossMeter, train_on_block
-from crad.learning.teachers import TEACHER_BATCH, TeacherEngine
+from crad.inference.engine import TEACHER_BATCH, TeacherEngine
 from crad.methods.alone import own_labels
-from crad.results.durations import duration
+from crad.site.doctor.findings import Findings, size_text
+from crad.site.doctor.others import Speeds
+from crad.site.doctor.own_model import Burden
+from crad.training.epoch import Block, LossMeter, train_on_block
 
 
 def estimate(burden: Burden, speeds: Speeds | None, findings: Findings) -> None:

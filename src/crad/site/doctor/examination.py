@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from crad.doctoring.estimate import estimate
-from crad.doctoring.findings import Findings
-from crad.doctoring.keys import check_keys
-from crad.doctoring.needs import check_disk, check_memory
-from crad.doctoring.others import check_members
-from crad.doctoring.own import check_data, check_part, check_state
-from crad.doctoring.shared_store import check_store
 from crad.errors import CradError
 from crad.network.agreement import HTTPS, Agreement, read_agreement
-from crad.network.site import Site, read_site
+from crad.site.doctor.estimate import estimate
+from crad.site.doctor.findings import Findings
+from crad.site.doctor.keys import check_keys
+from crad.site.doctor.others import check_members
+from crad.site.doctor.own_model import check_data, check_part, check_state
+from crad.site.doctor.resources import check_disk, check_memory
+from crad.site.doctor.shared_store import check_store
+from crad.site.settings import Site, read_site
 
 
 def examine(site_file: Path, findings: Findings) -> None:

@@ -6,13 +6,13 @@ from datetime import UTC, datetime
 
 from cryptography import x509
 
-from crad.doctoring.findings import Findings
 from crad.errors import CradError
 from crad.network.agreement import Agreement
 from crad.network.identity import Identity, load_identity, read_certificate
-from crad.network.site import Site
 from crad.network.trust import check_certificate
-from crad.node.line import check_identity
+from crad.site.doctor.findings import Findings
+from crad.site.settings import Site
+from crad.site.transport import check_identity
 
 SOON_DAYS = 30
 

@@ -11,14 +11,14 @@ from functools import partial
 import httpx
 
 from crad import __version__
-from crad.doctoring.errands import Errand, all_within
-from crad.doctoring.findings import Finding, Findings, size_text
-from crad.doctoring.listening import listening
 from crad.errors import SnapshotError, printable
 from crad.network.agreement import Agreement, differences
-from crad.network.client import Hello, MemberClient, Reached, is_disconnect, is_imposter, why
+from crad.network.https.client import Hello, MemberClient, Reached, is_disconnect, is_imposter, why
 from crad.network.identity import Identity
-from crad.network.site import Site
+from crad.site.doctor.errands import Errand, all_within
+from crad.site.doctor.findings import Finding, Findings, size_text
+from crad.site.doctor.own_port import listening
+from crad.site.settings import Site
 
 HELLO_S = 5.0
 MEMBER_S = 30.0  # for everything that is asked of one member, the probe apart: an answer that drips takes no longer

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from crad.data.own import OwnData
-from crad.doctoring.findings import Findings, size_text
+from crad.data.site_data import OwnData
 from crad.errors import ConfigError, CradError
 from crad.federation.message import encoded_bytes
 from crad.federation.peer import Peer
 from crad.models import Architecture, estimate_size
 from crad.network.agreement import Agreement
-from crad.network.site import Site
-from crad.node.part import Part, make_part, read_data
-from crad.node.place import state_folder
+from crad.site.doctor.findings import Findings, size_text
+from crad.site.local_peer import Part, make_part, read_data
+from crad.site.settings import Site
+from crad.site.state_folder import state_folder
 
 SHOWN_CLASSES = 12
 

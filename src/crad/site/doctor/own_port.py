@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-from crad.doctoring.findings import Findings
 from crad.errors import CradError, RunError
 from crad.network.agreement import Agreement
 from crad.network.fields import split_address
+from crad.network.https.server import SnapshotServer
 from crad.network.identity import Identity
 from crad.network.ledger import OutgoingLedger
-from crad.network.server import SnapshotServer
-from crad.network.site import Site
-from crad.node.place import LEDGER, state_folder
-from crad.node.status import read_status
+from crad.site.doctor.findings import Findings
+from crad.site.settings import Site
+from crad.site.state_folder import LEDGER, state_folder
+from crad.site.status import read_status
 
 CONNECT_S = 2.0
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # where to try what listens everywhere

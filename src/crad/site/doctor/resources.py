@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 
-from crad.doctoring.findings import Findings, size_text
-from crad.doctoring.own import Burden
 from crad.federation.exchange import KEPT_ROUNDS
-from crad.federation.memory import available_memory_bytes
 from crad.federation.teachers import PREPARED_BYTES
-from crad.learning.epoch import BLOCK_BYTES
-from crad.network.site import Site
+from crad.memory import available_memory_bytes
+from crad.site.doctor.findings import Findings, size_text
+from crad.site.doctor.own_model import Burden
+from crad.site.settings import Site
+from crad.training.epoch import BLOCK_BYTES
 
 STATES = 2 * 3  # with the others and alone: the newest, the best, and one being written
 COPIES = 2  # of the model at the end: safetensors and ONNX

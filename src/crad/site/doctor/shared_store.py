@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 
-from crad.doctoring.errands import as_they_come
-from crad.doctoring.findings import Finding, Findings, size_text
-from crad.doctoring.listening import running_join
-from crad.doctoring.others import PROBE_BYTES, Speeds
 from crad.errors import CradError, SnapshotError
 from crad.network.agreement import Agreement
-from crad.network.bucket import Bucket
 from crad.network.identity import Identity
 from crad.network.ledger import OutgoingLedger
-from crad.network.permission import check_store_kind
-from crad.network.site import Site
-from crad.network.store import Store, StoreError
-from crad.node.place import LEDGER, state_folder
+from crad.network.store.bucket import Bucket
+from crad.network.store.objects import Store, StoreError
+from crad.site.doctor.errands import as_they_come
+from crad.site.doctor.findings import Finding, Findings, size_text
+from crad.site.doctor.others import PROBE_BYTES, Speeds
+from crad.site.doctor.own_port import running_join
+from crad.site.permission import check_store_kind
+from crad.site.settings import Site
+from crad.site.state_folder import LEDGER, state_folder
 
 STORE_S, MEMBER_S = 60.0, 5.0  # for trying the store in all, and more for each member that is looked for
 ADVICE = "check its address, our keys for it (store_options in peer.toml) and what they allow"

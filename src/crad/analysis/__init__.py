@@ -1,0 +1,1 @@
+"""Numbers from the records of finished runs: comparisons, intervals, series. Nothing is drawn here."""

@@ -1,0 +1,1 @@
+"""Two different messages signed for one round: never our own, and proof against anybody else."""
