@@ -21,8 +21,8 @@ import crad
 from benchmarks.harness import GEMM_SIDE, gemm_work
 from benchmarks.naive import NaiveFederation
 from crad.config import Experiment
-from crad.federation.federated_data import build_world
-from crad.federation.method import one_member_per_client
+from crad.federation.federated_data import build_federated_data
+from crad.federation.method import one_peer_per_client
 from crad.federation.peer import Peer
 from crad.memory import peak_memory_bytes
 
@@ -41,7 +41,7 @@ def main() -> None:
 def memory(what: str, experiment: Experiment) -> dict[str, Any]:
     """Peak resident bytes of holding the data, of working with the active models, or of a whole run."""
     if what == "idle":
-        world = build_world(experiment)
+        world = build_federated_data(experiment)
         return {"peak_bytes": peak_memory_bytes("cpu"), "images": len(world.dataset.train_labels)}
     if what == "needed":
         return {"peak_bytes": work_with_active_models(experiment)}
@@ -54,8 +54,8 @@ def memory(what: str, experiment: Experiment) -> dict[str, Any]:
 
 def work_with_active_models(experiment: Experiment) -> int:
     """Hold as many models as are active, each with its momentum, and one frozen teacher; one batch through each."""
-    world = build_world(experiment)
-    members = one_member_per_client(world)[: experiment.active]
+    world = build_federated_data(experiment)
+    members = one_peer_per_client(world)[: experiment.active]
     peers = [Peer(world, member) for member in members]
     batch = world.preparation.inputs(world.images(world.shards[0].train).images[: experiment.batch_size])
     batch = batch.repeat(-(-experiment.batch_size // len(batch)), 1, 1, 1)[: experiment.batch_size]

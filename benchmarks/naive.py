@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from crad.aggregation.filters import TIE_TOLERANCE
 from crad.config import Experiment
 from crad.data.preprocessing import ImageSet
-from crad.federation.federated_data import World, build_world
+from crad.federation.federated_data import FederatedData, build_federated_data
 from crad.models import build_model
 from crad.randomness import torch_seed, torch_stream
 
@@ -39,7 +39,7 @@ class NaiveFederation:
     """All clients of an experiment, one round at a time."""
 
     def __init__(self, experiment: Experiment) -> None:
-        self.world = build_world(experiment)
+        self.world = build_federated_data(experiment)
         self.clients = [self._new_client(index) for index in range(experiment.clients)]
 
     def run_round(self, round_index: int) -> list[float]:
@@ -130,7 +130,7 @@ def class_loop_target(
 
 
 @torch.no_grad()
-def measure(model: nn.Module, images: ImageSet, world: World) -> tuple[Tensor, Tensor]:
+def measure(model: nn.Module, images: ImageSet, world: FederatedData) -> tuple[Tensor, Tensor]:
     """Validation samples held and share classified correctly, per class."""
     model.eval()
     size = world.experiment.batch_size

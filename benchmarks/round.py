@@ -23,11 +23,11 @@ from benchmarks.harness import (
     speedup,
     stopwatch,
 )
-from crad.api import Hooks
 from crad.config import Experiment
-from crad.federation.federated_data import World, build_world
+from crad.federation.federated_data import FederatedData, build_federated_data
 from crad.federation.peer import new_model
 from crad.models import Architecture
+from crad.runs.callbacks import Hooks
 
 PAPER_SHARD = 5000  # images a client has with CIFAR-10 among ten
 CLIENTS = 10  # as in the paper: nine teachers are three quarters of the naive loop's work
@@ -65,7 +65,7 @@ def run(settings: Settings) -> Section:
 
 def round_flops(experiment: Experiment) -> int:
     """Operations of a round as the naive loop does it; a training step counts as three forward passes."""
-    world = build_world(experiment)
+    world = build_federated_data(experiment)
     architectures = [world.architecture_of(client) for client in range(experiment.clients)]
     forward = {architecture: _forward_flops(world, architecture) for architecture in set(architectures)}
     everybody = sum(forward[architecture] for architecture in architectures)
@@ -76,7 +76,7 @@ def round_flops(experiment: Experiment) -> int:
     return total
 
 
-def _forward_flops(world: World, architecture: Architecture) -> int:
+def _forward_flops(world: FederatedData, architecture: Architecture) -> int:
     model = new_model(world, architecture, seed=0).eval()
     images = torch.zeros(1, world.dataset.in_channels, *world.dataset.image_size)
     return count_flops(lambda: model(images))

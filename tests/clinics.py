@@ -18,8 +18,8 @@ import crad.cli
 from crad.config import Experiment
 from crad.data.preprocessing import channel_statistics
 from crad.data.site_data import write_shard
-from crad.federation.federated_data import build_world
-from crad.network.agreement import Agreement, Member, make_agreement, to_toml
+from crad.federation.federated_data import build_federated_data
+from crad.network.agreement import Agreement, Member, agreement_to_toml, make_agreement
 from crad.network.identity import Identity, create_identity, load_identity
 from crad.site.settings import template
 from crad.site.setup import member_entry
@@ -128,7 +128,7 @@ def found_clinics(
 
     Certificates are pinned, or issued by an authority.
     """
-    world = build_world(experiment(clients))
+    world = build_federated_data(experiment(clients))
     means, deviations = channel_statistics(world.dataset.train_images)
     members = []
     for number in range(clients):
@@ -162,7 +162,7 @@ def found_clinics(
     if authority is not None:
         table["authority"] = authority.pem
     agreement = make_agreement(table)
-    (folder / "federation.toml").write_text(to_toml(agreement))
+    (folder / "federation.toml").write_text(agreement_to_toml(agreement))
     return Clinics(folder, agreement)
 
 

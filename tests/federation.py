@@ -10,12 +10,12 @@ from pathlib import Path
 from crad.config import Experiment
 from crad.engines.serial import SerialEngine
 from crad.federation.exchange import MemoryExchange
-from crad.federation.federated_data import build_world
+from crad.federation.federated_data import build_federated_data
 from crad.federation.message import encode
 from crad.federation.method import Method
 from crad.federation.peer import Peer
 from crad.federation.roster import Roster
-from crad.federation.rounds import Rounds
+from crad.federation.rounds import RoundLoop
 from crad.federation.tasks import load_tensors
 from crad.methods import resolve_method
 
@@ -24,13 +24,13 @@ class Federation:
     """An experiment's loop with everything that it runs on within reach, measured and ready for its first round."""
 
     def __init__(self, experiment: Experiment, method: Method | None = None, engine: type[SerialEngine] = SerialEngine):
-        self.world = build_world(experiment)
+        self.world = build_federated_data(experiment)
         self.method = method or resolve_method(experiment.method, experiment.method_settings)
         folder = Path(tempfile.mkdtemp(prefix="crad-test-"))
         weakref.finalize(self, shutil.rmtree, folder)
         self.roster = Roster(self.world, self.method.roster(self.world), folder)
         self.engine = engine(self.world, self.method)
-        self.rounds = Rounds(self.method, self.roster, exchange=MemoryExchange(), engine=self.engine)
+        self.rounds = RoundLoop(self.method, self.roster, exchange=MemoryExchange(), engine=self.engine)
         self.rounds._measure(lambda step: None)
         self.running = self.rounds.run()
 

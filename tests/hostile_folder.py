@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from crad.federation.message import Manifest, Message
-from crad.network.arrivals import Rounds
+from crad.network.arrivals import RoundRange
 from crad.network.ledger import OutgoingLedger
 from crad.network.store.bucket import STATE, Bucket
 from crad.network.store.objects import Store
@@ -41,7 +41,7 @@ class Shared:
         self.say(1, latest or round_index)
 
     def say(self, first: int, latest: int) -> None:
-        self._bucket.put_state(Rounds(first_round=first, latest_round=latest))
+        self._bucket.put_state(RoundRange(first_round=first, latest_round=latest))
 
     def folder_of(self, number: int) -> Path:
         return self.root / self.own.agreement.hash[:16] / self.own.agreement.members[number].name

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from crad.data.site_data import write_shard
-from crad.federation.federated_data import build_world
-from crad.network.agreement import make_agreement, to_toml
+from crad.federation.federated_data import build_federated_data
+from crad.network.agreement import agreement_to_toml, make_agreement
 from tests.clinics import SETTINGS, Clinics, Forked, experiment, found_clinics
 from tests.hostile import HOSTILE, LEARNS_WRONG, let_loose
 from tests.hostile_folder import TREASURE
@@ -141,7 +141,7 @@ class Trial:
         for number, name in self.hostile.items():
             table["members"][number]["architecture"] = HOSTILE[name].network
         self.clinics.agreement = make_agreement(table)
-        (self.folder / "federation.toml").write_text(to_toml(self.clinics.agreement))
+        (self.folder / "federation.toml").write_text(agreement_to_toml(self.clinics.agreement))
 
     def _outside(self) -> set[tuple[Path, str]]:
         """Everything in this folder that no honest member may write to, with what it holds."""
@@ -162,7 +162,7 @@ class Trial:
 
 def write_plenty(clinics: Clinics, *, shifted: int) -> None:
     """More images of all classes for everybody who learns; this one counts its labels from one."""
-    world = build_world(experiment(shifted + 1, train_limit=None, alpha=100.0))
+    world = build_federated_data(experiment(shifted + 1, train_limit=None, alpha=100.0))
     for number in range(shifted + 1):
         dataset, shard = world.dataset, world.shards[number]
         if number == shifted:

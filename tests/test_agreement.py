@@ -22,11 +22,11 @@ from crad.network.agreement import (
     Agreement,
     Member,
     add_member,
+    agreement_to_toml,
     differences,
     make_agreement,
     read_agreement,
     renew_member,
-    to_toml,
 )
 from crad.network.fields import split_address
 from crad.network.identity import create_identity, fingerprint, renew_certificate
@@ -50,7 +50,7 @@ def agreement(identities) -> Agreement:
 
 def test_what_is_written_is_what_is_read(agreement, tmp_path):
     path = tmp_path / "federation.toml"
-    path.write_text(to_toml(agreement))
+    path.write_text(agreement_to_toml(agreement))
     again = read_agreement(path)
     assert again == agreement
     assert again.hash == agreement.hash
@@ -60,7 +60,7 @@ def test_defaults_are_written_in_full(agreement):
     unset = {"active", "private_counts", "local_loss", "evidence", "filter", "matching"}  # none by default
     assert set(agreement.settings) == set(SETTINGS) - unset
     for line in ('method = "crad"', "temperature = 3.0", "deadline_s = 900.0", "rounds = 5", "lr = 0.05"):
-        assert line in to_toml(agreement).splitlines()
+        assert line in agreement_to_toml(agreement).splitlines()
 
 
 def test_a_recipe_is_written_in_full_where_it_is_not_the_published_one(identities, agreement):
@@ -271,7 +271,7 @@ def test_a_renewed_certificate_of_the_same_key_keeps_the_hash(agreement, identit
     assert newer.hash == agreement.hash
     assert newer.member("clinic-b").pin == renewed.pin != agreement.member("clinic-b").pin
     assert (newer.members[0], newer.members[2]) == (agreement.members[0], agreement.members[2])
-    assert make_agreement(tomllib.loads(to_toml(newer))) == newer
+    assert make_agreement(tomllib.loads(agreement_to_toml(newer))) == newer
 
 
 def test_another_key_is_no_renewal(agreement, tmp_path):

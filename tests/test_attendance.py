@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crad.network.attendance import Attendance
-from crad.network.round_deadline import Patience, Verdict, count_present
+from crad.network.round_deadline import RoundDeadline, Verdict, count_present
 from tests.simulation.clock import VirtualClock
 
 A, B, C, D = range(4)
@@ -128,8 +128,8 @@ def test_how_many_rounds_are_waited_for_is_ones_own_choice():
 # --- patience
 
 
-def patience(clock: VirtualClock, *, quorum: int = 1) -> Patience:
-    return Patience(deadline_s=10.0, quorum=quorum, give_up_s=100.0, clock=clock)
+def patience(clock: VirtualClock, *, quorum: int = 1) -> RoundDeadline:
+    return RoundDeadline(deadline_s=10.0, quorum=quorum, give_up_s=100.0, clock=clock)
 
 
 def pass_time(clock: VirtualClock, seconds: float) -> None:
@@ -161,9 +161,9 @@ def test_after_the_deadline_the_quorum_is_enough():
     pass_time(clock, 10.0)
     assert not waiting.is_over(verdicts, wanted=(B, C, D))
     assert waiting.is_over({**verdicts, C: "ahead"}, wanted=(B, C, D))
-    assert not waiting.is_past_hope
+    assert not waiting.expired
     pass_time(clock, 90.0)
-    assert waiting.is_past_hope
+    assert waiting.expired
 
 
 def test_only_delivered_messages_make_somebody_present():
@@ -173,7 +173,7 @@ def test_only_delivered_messages_make_somebody_present():
 
 def test_that_too_few_are_there_is_said_at_the_deadline_and_again_after_minutes():
     clock = VirtualClock(1)
-    waiting = Patience(deadline_s=10.0, quorum=1, give_up_s=10_000.0, clock=clock)
+    waiting = RoundDeadline(deadline_s=10.0, quorum=1, give_up_s=10_000.0, clock=clock)
     assert not waiting.is_time_for_a_word()
     pass_time(clock, 10.0)
     assert waiting.is_time_for_a_word()

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import crad
-from crad.api import Hooks
 from crad.config import Experiment
 from crad.errors import ConfigError
 from crad.federation.message import Statistics, pack, read_state
 from crad.federation.method import Learned, Method, Phase, RoundContext
-from crad.federation.teachers import TeacherShelf
+from crad.federation.teachers import TeacherCache
+from crad.runs.callbacks import Hooks
 from tests.conftest import change
 from tests.federation import Federation
 from tests.test_resume import StopError, assert_same_end
@@ -218,7 +218,7 @@ def test_a_single_client_goes_on_alone(tiny, name):
 
 def messages_for(federation, method_phase, receiver, context_round=1):
     """What the others publish for a receiver in a phase, as a dictionary that a test may spoil."""
-    context = RoundContext(context_round, TeacherShelf(federation.world))
+    context = RoundContext(context_round, TeacherCache(federation.world))
     others = [peer for peer in federation.peers() if peer.index != receiver and peer.clients]
     return {peer.index: method_phase.publish(peer, context) for peer in others}, context
 
@@ -291,14 +291,14 @@ def test_a_model_that_comes_back_broken_is_not_taken(experiment):
         peer = federation.peer(0)
         before = {key: tensor.clone() for key, tensor in peer.model.state_dict().items()}
         body = pack(before, kind="returned", peer=1, round_index=1)
-        learned = take_back.learn(peer, {1: spoiled(body, change_values)}, RoundContext(1, TeacherShelf(peer.world)))
+        learned = take_back.learn(peer, {1: spoiled(body, change_values)}, RoundContext(1, TeacherCache(peer.world)))
         assert reason in learned.notes["refused"]["1"]
         assert all(torch.equal(tensor, before[key]) for key, tensor in peer.model.state_dict().items())
 
 
 def test_images_of_the_wrong_shape_are_not_digested(experiment):
     federation = Federation(with_method(experiment, "fedgd", rounds=300))
-    keep, context = federation.method.phases[1].learn, RoundContext(11, TeacherShelf(federation.world))
+    keep, context = federation.method.phases[1].learn, RoundContext(11, TeacherCache(federation.world))
     peer = federation.peer(0)
     body = {"transfer": torch.zeros(19, 1, 8, 8, dtype=torch.uint8)}
     learned = keep(peer, {4: pack(body, kind="transfer", peer=4, round_index=11)}, context)

@@ -13,7 +13,7 @@ from crad.cli import main
 from crad.network.agreement import read_agreement
 from crad.network.identity import load_identity, renew_certificate
 from crad.site.settings import read_site
-from crad.site.state_folder import state_folder, word_about_earlier
+from crad.site.state_folder import stale_state_warning, state_folder
 from tests.organisations import Authority
 
 CLASSES = ["top left", "top right", "bottom left", "bottom right"]
@@ -128,12 +128,12 @@ def test_where_an_authority_issues_certificates_it_renews_them(crad, home):
 
 def test_a_new_agreement_says_where_the_old_state_is(home):
     agreement, site = read_agreement(home / "federation.toml"), read_site(home / "clinic-b" / "peer.toml")
-    assert word_about_earlier(agreement, site) is None
+    assert stale_state_warning(agreement, site) is None
     (site.state / "0123456789ab").mkdir(parents=True)
     (site.state / "0123456789ab" / "rounds.jsonl").touch()
-    word = word_about_earlier(agreement, site)
+    word = stale_state_warning(agreement, site)
     assert word is not None
     assert "0123456789ab" in word
     assert "put its federation.toml back" in word
     state_folder(agreement, site).mkdir()
-    assert word_about_earlier(agreement, site) is None, "told once"
+    assert stale_state_warning(agreement, site) is None, "told once"

@@ -14,7 +14,7 @@ import torch
 import crad
 from crad.config import Experiment
 from crad.errors import ConfigError
-from crad.federation.federated_data import World, build_world
+from crad.federation.federated_data import FederatedData, build_federated_data
 from crad.methods import METHODS, PAPER_METHODS, resolve_method
 from crad.training.epoch import epoch_blocks
 from tests.conftest import change
@@ -41,7 +41,7 @@ def test_the_paper_has_eight_rows_and_all_of_them_are_here():
 
 
 def test_the_world_is_the_same_for_every_method(short):
-    worlds = [build_world(with_method(short, method)) for method in EVERY]
+    worlds = [build_federated_data(with_method(short, method)) for method in EVERY]
     for world in worlds[1:]:
         assert np.array_equal(world.proxy, worlds[0].proxy)
         for shard, first in zip(world.shards, worlds[0].shards, strict=True):
@@ -94,8 +94,8 @@ def test_participation_and_batches_are_the_same_for_every_method(short, epochs):
 def test_labels_of_proxy_images_are_never_read(short, method, monkeypatch):
     """They are poisoned once the images are set apart: no number may change, and nothing may stumble."""
 
-    def poisoned(experiment: Experiment) -> World:
-        world = build_world(experiment)
+    def poisoned(experiment: Experiment) -> FederatedData:
+        world = build_federated_data(experiment)
         labels = world.dataset.train_labels.copy()
         labels[world.proxy] = -(2**40)
         return replace(world, dataset=replace(world.dataset, train_labels=labels))
@@ -112,8 +112,8 @@ def test_labels_of_proxy_images_are_never_read(short, method, monkeypatch):
 def test_poison_would_be_noticed(short, monkeypatch):
     """The test above can fail: the same poison on images that somebody holds does."""
 
-    def poisoned(experiment: Experiment) -> World:
-        world = build_world(experiment)
+    def poisoned(experiment: Experiment) -> FederatedData:
+        world = build_federated_data(experiment)
         labels = world.dataset.train_labels.copy()
         labels[world.shards[0].train] = -(2**40)
         return replace(world, dataset=replace(world.dataset, train_labels=labels))

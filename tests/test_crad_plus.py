@@ -19,16 +19,16 @@ from crad.aggregation.filters import FILTERS, weighted_median
 from crad.config import PUBLISHED, RECIPES, Experiment
 from crad.errors import ConfigError
 from crad.federation.attacks import CLAIMED_SAMPLES, draw_attackers
-from crad.federation.federated_data import build_world
-from crad.federation.method import one_member_per_client
+from crad.federation.federated_data import build_federated_data
+from crad.federation.method import one_peer_per_client
 from crad.federation.peer import Peer, log_prior
 from crad.inference.engine import soft_predictions
 from crad.methods import check_recipe, distillation, local_training, resolve_method
 from crad.runs.directory import identity
-from crad.runs.names import called
+from crad.runs.names import display_name
 from crad.training.distill_augment import match_on
 from crad.training.epoch import Block, train_on_block
-from crad.training.losses import Labels, log_shares, private_cross_entropy
+from crad.training.losses import BatchLabels, log_shares, private_cross_entropy
 from tests.conftest import change
 from tests.federation import Federation
 from tests.test_aggregation import one_sample, same_for_every_class, spread, tensor
@@ -123,7 +123,7 @@ def test_a_foreign_rule_may_have_another_filter_of_its_own():
     """So asking for the published one may change it, and it is another run with another name."""
     own, median = Experiment(method="my_rules:Rule"), Experiment(method="my_rules:Rule", filter="median")
     assert identity(own) != identity(median)
-    assert [called(one) for one in (own, median)] == ["my_rules:Rule", "my_rules:Rule, median filter"]
+    assert [display_name(one) for one in (own, median)] == ["my_rules:Rule", "my_rules:Rule, median filter"]
 
 
 @pytest.mark.parametrize(
@@ -209,8 +209,8 @@ def test_the_exported_model_has_both_faces(tiny, tmp_path):
 
     from crad.runs.export import export_onnx, export_safetensors
 
-    world = build_world(change(tiny, local_loss="balanced"))
-    peer = Peer(world, one_member_per_client(world)[2])
+    world = build_federated_data(change(tiny, local_loss="balanced"))
+    peer = Peer(world, one_peer_per_client(world)[2])
     assert peer.log_prior_C is not None
     model = peer.model.eval().requires_grad_(False)
     export_safetensors(model, world, tmp_path / "m.safetensors", architecture="x", log_prior_C=peer.log_prior_C)
@@ -501,7 +501,7 @@ def test_teachers_and_student_see_the_same_changed_inputs(tiny, matching, monkey
 
 def test_mixed_labels_share_the_loss():
     logits = torch.tensor([[2.0, 0.0], [0.0, 0.0]])
-    labels = Labels(torch.tensor([0, 1]), torch.tensor([1, 1]), torch.tensor([0.75, 1.0]))
+    labels = BatchLabels(torch.tensor([0, 1]), torch.tensor([1, 1]), torch.tensor([0.75, 1.0]))
     first, second = math.log(1 + math.exp(-2)), math.log(1 + math.exp(2))
     expected = (0.75 * first + 0.25 * second + math.log(2)) / 2
     assert private_cross_entropy(logits, labels).item() == pytest.approx(expected, rel=1e-6)

@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 
 from crad.cli import main
-from crad.network.agreement import make_agreement, to_toml
+from crad.network.agreement import agreement_to_toml, make_agreement
 from crad.network.https import endpoints
 from crad.network.https.client import MemberClient
-from crad.network.https.dial_back import TRIES, TryBack
+from crad.network.https.dial_back import TRIES, DialBack
 from crad.network.https.server import SnapshotServer
 from crad.network.https.tls import MemberContext
 from crad.network.identity import create_identity, load_identity
@@ -197,7 +197,7 @@ def with_own_identity(clinics, folder, **options):
 def test_an_expired_certificate_is_a_problem_and_nobody_is_asked(clinics, tmp_path):
     long_ago = datetime.now(UTC) - timedelta(days=100)
     agreement = with_own_identity(clinics, tmp_path / "keys", days=90, now=long_ago)
-    (tmp_path / "federation.toml").write_text(to_toml(agreement))
+    (tmp_path / "federation.toml").write_text(agreement_to_toml(agreement))
     text = clinics.site(OWN).read_text().replace("../federation.toml", "federation.toml")
     (tmp_path / "peer.toml").write_text(text)
     findings = Findings()
@@ -421,7 +421,7 @@ def test_a_member_tries_our_agreed_address_and_no_other(clinics):
 
 
 def test_a_member_tries_one_at_a_time_and_says_that_it_is_busy(clinics, monkeypatch):
-    monkeypatch.setattr(TryBack, "begin", lambda self, name: False)
+    monkeypatch.setattr(DialBack, "begin", lambda self, name: False)
     with served(clinics, THERE):
         assert ask(clinics, "/v1/reach").status_code == 429
         findings = meet(clinics)
@@ -439,7 +439,7 @@ def test_a_member_that_answers_but_not_whether_it_reaches_us_is_there(clinics, m
 
 
 def test_tries_are_counted_by_member_and_in_all_and_a_failed_one_ends(clinics):
-    try_back = TryBack(clinics.agreement, own_identity(clinics, THERE))
+    try_back = DialBack(clinics.agreement, own_identity(clinics, THERE))
     assert try_back.begin("clinic-0")
     assert not try_back.begin("clinic-0")
     assert not try_back.reach("clinic-0").is_reached

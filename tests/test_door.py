@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crad.network.https.addresses import LEARNED, KnownAddresses, group_address
-from crad.network.https.door import MOST_BUCKETS, Buckets, Door, Pool, Verdict
+from crad.network.https.door import MOST_BUCKETS, Admission, Buckets, Door, Pool
 from crad.network.https.limits import Limits, divide
 from crad.network.https.notices import Throttle
 
@@ -61,7 +61,7 @@ def test_strangers_take_no_place_of_an_address_from_which_members_come():
     door.arrive(0, HOME, now=0)
     for key in range(1, 2000):
         assert 0 not in door.arrive(key, f"192.0.{key // 250}.{key % 250}", now=0).dropped
-    assert door.greet(0, now=0) == Verdict(True)
+    assert door.greet(0, now=0) == Admission(True)
 
 
 def test_silent_connections_take_no_place_of_those_in_a_handshake():
@@ -91,7 +91,7 @@ def test_silent_connections_of_a_neighbour_do_not_keep_a_member_from_its_handsha
     door = a_door(Limits())
     for key in range(900):
         assert door.arrive(key, HOME, now=0).is_in
-    assert door.greet(899, now=0) == Verdict(True)
+    assert door.greet(899, now=0) == Admission(True)
 
 
 def test_handshakes_beyond_an_addresss_rate_wait_in_their_places():
@@ -101,7 +101,7 @@ def test_handshakes_beyond_an_addresss_rate_wait_in_their_places():
     assert door.greet(1, now=0) is not None
     assert door.greet(2, now=0) is None
     assert 2 in door
-    assert door.greet(2, now=1.1) == Verdict(True)
+    assert door.greet(2, now=1.1) == Admission(True)
 
 
 def test_who_waits_for_its_handshake_outlasts_those_without_a_word():
@@ -151,7 +151,7 @@ def test_a_connection_that_was_dropped_in_its_handshake_cannot_enter():
     door.greet(1, now=0)
     door.leave(1)
     assert not door.enter(1, "clinic-a", is_busy=idle).is_in
-    assert door.greet(1, now=0) == Verdict(False)
+    assert door.greet(1, now=0) == Admission(False)
 
 
 def test_more_members_than_connections_share_what_there_is():
@@ -222,7 +222,7 @@ def test_no_sequence_of_events_exceeds_a_bound_or_shuts_a_known_address_out(even
     next_key = 0
     for now, (event, choice, address, member, flag) in enumerate(events):
         key = list(alive)[choice % len(alive)] if alive else -1
-        verdict: Verdict | None = None
+        verdict: Admission | None = None
         if event == "arrive":
             next_key += 1
             key = next_key
@@ -243,7 +243,7 @@ def test_no_sequence_of_events_exceeds_a_bound_or_shuts_a_known_address_out(even
         elif event == "touch":
             door.touch(key, member)
         elif event == "shed":
-            verdict = Verdict(True, door.shed(1))
+            verdict = Admission(True, door.shed(1))
         for gone in verdict.dropped if verdict else ():
             assert gone != key or event == "shed"  # a newcomer never makes room for itself
             if event == "enter" and verdict and verdict.said and verdict.said[0].startswith("too many of"):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from crad.config import Experiment
-from crad.data.preprocessing import ImageSet, Preparation, image_set, prepare
+from crad.data.preprocessing import ImageSet, Preprocessor, fit_preprocessor, image_set
 from crad.inference.engine import TeacherEngine
 from crad.models import Architecture, build_model
 from crad.training import epoch, evaluation
@@ -43,7 +43,7 @@ class TableModel(nn.Module):
 
 
 def unchanged_pixels(augmentation="none"):
-    return Preparation(torch.zeros(1, 1, 1, 1), torch.ones(1, 1, 1, 1), augmentation)
+    return Preprocessor(torch.zeros(1, 1, 1, 1), torch.ones(1, 1, 1, 1), augmentation)
 
 
 def one_pixel_images(values, labels):
@@ -112,7 +112,7 @@ def test_batches_change_nothing_and_the_last_one_may_be_smaller(monkeypatch):
 
 def test_images_are_normalised_but_never_augmented():
     images = one_pixel_images([10, 12], [0, 1])
-    preparation = Preparation(torch.full((1, 1, 1, 1), 10.0), torch.full((1, 1, 1, 1), 2.0), "crop-flip")
+    preparation = Preprocessor(torch.full((1, 1, 1, 1), 10.0), torch.full((1, 1, 1, 1), 2.0), "crop-flip")
     assert score(TableModel(ANSWERS), images, preparation=preparation, num_classes=3).hits == (1, 1, 0)
 
 
@@ -351,7 +351,7 @@ def test_a_large_set_is_scored_by_the_prepared_model_and_a_small_one_by_the_mode
     arrays = np.load(tiny_npz)
     pixels, labels = np.tile(arrays["test_images"][..., None], (4, 1, 1, 1)), np.tile(arrays["test_labels"], 4)
     images = image_set(pixels, labels, pad_to=None, device="cpu")
-    preparation = prepare(arrays["train_images"][..., None], augmentation="none", device="cpu")
+    preparation = fit_preprocessor(arrays["train_images"][..., None], augmentation="none", device="cpu")
     model = build_model(Architecture("cnn6", 0.25), num_classes=4, in_channels=1, image_size=(8, 8), seed=1).train()
     prepared = []
 

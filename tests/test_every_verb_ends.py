@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from crad.network.agreement import make_agreement, to_toml
-from crad.network.https.dial_back import TryBack
+from crad.network.agreement import agreement_to_toml, make_agreement
+from crad.network.https.dial_back import DialBack
 from crad.site.doctor import Findings, others, shared_store
 from crad.site.doctor.errands import Errand, all_within, as_they_come
 from crad.site.doctor.others import check_members
@@ -135,7 +135,7 @@ def test_a_member_that_is_tried_back_cannot_hold_the_one_that_tries(clinics, mon
     from crad.network.https import dial_back
 
     monkeypatch.setattr(dial_back, "TOTAL_S", 1.0)
-    try_back = TryBack(clinics.agreement, clinics.identity(0))
+    try_back = DialBack(clinics.agreement, clinics.identity(0))
     with hostile(clinics):
         for name in ("clinic-2", "clinic-3", "clinic-4"):
             began = time.monotonic()
@@ -208,7 +208,7 @@ def test_doctor_ends_as_a_process_though_its_threads_still_hang(clinics):
 def in_a_store(clinics: Clinics, folder: Path, port: int) -> Path:
     """The peer.toml of clinic 0 for a federation that meets in an S3 that hangs."""
     agreement, options = stored(clinics, "s3", port)
-    (folder / "federation.toml").write_text(to_toml(agreement))
+    (folder / "federation.toml").write_text(agreement_to_toml(agreement))
     home = clinics.site(0).parent
     text = clinics.site(0).read_text().replace('"../federation.toml"', '"federation.toml"')
     text = text.replace('"keys"', f'"{home / "keys"}"').replace('"own.npz"', f'"{home / "own.npz"}"')

@@ -17,15 +17,15 @@ from crad.data.site_data import draft_dataset, load_own_data
 from crad.engines.serial import SerialEngine
 from crad.errors import DataError
 from crad.federation.exchange import MemoryExchange
-from crad.federation.federated_data import World, build_world
+from crad.federation.federated_data import FederatedData, build_federated_data
 from crad.federation.roster import Roster
-from crad.federation.rounds import Rounds
+from crad.federation.rounds import RoundLoop
 from crad.methods import resolve_method
 from crad.randomness import stream
 from crad.runs.records import Record, round_record
 from crad.site.doctor import Findings
 from crad.site.doctor.own_model import check_data
-from crad.site.local_peer import prepare_part
+from crad.site.local_peer import prepare_local_peer
 from crad.site.settings import read_site
 from crad.site.training import Meaning
 from tests.clinics import Clinics, found_clinics
@@ -130,22 +130,22 @@ def test_doctor_and_join_ask_for_names(tmp_path, monkeypatch, capsys):
 # --- confusion, in a federation
 
 
-def world_of(**settings) -> World:
+def world_of(**settings) -> FederatedData:
     small = {"clients": 3, "alpha": 100.0, "rounds": 5, "held_out": 0.4, "proxy_size": 0, "models": ("cnn6",)}
-    return build_world(Experiment(**{"preset": "demo", "seed": 1, "workers": 1, **small, **settings}))
+    return build_federated_data(Experiment(**{"preset": "demo", "seed": 1, "workers": 1, **small, **settings}))
 
 
-def with_shifted_labels(world: World, client: int) -> World:
+def with_shifted_labels(world: FederatedData, client: int) -> FederatedData:
     labels = world.dataset.train_labels.copy()
     where = world.shards[client].indices
     labels[where] = (labels[where] + 1) % world.num_classes
     return replace(world, dataset=replace(world.dataset, train_labels=labels))
 
 
-def simulate(world: World, folder: Path) -> tuple[list[Record], dict[int, bytes]]:
+def simulate(world: FederatedData, folder: Path) -> tuple[list[Record], dict[int, bytes]]:
     method = resolve_method(world.experiment.method)
     roster = Roster(world, method.roster(world), folder)
-    loop = Rounds(method, roster, exchange=MemoryExchange(), engine=SerialEngine(world, method))
+    loop = RoundLoop(method, roster, exchange=MemoryExchange(), engine=SerialEngine(world, method))
     records = [round_record(done, roster) for done in loop.run()]
     states = {place.index: place.state.read_bytes() for place in roster if place.state is not None}
     return records, states
@@ -236,7 +236,7 @@ def clinics(tmp_path_factory) -> Clinics:
 
 
 def test_it_is_said_once_also_after_a_restart(clinics):
-    part = prepare_part(clinics.agreement, read_site(clinics.site(OWN)))
+    part = prepare_local_peer(clinics.agreement, read_site(clinics.site(OWN)))
     heard: list[str] = []
     meaning = Meaning(part, notice=heard.append)
     both = record(note(1, 3, 2), note(2, 3, 2))

@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 
 from crad.config import Experiment
 from crad.data.dataset import Dataset
-from crad.data.preprocessing import prepare
+from crad.data.preprocessing import fit_preprocessor
 from crad.errors import SnapshotError
-from crad.federation.federated_data import World
+from crad.federation.federated_data import FederatedData
 from crad.federation.message import (
     Message,
     Statistics,
@@ -38,7 +38,7 @@ from crad.federation.message import (
     read_state,
 )
 from crad.federation.peer import new_model
-from crad.federation.teachers import TeacherShelf
+from crad.federation.teachers import TeacherCache
 from crad.models import Architecture
 
 EXAMPLES = settings(max_examples=60, derandomize=True, database=None, deadline=None)
@@ -49,21 +49,21 @@ STATISTICS = Statistics(counts=(5, 0, 2.5), accuracies=(0.8, 0, 1), cross_entrop
 
 
 @functools.cache
-def world() -> World:
+def world() -> FederatedData:
     images, labels = np.zeros((2, 8, 8, 1), dtype=np.uint8), np.array([0, 1])
-    return World(
+    return FederatedData(
         experiment=Experiment(models=("cnn6-wide", "cnn6"), width=0.125, clients=2),
         dataset=Dataset("tiny", images, labels, images, labels, ("a", "b", "c"), "none", None),
         shards=(),
         proxy=np.empty(0, dtype=np.int64),
-        preparation=prepare(images, augmentation="none", device="cpu"),
+        preparation=fit_preprocessor(images, augmentation="none", device="cpu"),
         device="cpu",
     )
 
 
 @functools.cache
-def shelf() -> TeacherShelf:
-    return TeacherShelf(world())
+def shelf() -> TeacherCache:
+    return TeacherCache(world())
 
 
 @functools.cache
@@ -149,7 +149,7 @@ def test_the_statistics_and_the_architecture_arrive_as_sent():
 
 
 def test_a_lent_teacher_is_the_senders_model_frozen():
-    teacher = shelf().lend(decode(genuine()))
+    teacher = shelf().get(decode(genuine()))
     inputs = torch.linspace(-2, 2, 192).view(3, 1, 8, 8)
     logits = teacher(inputs)
     assert torch.allclose(logits, sent_model().eval()(inputs), rtol=1e-4, atol=1e-5)
@@ -160,9 +160,9 @@ def test_a_lent_teacher_stays_itself_when_the_next_one_of_its_architecture_is_le
     first, second = decode(genuine()), decode(forged(body=body_of(head__3__bias=torch.tensor([1.0, 2.0, 3.0]))))
     inputs = torch.linspace(-2, 2, 192).view(3, 1, 8, 8)
     lender = shelf()
-    teacher = lender.lend(first)
+    teacher = lender.get(first)
     before = teacher(inputs)
-    moved = lender.lend(second)(inputs) - before
+    moved = lender.get(second)(inputs) - before
     assert torch.allclose(moved, torch.tensor([1.0, 2.0, 3.0]) - sent_model().state_dict()["head.3.bias"], atol=1e-5)
     assert bits(teacher(inputs)) == bits(before)
 
@@ -497,7 +497,7 @@ def test_what_torch_saves_does_nothing(tmp_path):
 
 
 def test_a_refused_message_leaves_the_shelf_as_it_was():
-    ours = TeacherShelf(world())
+    ours = TeacherCache(world())
     good = ours.decode(genuine(), sender=SENDER, round_index=ROUND)
     with pytest.raises(SnapshotError):
         ours.decode(forged(sha256="0" * 64), sender=SENDER, round_index=ROUND)
@@ -517,7 +517,7 @@ def assert_accepted_or_refused(message: Message) -> None:
         assert line.startswith(f"peer {SENDER} ")
         return
     assert all(tensor.isfinite().all() for tensor in snapshot.tensors.values())
-    shelf().lend(snapshot)  # whatever is accepted fits the model
+    shelf().get(snapshot)  # whatever is accepted fits the model
 
 
 @EXAMPLES
@@ -575,7 +575,7 @@ def test_any_damage_to_a_message_is_accepted_or_refused(data, is_signed):
 
 
 def test_a_message_already_decoded_is_refused_when_it_comes_again_in_another_round():
-    ours = TeacherShelf(world())
+    ours = TeacherCache(world())
     ours.decode(genuine(), sender=SENDER, round_index=ROUND)
     with pytest.raises(SnapshotError):
         ours.decode(genuine(), sender=SENDER, round_index=ROUND + 1)

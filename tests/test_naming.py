@@ -11,14 +11,14 @@ from crad.analysis.comparison import compare
 from crad.analysis.gains import client_gains, headline
 from crad.analysis.groups import by_method, worlds
 from crad.analysis.series import gain_rows
-from crad.api import settle
 from crad.config import Experiment
 from crad.errors import RunError
 from crad.paper.plan import one_page_of, stored_run
 from crad.report.charts.style import method_styles
 from crad.report.commands import alone_commands, repeating_commands
 from crad.report.page import report_page
-from crad.runs.names import called, names, titled
+from crad.runs.names import display_name, names, title_of
+from crad.runs.resolution import resolve_experiment
 from tests.records import made_run
 
 CALLED = {
@@ -38,14 +38,14 @@ CALLED = {
 @pytest.mark.parametrize(("name", "settings"), CALLED.items(), ids=CALLED)
 def test_a_run_is_called_by_its_method_and_what_was_changed_about_it(name, settings):
     experiment = Experiment(**settings)
-    assert called(experiment) == name
-    assert called(settle(experiment)) == name, "a stored run says its whole recipe"
-    assert titled(experiment) == f"{name}, seed 1024"
+    assert display_name(experiment) == name
+    assert display_name(resolve_experiment(experiment)) == name, "a stored run says its whole recipe"
+    assert title_of(experiment) == f"{name}, seed 1024"
 
 
 def test_what_is_said_and_changes_nothing_is_not_in_the_name():
-    assert called(Experiment(filter="median", local_loss="plain", evidence="reported", matching="same")) == "crad"
-    assert called(Experiment(liars=2, private_counts=1.0)) == "crad", "a world, and no other recipe"
+    assert display_name(Experiment(filter="median", local_loss="plain", evidence="reported", matching="same")) == "crad"
+    assert display_name(Experiment(liars=2, private_counts=1.0)) == "crad", "a world, and no other recipe"
 
 
 def test_variants_are_no_seeds_of_each_other():
@@ -108,10 +108,12 @@ def test_training_alone_is_the_floor_also_as_a_variant():
 
 
 def test_commands_say_what_is_not_the_methods_own():
-    plus = settle(Experiment(preset="demo", method="crad-plus"))
+    plus = resolve_experiment(Experiment(preset="demo", method="crad-plus"))
     (command,) = repeating_commands([replace(made_run(), experiment=plus)])
     assert command == "crad run --preset demo --method crad-plus"
-    mixed = replace(made_run(), experiment=settle(Experiment(preset="demo", matching="mixup", local_loss="balanced")))
+    mixed = replace(
+        made_run(), experiment=resolve_experiment(Experiment(preset="demo", matching="mixup", local_loss="balanced"))
+    )
     assert alone_commands(replace(made_run(), experiment=plus))[0] == (
         "crad run --preset demo --method local --local-loss balanced --seed 1024 --output LOCAL"
     ), "the loss of crad-plus, though its name stands for it"
@@ -120,7 +122,8 @@ def test_commands_say_what_is_not_the_methods_own():
         "crad run --preset demo --method local --local-loss balanced --seed 1024 --output LOCAL"
     )
     both = [
-        replace(made_run(), experiment=settle(Experiment(preset="demo", method=name))) for name in ("crad", "crad-plus")
+        replace(made_run(), experiment=resolve_experiment(Experiment(preset="demo", method=name)))
+        for name in ("crad", "crad-plus")
     ]
     assert repeating_commands(both) == ["crad compare --preset demo --methods crad,crad-plus --seeds 1024"]
     assert len(repeating_commands([both[0], mixed])) == 2

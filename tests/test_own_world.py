@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from crad.config import Experiment
-from crad.data.preprocessing import channel_statistics, preparation_of
+from crad.data.preprocessing import channel_statistics, make_preprocessor
 from crad.data.site_data import load_own_data, write_shard
 from crad.engines.serial import SerialEngine
 from crad.errors import DataError
 from crad.federation.exchange import Ledger, MemoryExchange
-from crad.federation.federated_data import World, build_own_world, build_world
+from crad.federation.federated_data import FederatedData, build_federated_data, build_own_data
 from crad.federation.peer import count_noise
 from crad.federation.roster import Roster
-from crad.federation.rounds import Rounds
+from crad.federation.rounds import RoundLoop
 from crad.methods import resolve_method
 from crad.randomness import stream
 from crad.runs.checkpoint import load_checkpoint, save_checkpoint
@@ -67,12 +67,12 @@ class Others:
         return self.ahead
 
 
-def shard_file(world: World, client: int, path: Path) -> Path:
+def shard_file(world: FederatedData, client: int, path: Path) -> Path:
     write_shard(world.dataset, world.shards[client], path)
     return path
 
 
-def own_world(world: World, client: int, folder: Path, *, secret: int = 1) -> World:
+def own_world(world: FederatedData, client: int, folder: Path, *, secret: int = 1) -> FederatedData:
     data = world.dataset
     own = load_own_data(
         str(shard_file(world, client, folder / f"{client}.npz")),
@@ -83,28 +83,28 @@ def own_world(world: World, client: int, folder: Path, *, secret: int = 1) -> Wo
         rng=stream(0, "unused"),
     )
     means, deviations = channel_statistics(data.train_images)
-    preparation = preparation_of(means, deviations, augmentation=world.preparation.augmentation, device="cpu")
-    return build_own_world(world.experiment, own, client=client, preparation=preparation, device="cpu", secret=secret)
+    preparation = make_preprocessor(means, deviations, augmentation=world.preparation.augmentation, device="cpu")
+    return build_own_data(world.experiment, own, client=client, preparation=preparation, device="cpu", secret=secret)
 
 
-def simulate(world: World, folder: Path):
+def simulate(world: FederatedData, folder: Path):
     method = resolve_method(world.experiment.method, world.experiment.method_settings)
     roster, exchange = Roster(world, method.roster(world), folder), Recording()
     records = []
-    for done in Rounds(method, roster, exchange=exchange, engine=SerialEngine(world, method)).run():
+    for done in RoundLoop(method, roster, exchange=exchange, engine=SerialEngine(world, method)).run():
         records.append(round_record(done, roster))
     return roster, exchange, records
 
 
-def node(world: World, client: int, folder: Path, exchange):
+def node(world: FederatedData, client: int, folder: Path, exchange):
     method = resolve_method(world.experiment.method, world.experiment.method_settings)
     roster = Roster(world, method.roster(world), folder, here={client})
-    return roster, Rounds(method, roster, exchange=exchange, engine=SerialEngine(world, method))
+    return roster, RoundLoop(method, roster, exchange=exchange, engine=SerialEngine(world, method))
 
 
 @pytest.mark.parametrize("settings", [{}, {"method": "dfml"}, {"active": 2}], ids=["crad", "dfml", "two of three"])
 def test_a_member_on_its_own_ends_with_the_weights_and_messages_of_the_simulation(tmp_path, settings):
-    world = build_world(experiment(**settings))
+    world = build_federated_data(experiment(**settings))
     together, exchange, records = simulate(world, tmp_path / "together")
     for client in range(3):
         others = Others({key: entry for key, entry in exchange.all.items() if key[1] != client})
@@ -122,7 +122,7 @@ def test_a_member_on_its_own_ends_with_the_weights_and_messages_of_the_simulatio
 
 
 def test_who_was_away_goes_on_where_the_others_are(tmp_path):
-    world = build_world(experiment())
+    world = build_federated_data(experiment())
     others = Others({}, ahead=3)
     _, rounds = node(own_world(world, 0, tmp_path), 0, tmp_path / "alone", others)
     done = list(rounds.run(after=1))
@@ -131,14 +131,14 @@ def test_who_was_away_goes_on_where_the_others_are(tmp_path):
 
 
 def test_the_last_round_does_not_insist_on_a_quorum(tmp_path):
-    world, others = build_world(experiment()), Others({})
+    world, others = build_federated_data(experiment()), Others({})
     _, rounds = node(own_world(world, 0, tmp_path), 0, tmp_path / "alone", others)
     assert [one.index for one in rounds.run()] == [1, 2, 3]
     assert others.asked == [(1, None), (2, None), (3, 0)], "who is late for the end goes on without the others"
 
 
 def test_a_member_checkpoints_itself_alone(tmp_path):
-    world = build_world(experiment())
+    world = build_federated_data(experiment())
     roster, rounds = node(own_world(world, 1, tmp_path), 1, tmp_path / "alone", Others({}))
     done = next(rounds.run())
     save_checkpoint(roster, round_index=1, changed=set(done.learned), keep=set())
@@ -150,7 +150,7 @@ def test_a_member_checkpoints_itself_alone(tmp_path):
 
 
 def test_private_counts_of_an_organisation_cannot_be_drawn_again_from_the_common_seed(tmp_path):
-    world = build_world(experiment(private_counts=1.0))
+    world = build_federated_data(experiment(private_counts=1.0))
     mine, theirs = (own_world(world, 0, tmp_path, secret=secret) for secret in (7, 8))
     assert not np.array_equal(count_noise(mine, 0), count_noise(world, 0))
     assert not np.array_equal(count_noise(mine, 0), count_noise(theirs, 0))

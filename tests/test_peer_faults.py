@@ -14,10 +14,10 @@ import pytest
 
 from crad.engines.serial import SerialEngine
 from crad.federation.exchange import MemoryExchange
-from crad.federation.federated_data import build_world
+from crad.federation.federated_data import build_federated_data
 from crad.federation.message import Manifest, Message
 from crad.federation.roster import Roster
-from crad.federation.rounds import Rounds
+from crad.federation.rounds import RoundLoop
 from crad.methods import resolve_method
 from crad.network.ledger import read_ledger
 from tests.clinics import SETTINGS, experiment, found_clinics
@@ -90,11 +90,11 @@ class Kept(MemoryExchange):
 def messages(tmp_path_factory) -> Path:
     """What the members of a healthy federation send, in files."""
     folder: Path = tmp_path_factory.mktemp("messages")
-    world = build_world(experiment(rounds=ROUNDS))
+    world = build_federated_data(experiment(rounds=ROUNDS))
     method = resolve_method(world.experiment.method, world.experiment.method_settings)
     roster = Roster(world, method.roster(world), tmp_path_factory.mktemp("simulated"))
     with closing(SerialEngine(world, method)) as engine:
-        list(Rounds(method, roster, exchange=Kept(folder), engine=engine).run())
+        list(RoundLoop(method, roster, exchange=Kept(folder), engine=engine).run())
     return folder
 
 

@@ -17,12 +17,12 @@ from crad.cli import main
 from crad.errors import ConfigError, RunError, SnapshotError
 from crad.federation.message import encoded_bytes
 from crad.federation.peer import Peer, new_model
-from crad.federation.teachers import TeacherShelf
+from crad.federation.teachers import TeacherCache
 from crad.models import ARCHITECTURES, Allowance, Architecture, InputShape, build_model, estimate_size
-from crad.network.agreement import Agreement, make_agreement, to_toml
+from crad.network.agreement import Agreement, agreement_to_toml, make_agreement
 from crad.runs.directory import RunDirectory
 from crad.site.doctor import Findings, examine
-from crad.site.local_peer import Part, prepare_part
+from crad.site.local_peer import LocalPeer, prepare_local_peer
 from crad.site.permission import check_store_kind, left_out_of
 from crad.site.settings import read_site, template
 from crad.site.setup import member_toml
@@ -69,9 +69,9 @@ def agreed(clinics: Clinics, *, architectures: dict[int, str] | None = None, **c
     return make_agreement(table)
 
 
-def part_of(clinics: Clinics, agreement: Agreement, folder: Path, **changes: Any) -> Part:
+def part_of(clinics: Clinics, agreement: Agreement, folder: Path, **changes: Any) -> LocalPeer:
     site = read_site(clinics.site(OWN)).model_copy(update={"state": folder / "state", **changes})
-    return prepare_part(agreement, site)
+    return prepare_local_peer(agreement, site)
 
 
 OUTSIDE = {
@@ -130,11 +130,11 @@ def test_the_teachers_side_builds_nothing_that_is_not_allowed(founded, canary, t
     canary.unlink()
     ours = part_of(founded, agreement, tmp_path)
     with pytest.raises(SnapshotError, match="peer 2 is not learned from: its network canary:build is not built in"):
-        TeacherShelf(ours.world).decode(message, sender=FOREIGN, round_index=1)
+        TeacherCache(ours.world).decode(message, sender=FOREIGN, round_index=1)
     with pytest.raises(ConfigError, match="canary:build"):
         new_model(ours.world, Architecture("canary:build"), seed=0)
     assert not canary.exists() or canary.read_text() == ""
-    TeacherShelf(theirs.world).decode(message, sender=FOREIGN, round_index=1)
+    TeacherCache(theirs.world).decode(message, sender=FOREIGN, round_index=1)
 
 
 @pytest.mark.usefixtures("entry_point")
@@ -172,7 +172,7 @@ def test_a_kind_of_store_that_only_the_agreement_names_is_not_loaded(founded, ca
     with pytest.raises(ConfigError, match="exchanges through canaries://"):
         part_of(founded, agreement, tmp_path)
     text = founded.site(OWN).read_text().replace("../federation.toml", "federation.toml")
-    (tmp_path / "federation.toml").write_text(to_toml(agreement))
+    (tmp_path / "federation.toml").write_text(agreement_to_toml(agreement))
     (tmp_path / "peer.toml").write_text(text.replace('"own.npz"', f'"{founded.site(OWN).parent}/own.npz"'))
     (tmp_path / "keys").symlink_to(founded.site(OWN).parent / "keys")
     findings = Findings()
@@ -291,7 +291,7 @@ def test_init_allows_our_own_network_and_no_other(crad, canary, tmp_path):
 def test_trust_warns_of_a_network_that_is_not_built_in(crad, founded, canary, tmp_path):
     path = tmp_path / "federation.toml"
     only = founded.agreement.model_dump(mode="json", exclude_none=True)
-    path.write_text(to_toml(make_agreement({**only, "members": only["members"][:1]})))
+    path.write_text(agreement_to_toml(make_agreement({**only, "members": only["members"][:1]})))
     for number, architecture in ((1, "canary:build"), (2, "resnet18")):
         member = founded.agreement.members[number].model_copy(update={"architecture": architecture})
         (tmp_path / f"{number}.toml").write_text(member_toml(member))
@@ -347,7 +347,7 @@ def test_a_members_folder_is_not_taken_for_a_simulation_whose_names_may_be_impor
 def test_a_run_goes_on_without_a_network_that_may_not_be_imported(canary, tmp_path):
     clinics = found_clinics(tmp_path / "clinics", deadline_s=60.0, settings={"rounds": 2, "batch_size": 16})
     agreement = agreed(clinics, architectures={FOREIGN: "canary:build"})
-    (clinics.folder / "federation.toml").write_text(to_toml(agreement))
+    (clinics.folder / "federation.toml").write_text(agreement_to_toml(agreement))
     clinics.agreement = agreement
     site = clinics.site(FOREIGN)
     site.write_text(f'{site.read_text()}\narchitectures = ["canary:build"]\n')
@@ -386,7 +386,7 @@ def _join(clinics: Clinics, number: int, folder: Path) -> subprocess.Popen[str]:
 
 def test_the_whole_examination_goes_on_with_a_network_that_would_kill(founded, tmp_path):
     agreement = agreed(founded, architectures={FOREIGN: "ctypes:string_at"})
-    (tmp_path / "federation.toml").write_text(to_toml(agreement))
+    (tmp_path / "federation.toml").write_text(agreement_to_toml(agreement))
     text = founded.site(OWN).read_text().replace("../federation.toml", "federation.toml")
     (tmp_path / "peer.toml").write_text(text.replace('"own.npz"', f'"{founded.site(OWN).parent}/own.npz"'))
     (tmp_path / "keys").symlink_to(founded.site(OWN).parent / "keys")

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 import crad
-from crad.api import Hooks
 from crad.config import Experiment
 from crad.engines.serial import SerialEngine
 from crad.errors import ConfigError, RunError
-from crad.federation.federated_data import build_world
+from crad.federation.federated_data import build_federated_data
 from crad.federation.tasks import Task
 from crad.methods import resolve_method
+from crad.runs.callbacks import Hooks
 from tests.conftest import change
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'crad[ray]'")
@@ -142,7 +142,7 @@ class TestOnTheCallersRay:
         ray.shutdown()
 
     def test_errors_of_the_work_come_out_as_they_are_and_the_engine_goes_on(self, short):
-        world = build_world(change(short, lr=1e30))
+        world = build_federated_data(change(short, lr=1e30))
         reference = SerialEngine(world, resolve_method(short.method))
         [begun] = reference.each([Task("begin", 0)])
         diverging = Task("learn", 0, begun.standing, round_index=1)
@@ -167,7 +167,7 @@ class TestOnTheCallersRay:
         (tmp_path / "deadly_model.py").write_text(deadly)
         monkeypatch.syspath_prepend(tmp_path)
         notices: list[str] = []
-        world = build_world(change(short, models=("deadly_model:build",)))
+        world = build_federated_data(change(short, models=("deadly_model:build",)))
         engine = RayEngine(world, workers=1, notice=notices.append)
         try:
             with pytest.raises(RunError, match=r"while it worked for client 0, 3 times in a row") as raised:
@@ -179,7 +179,7 @@ class TestOnTheCallersRay:
 
     def test_more_workers_than_the_cluster_has_cpus_are_cut_down(self, short):
         notices: list[str] = []
-        engine = RayEngine(build_world(short), workers=4, notice=notices.append)
+        engine = RayEngine(build_federated_data(short), workers=4, notice=notices.append)
         engine.close()
         assert engine.workers == 2
         assert notices == ["the Ray cluster has 2 CPUs: 2 workers instead of 4"]
@@ -212,7 +212,7 @@ def test_somebody_else_at_the_address_is_refused(monkeypatch):
 @pytest.mark.parametrize("address", ["somewhere", "host:port", ":6379", "host:", "ray://host:10001"])
 def test_an_address_of_the_wrong_form_is_refused(short, address):
     with pytest.raises(ConfigError, match=f"ray_address '{address}'"):
-        RayEngine(build_world(short), address=address)
+        RayEngine(build_federated_data(short), address=address)
     assert not ray.is_initialized()
 
 
@@ -226,7 +226,7 @@ def test_no_cluster_on_this_machine_is_one_line(short, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("ray.init", _nobody)
     with pytest.raises(ConfigError, match="cannot join the Ray cluster at 'auto': nobody is here"):
-        RayEngine(build_world(short), address="auto")
+        RayEngine(build_federated_data(short), address="auto")
 
 
 def _nobody(**settings: object) -> None:

@@ -16,14 +16,13 @@ import pytest
 import torch
 
 import crad.api
-from crad.api import Hooks
 from crad.cli import main
 from crad.cli.reproduce import _by_reason
 from crad.config import Experiment, read_toml
 from crad.errors import BusyError, DataError
 from crad.paper.experiments import NAMES
 from crad.paper.plan import one_page_of
-from crad.runs.callbacks import join_hooks
+from crad.runs.callbacks import Hooks, join_hooks
 from crad.runs.checkpoint import save_checkpoint
 from crad.runs.run_records import RunRecords
 

@@ -13,7 +13,7 @@ import crad.api
 from crad.errors import ConfigError
 from crad.federation.attacks import ATTACKS
 from crad.paper.experiments import load_paper, plan_cells
-from crad.paper.plan import make_plan
+from crad.paper.plan import plan_reproduction
 from crad.report.page import report_page
 from crad.runs.evidence import keep_run, slim_rounds
 from crad.runs.run_records import load_run
@@ -50,7 +50,7 @@ def test_every_attack_is_a_column_and_two_of_ten_attack():
 
 
 def test_the_first_seed_of_every_cell_comes_first(tmp_path):
-    runs = make_plan("attacks", tmp_path, flags={"preset": "mini"}).runs
+    runs = plan_reproduction("attacks", tmp_path, flags={"preset": "mini"}).runs
     assert [run.experiment.seed for run in runs] == [1] * 27 + [2] * 27 + [3] * 27
 
 

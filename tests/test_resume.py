@@ -21,9 +21,9 @@ import torch
 
 import crad
 from crad import files
-from crad.api import Hooks
 from crad.config import to_toml
 from crad.errors import RunError
+from crad.runs.callbacks import Hooks
 from crad.runs.directory import RunDirectory
 from tests.conftest import change, hearing_ctrl_c
 from tests.test_golden import without_timing

@@ -16,12 +16,12 @@ from crad.config import Experiment
 from crad.device import repeatable
 from crad.engines.serial import SerialEngine
 from crad.errors import RunError
-from crad.federation.federated_data import build_world
+from crad.federation.federated_data import build_federated_data
 from crad.federation.message import pack
 from crad.federation.method import Method, Phase, RoundContext
-from crad.federation.peer import Member, Peer, count_noise
+from crad.federation.peer import Peer, PeerSpec, count_noise
 from crad.federation.rounds import draw_active
-from crad.federation.teachers import TeacherShelf
+from crad.federation.teachers import TeacherCache
 from crad.methods import METHODS, resolve_method
 from crad.methods.alone import train_alone
 from crad.models import Architecture, build_model
@@ -123,7 +123,7 @@ def test_order_of_the_clients_does_not_change_any_weight(tiny):
 
 
 def test_all_methods_share_partition_weights_participation_and_batches(tiny):
-    worlds = {name: build_world(change(tiny, method=name)) for name in ("crad", "uniform", "local")}
+    worlds = {name: build_federated_data(change(tiny, method=name)) for name in ("crad", "uniform", "local")}
     first = worlds["crad"]
     for world in worlds.values():
         for mine, theirs in zip(world.shards, first.shards, strict=True):
@@ -136,7 +136,7 @@ def test_all_methods_share_partition_weights_participation_and_batches(tiny):
 
 
 def test_proxy_images_are_held_by_no_client(tiny):
-    world = build_world(tiny)
+    world = build_federated_data(tiny)
     held = np.concatenate([shard.indices for shard in world.shards])
     assert len(world.proxy) == 8
     assert not set(world.proxy) & set(held)
@@ -144,7 +144,7 @@ def test_proxy_images_are_held_by_no_client(tiny):
 
 
 def test_proxy_set_is_never_more_than_a_tenth(tiny):
-    assert len(build_world(change(tiny, proxy_size=500)).proxy) == 24
+    assert len(build_federated_data(change(tiny, proxy_size=500)).proxy) == 24
 
 
 def test_payload_is_what_was_really_sent(tiny):
@@ -226,7 +226,7 @@ def test_private_counts_are_noised_once_and_never_redrawn(tiny):
 
 
 def test_private_counts_have_the_laplace_scale(tiny):
-    world = build_world(change(tiny, private_counts=0.5))
+    world = build_federated_data(change(tiny, private_counts=0.5))
     draws = [count_noise(world, index) for index in range(300)]
     # The mean absolute deviation of Laplace(1/epsilon) is 1/epsilon.
     assert np.abs(np.concatenate(draws)).mean() == pytest.approx(2.0, rel=0.15)
@@ -303,7 +303,7 @@ def test_cross_entropies_are_published_only_for_the_rule_that_needs_them(tiny):
         federation = start(change(tiny, method=method))
         publish = resolve_method(method).phases[0].publish
         assert publish is not None
-        message = publish(federation.peer(0), RoundContext(1, TeacherShelf(federation.world)))
+        message = publish(federation.peer(0), RoundContext(1, TeacherCache(federation.world)))
         assert message is not None
         assert ("cross_entropies" in json.loads(message.manifest)["statistics"]) == is_sent
 
@@ -321,8 +321,8 @@ def test_only_the_snapshots_of_this_round_are_held(tiny):
 
 
 def test_a_roster_member_may_own_no_data(tiny):
-    world = build_world(tiny)
-    peer = Peer(world, Member(4, clients=(), architecture=world.architecture_of(0)))
+    world = build_federated_data(tiny)
+    peer = Peer(world, PeerSpec(4, clients=(), architecture=world.architecture_of(0)))
     peer.revalidate()
     peer.test()
     assert len(peer.train) == 0

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from crad.api import Hooks
 from crad.errors import ConfigError, RunError, SnapshotError
 from crad.files import disk_faults
 from crad.network.agreement import make_agreement
 from crad.network.identity import create_identity
 from crad.network.ledger import OutgoingLedger
+from crad.runs.callbacks import Hooks
 from crad.runs.records import round_record
 from crad.site import join as join_module
 from crad.site.certificate import CertificateWatch, check_own_certificate, watched_certificate

@@ -84,7 +84,7 @@ def check(model: nn.Module, inputs: Tensor) -> None:
 
 def has_plan(model: nn.Module) -> bool:
     try:
-        fused.make_plan(model)
+        fused.make_fused_plan(model)
     except fused.UnplannableError:
         return False
     return True
@@ -167,11 +167,11 @@ def test_a_teacher_stays_itself_when_the_model_gets_other_weights(name):
 def test_the_plan_of_an_architecture_is_made_once(monkeypatch):
     made = []
 
-    def counted(model: nn.Module) -> fused.Plan:
+    def counted(model: nn.Module) -> fused.FusedPlan:
         made.append(model)
-        return fused.make_plan(model)
+        return fused.make_fused_plan(model)
 
-    monkeypatch.setattr(engine_module, "make_plan", counted)
+    monkeypatch.setattr(engine_module, "make_fused_plan", counted)
     engine = TeacherEngine(device="cpu")
     model = built("cnn6", (1, 8, 8))
     for _ in range(3):

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from crad.data.preprocessing import (
     AUGMENTATIONS,
     CROP_PADDING,
-    Preparation,
+    Preprocessor,
     crop_and_flip,
+    fit_preprocessor,
     flip_both,
     image_set,
-    prepare,
 )
 from crad.randomness import stream
 
@@ -116,7 +116,7 @@ def test_labels_are_untouched_but_for_their_type():
 
 def test_mean_and_deviation_equal_a_plain_numpy_computation():
     images = pixels(6, 4, 5, 3)
-    made = prepare(images, augmentation="none", device="cpu")
+    made = fit_preprocessor(images, augmentation="none", device="cpu")
     flat = images.reshape(-1, 3).astype(np.float64)
     assert made.mean.shape == made.std.shape == (1, 3, 1, 1)
     np.testing.assert_allclose(made.mean.flatten().numpy(), flat.mean(axis=0), rtol=1e-6)
@@ -125,7 +125,7 @@ def test_mean_and_deviation_equal_a_plain_numpy_computation():
 
 def test_mean_and_deviation_by_hand():
     images = np.array([0, 0, 0, 4], dtype=np.uint8).reshape(1, 2, 2, 1)
-    made = prepare(images, augmentation="none", device="cpu")
+    made = fit_preprocessor(images, augmentation="none", device="cpu")
     # Mean 1; squares 1, 1, 1, 9 have the mean 3.
     assert made.mean.item() == 1.0
     assert made.std.item() == pytest.approx(3**0.5)
@@ -135,7 +135,7 @@ def test_mean_and_deviation_by_hand():
 
 def test_normalised_training_images_have_mean_zero_and_deviation_one_per_channel():
     images = pixels(8, 4, 3, 3)
-    inputs = prepare(images, augmentation="none", device="cpu").inputs(as_set(images).images)
+    inputs = fit_preprocessor(images, augmentation="none", device="cpu").inputs(as_set(images).images)
     assert inputs.dtype == torch.float32
     flat = inputs.transpose(0, 1).flatten(1)
     torch.testing.assert_close(flat.mean(dim=1), torch.zeros(3), atol=1e-5, rtol=0)
@@ -145,7 +145,7 @@ def test_normalised_training_images_have_mean_zero_and_deviation_one_per_channel
 def test_statistics_come_from_the_images_without_their_border():
     images = np.full((1, 28, 28, 1), 100, dtype=np.uint8)
     images[0, 0, 0, 0] = 200
-    made = prepare(images, augmentation="none", device="cpu")
+    made = fit_preprocessor(images, augmentation="none", device="cpu")
     assert made.mean.item() == pytest.approx(100 + 100 / 784)
 
 
@@ -153,7 +153,7 @@ def test_statistics_come_from_the_images_without_their_border():
 def test_a_constant_channel_becomes_zero_not_nan(value):
     images = pixels(3, 2, 2, 3)
     images[..., 1] = value
-    made = prepare(images, augmentation="none", device="cpu")
+    made = fit_preprocessor(images, augmentation="none", device="cpu")
     inputs = made.inputs(as_set(images).images)
     assert made.std.flatten()[1].item() == 1.0
     assert (inputs[:, 1] == 0).all()
@@ -162,7 +162,7 @@ def test_a_constant_channel_becomes_zero_not_nan(value):
 
 @every_augmentation
 def test_inputs_lie_channels_last_in_memory(augmentation):
-    made = Preparation(torch.zeros(1, 3, 1, 1), torch.ones(1, 3, 1, 1), augmentation)
+    made = Preprocessor(torch.zeros(1, 3, 1, 1), torch.ones(1, 3, 1, 1), augmentation)
     inputs = made.inputs(made.augment(images_of(2, 3, 4, 5), generator=generator()))
     assert inputs.shape == (2, 3, 4, 5)
     assert inputs.is_contiguous(memory_format=torch.channels_last)
@@ -211,7 +211,7 @@ def test_crop_and_flip_never_turns_an_image_upside_down():
 
 def test_none_leaves_the_images_and_the_generator_alone():
     images, rng = images_of(3, 1, 2, 3), generator()
-    made = Preparation(torch.full((1, 1, 1, 1), 5.0), torch.full((1, 1, 1, 1), 2.0), "none")
+    made = Preprocessor(torch.full((1, 1, 1, 1), 5.0), torch.full((1, 1, 1, 1), 2.0), "none")
     state = rng.get_state()
     assert torch.equal(made.inputs(made.augment(images, generator=rng)), made.inputs(images))
     assert torch.equal(rng.get_state(), state)
@@ -235,7 +235,7 @@ def test_two_batches_from_one_generator_are_moved_differently(augmentation):
 def test_the_original_images_are_never_changed(augmentation):
     images = images_of(6, 3, 4, 4)
     before = images.clone()
-    made = Preparation(torch.ones(1, 3, 1, 1), torch.ones(1, 3, 1, 1), augmentation)
+    made = Preprocessor(torch.ones(1, 3, 1, 1), torch.ones(1, 3, 1, 1), augmentation)
     made.inputs(made.augment(images, generator=generator())).add_(1)
     assert torch.equal(images, before)
 
@@ -243,7 +243,7 @@ def test_the_original_images_are_never_changed(augmentation):
 def test_normalisation_comes_after_augmentation():
     # Black borders must be black to the model too: (0 - mean) / std, not 0.
     images = torch.full((50, 1, 2, 2), 10, dtype=torch.uint8)
-    made = Preparation(torch.full((1, 1, 1, 1), 10.0), torch.full((1, 1, 1, 1), 5.0), "crop-flip")
+    made = Preprocessor(torch.full((1, 1, 1, 1), 10.0), torch.full((1, 1, 1, 1), 5.0), "crop-flip")
     inputs = made.inputs(made.augment(images, generator=generator()))
     assert inputs.unique().tolist() == [-2.0, 0.0]
 

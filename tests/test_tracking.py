@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 import crad
-from crad.api import Hooks, Result
 from crad.cli import main
 from crad.config import Experiment, to_toml
-from crad.runs.callbacks import Follower, join_hooks
+from crad.runs.callbacks import Follower, Hooks, join_hooks
 from crad.runs.directory import RunDirectory
 from crad.runs.records import Record
+from crad.runs.result import Result
 from crad.runs.tracking.mlflow import MLflowLog
 from crad.runs.tracking.scalars import hyperparameters, round_scalars, summary_scalars
 from crad.runs.tracking.tensorboard import TensorBoardLog

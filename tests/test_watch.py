@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 import crad
-from crad.api import Hooks, Result
 from crad.cli import main
 from crad.config import to_toml
 from crad.errors import ConfigError
@@ -26,6 +25,8 @@ from crad.report.live import watch as watch_module
 from crad.report.live.bar import waiting_page, with_live_bar
 from crad.report.live.local_server import PageServer, Shown
 from crad.report.live.watch import Watch
+from crad.runs.callbacks import Hooks
+from crad.runs.result import Result
 from crad.runs.run_records import RunRecords
 from tests.conftest import change
 

@@ -17,7 +17,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from benchmarks.studies.exchange import KIND, MEGABYTE, agree, random_snapshot
-from crad.network.agreement import read_agreement, to_toml
+from crad.network.agreement import agreement_to_toml, read_agreement
 from crad.network.https.https_exchange import HttpsExchange
 from crad.network.https.server import SnapshotServer
 from crad.network.identity import load_identity
@@ -88,7 +88,7 @@ def _snapshot_pieces(folder: Path) -> list[Departure]:
 def study(cut_s: float, megabytes: int, folder: Path) -> None:
     """Fetch, cut, mend, and read the ledger."""
     agreement = agree(folder, 2, addresses=[f"{address}:{PORT}" for address in ADDRESSES])
-    (folder / "federation.toml").write_text(to_toml(agreement))
+    (folder / "federation.toml").write_text(agreement_to_toml(agreement))
     size = megabytes * MEGABYTE
     with two_spaces() as spaces:
         sender, reader = (_start(space, number, folder, megabytes) for number, space in enumerate(spaces))

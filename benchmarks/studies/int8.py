@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.optimization import fuse
 
 from crad.aggregation import aggregate
-from crad.data.preprocessing import Preparation, crop_and_flip, prepare
+from crad.data.preprocessing import Preprocessor, crop_and_flip, fit_preprocessor
 from crad.models import POOL, Architecture, build_model
 
 BATCH = 64
@@ -120,7 +120,7 @@ def new_model(architecture: str) -> nn.Module:
 def train_teachers(data: Path, work: Path) -> None:
     """Two teachers of every architecture and width on differently skewed shards."""
     train = np.load(data)
-    preparation = prepare(train["train_images"], augmentation="crop-flip", device="cpu")
+    preparation = fit_preprocessor(train["train_images"], augmentation="crop-flip", device="cpu")
     for width in WIDTHS:
         teachers = []
         for index in range(2 * len(POOL)):
@@ -147,7 +147,7 @@ def skewed(images: NDArray[np.uint8], labels: NDArray[np.int64], size: int, *, s
 
 
 def train_one(
-    architecture: str, images: Tensor, labels: Tensor, preparation: Preparation, *, epochs: int, seed: int
+    architecture: str, images: Tensor, labels: Tensor, preparation: Preprocessor, *, epochs: int, seed: int
 ) -> Teacher:
     """SGD on cross-entropy over four fifths of the shard; the statistics come from the rest."""
     generator = torch.Generator().manual_seed(seed)
@@ -455,7 +455,7 @@ def prepare_openvino(model: nn.Module, calibration: Tensor) -> Run:
 def prepare_int8(engine: str, bits: int) -> Callable[[nn.Module, Tensor], Run]:
     """How an engine prepares an int8 teacher, calibration included."""
 
-    def prepare(model: nn.Module, calibration: Tensor) -> Run:
+    def fit_preprocessor(model: nn.Module, calibration: Tensor) -> Run:
         steps = steps_of(fold(model))
         scales = activation_scales(steps, calibration)
         if engine == "torch":
@@ -463,7 +463,7 @@ def prepare_int8(engine: str, bits: int) -> Callable[[nn.Module, Tensor], Run]:
         session = {"ort": ort_session, "openvino": openvino_model}[engine]
         return session(build_onnx(steps, scales, bits=bits))
 
-    return prepare
+    return fit_preprocessor
 
 
 def engines(bits: int) -> dict[str, Callable[[nn.Module, Tensor], Run]]:
@@ -616,7 +616,7 @@ def usual_way_s(model: nn.Module, images: Tensor) -> list[tuple[str, float]]:
 def measure_quality(data: Path, work: Path) -> None:
     """How far int8 moves the logits and the targets, beside an epoch of training and another augmentation."""
     train = np.load(data)
-    preparation = prepare(train["train_images"], augmentation="crop-flip", device="cpu")
+    preparation = fit_preprocessor(train["train_images"], augmentation="crop-flip", device="cpu")
     images, _ = skewed(train["train_images"], train["train_labels"], CALIBRATION + 512, seed=99)
     generator = torch.Generator().manual_seed(99)
     inputs = preparation.inputs(crop_and_flip(images, generator))
@@ -660,7 +660,7 @@ def measure_quality(data: Path, work: Path) -> None:
 def measure_calibration(data: Path, work: Path) -> None:
     """What fewer or more calibration samples do to OpenVINO's int8, and whether a few samples carry the error."""
     train = np.load(data)
-    preparation = prepare(train["train_images"], augmentation="crop-flip", device="cpu")
+    preparation = fit_preprocessor(train["train_images"], augmentation="crop-flip", device="cpu")
     images, _ = skewed(train["train_images"], train["train_labels"], 768, seed=99)
     inputs = preparation.inputs(crop_and_flip(images, torch.Generator().manual_seed(99)))
     calibration, inputs = inputs[:512], inputs[512:]

@@ -21,9 +21,9 @@ from crad.analysis.confusions import confused_members
 from crad.config import Experiment, parse_pairs
 from crad.engines.serial import SerialEngine
 from crad.federation.exchange import MemoryExchange
-from crad.federation.federated_data import World, build_world
+from crad.federation.federated_data import FederatedData, build_federated_data
 from crad.federation.roster import Roster
-from crad.federation.rounds import Rounds
+from crad.federation.rounds import RoundLoop
 from crad.methods import resolve_method
 from crad.runs.records import Record, round_record
 
@@ -50,13 +50,13 @@ def main() -> None:
     for word in words:
         own |= parse_pairs(word)
     for seed in map(int, seeds.split(",")):
-        world = build_world(Experiment(**own, seed=seed))
+        world = build_federated_data(Experiment(**own, seed=seed))
         for way in WAYS:
             meant = _meaning(world, way)
             print(f"{dataset} seed {seed} {way}: {_line(_told(_simulate(world, meant)), meant, world)}", flush=True)
 
 
-def _meaning(world: World, way: str) -> NDArray[np.int64]:
+def _meaning(world: FederatedData, way: str) -> NDArray[np.int64]:
     """What client 1 calls each class."""
     called = np.arange(world.num_classes)
     if way == "shifted":
@@ -67,7 +67,7 @@ def _meaning(world: World, way: str) -> NDArray[np.int64]:
     return called
 
 
-def _simulate(world: World, called: NDArray[np.int64]) -> list[Record]:
+def _simulate(world: FederatedData, called: NDArray[np.int64]) -> list[Record]:
     labels = world.dataset.train_labels.copy()
     where = world.shards[WRONG].indices
     labels[where] = called[labels[where]]
@@ -75,7 +75,7 @@ def _simulate(world: World, called: NDArray[np.int64]) -> list[Record]:
     method = resolve_method(world.experiment.method)
     with tempfile.TemporaryDirectory() as folder:
         roster = Roster(world, method.roster(world), Path(folder))
-        loop = Rounds(method, roster, exchange=MemoryExchange(), engine=SerialEngine(world, method))
+        loop = RoundLoop(method, roster, exchange=MemoryExchange(), engine=SerialEngine(world, method))
         return [round_record(done, roster) for done in loop.run()]
 
 
@@ -89,7 +89,7 @@ def _told(records: list[Record]) -> list[Told]:
     return found
 
 
-def _line(told: list[Told], called: NDArray[np.int64], world: World) -> str:
+def _line(told: list[Told], called: NDArray[np.int64], world: FederatedData) -> str:
     changed = set(np.flatnonzero(called != np.arange(world.num_classes)).tolist())
     of_wrong = [one for one in told if one.teacher == WRONG and one.student != WRONG]
     right = [one for one in of_wrong if one.own in changed and called[one.own] == one.said]

@@ -11,8 +11,8 @@ from typing import Any
 
 import crad
 from benchmarks.engine import computing_timed
-from crad.api import Hooks
 from crad.config import Experiment
+from crad.runs.callbacks import Hooks
 
 
 def main() -> None:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from crad.aggregation import RULES, Rule, Trace, aggregate, explain
-    from crad.api import Result, run
+    from crad.api import run
     from crad.config import Experiment
+    from crad.runs.result import Result
 
 __version__ = "0.1.0"
 
@@ -22,7 +23,7 @@ _HOMES = {
     "aggregate": "crad.aggregation",
     "explain": "crad.aggregation",
     "Experiment": "crad.config",
-    "Result": "crad.api",
+    "Result": "crad.runs.result",
     "run": "crad.api",
 }
 

@@ -3,60 +3,40 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from crad.config import Experiment
-from crad.data.catalog import absolute_name
 from crad.device import repeatable
 from crad.engines import make_engine
 from crad.errors import ConfigError, RunError
 from crad.federation.attacks import check_attack
 from crad.federation.exchange import MemoryExchange
-from crad.federation.federated_data import World, build_world
+from crad.federation.federated_data import FederatedData, build_federated_data
 from crad.federation.method import MIN_PROXY, Method
 from crad.federation.peer import new_model
 from crad.federation.roster import Roster
-from crad.federation.rounds import Round, Rounds, Step
+from crad.federation.rounds import Round, RoundLoop
 from crad.federation.tasks import Engine
 from crad.inspection import RunInspector, is_inspectable, write_inspection
 from crad.memory import reset_peak_memory
-from crad.methods import check_recipe, resolve_method
+from crad.methods import resolve_method
 from crad.models import ARCHITECTURES, Architecture, resolve_architecture
 from crad.randomness import torch_seed
 from crad.report.page import report_page
 from crad.report.svg import partition_picture
+from crad.runs.callbacks import Hooks
 from crad.runs.checkpoint import latest_round, load_checkpoint, save_checkpoint
 from crad.runs.directory import RunDirectory
 from crad.runs.records import Record, partition_record, round_record
+from crad.runs.resolution import resolve_experiment
+from crad.runs.result import Result
 from crad.runs.run_records import RunRecords
 from crad.runs.selection import best_round
 from crad.runs.summary import summarise
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run came to. `rounds` are the lines of `rounds.jsonl`, `summary` is `summary.json`."""
-
-    experiment: Experiment
-    summary: Record
-    rounds: list[Record]
-    directory: Path | None
-
-
-@dataclass(frozen=True)
-class Hooks:
-    """What a display wants to hear: the data is divided, a client has learned, a round is complete."""
-
-    on_partition: Callable[[Record], None] = lambda partition: None
-    on_step: Callable[[Step], None] = lambda step: None
-    on_round: Callable[[Record], None] = lambda record: None
-    on_notice: Callable[[str], None] = lambda text: None  # something went wrong and was put right
-    on_records: Callable[[RunRecords], None] | None = None  # all so far, after every round once one was tested
 
 
 def run(
@@ -66,7 +46,7 @@ def run(
 
     `resume=True` continues the run in `output` from its last complete round; a complete one is just read.
     """
-    experiment = settle(experiment)
+    experiment = resolve_experiment(experiment)
     directory = None if output is None else RunDirectory(Path(output))
     if directory is not None and resume:
         directory.check_same(experiment)
@@ -77,7 +57,7 @@ def run(
     method = resolve_method(experiment.method, experiment.method_settings)
     for name in experiment.models:
         resolve_architecture(name.partition("@")[0])
-    world, told = build_world(experiment), hooks or Hooks()
+    world, told = build_federated_data(experiment), hooks or Hooks()
     if method.common_images == "proxy" and len(world.proxy) < MIN_PROXY:
         raise ConfigError(
             f"method {experiment.method!r} learns on proxy images, and there are {len(world.proxy)}: set proxy_size to "
@@ -101,22 +81,10 @@ def run(
             ) from error
 
 
-def settle(experiment: Experiment) -> Experiment:
-    """The same experiment, said so that it can be repeated anywhere and later.
-
-    A data file or folder is named by its full path, and every setting of the method stands there.
-    """
-    method = resolve_method(experiment.method, experiment.method_settings)
-    own = {name: value for name, value in method.settings.items() if isinstance(value, bool | int | float | str)}
-    check_recipe(experiment, method)
-    whole = {"dataset": absolute_name(experiment.dataset), "method_settings": {**own, **experiment.method_settings}}
-    return Experiment(**{**experiment.model_dump(), **asdict(experiment.recipe), **whole})
-
-
 class _Run:
     """One execution of one experiment."""
 
-    def __init__(self, method: Method, world: World, directory: RunDirectory | None, hooks: Hooks) -> None:
+    def __init__(self, method: Method, world: FederatedData, directory: RunDirectory | None, hooks: Hooks) -> None:
         self._method = method
         self._experiment = world.experiment
         self._world = world
@@ -146,7 +114,7 @@ class _Run:
         self._tell(records, workers=engine.workers)  # what a resumed run has already
         reset_peak_memory(self._world.device)
         try:
-            loop = Rounds(self._method, roster, exchange=MemoryExchange(), engine=engine)
+            loop = RoundLoop(self._method, roster, exchange=MemoryExchange(), engine=engine)
             for done in loop.run(after=len(records), on_step=self._hooks.on_step):
                 records.append(round_record(done, roster))
                 self._save(records, roster, done)
@@ -230,7 +198,7 @@ class _Run:
         )
 
 
-def check_model(world: World, architecture: Architecture) -> None:
+def check_model(world: FederatedData, architecture: Architecture) -> None:
     """Build a model once; a user's twice, for its first weights must follow from the seed."""
     first = new_model(world, architecture, seed=0).state_dict()
     if architecture.name in ARCHITECTURES:

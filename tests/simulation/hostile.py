@@ -11,7 +11,7 @@ import httpx
 from crad.federation.message import Message
 from crad.network.arrivals import Announced
 from crad.network.envelope import seal
-from crad.network.https.client import Answer, Receipts
+from crad.network.https.client import Answer, ReceiptDigests
 from crad.network.identity import Identity
 from tests.simulation.network import TOTAL_S, gone
 
@@ -58,11 +58,11 @@ class Hostile:
                 return bytes(message.body)
         return b"nothing of the kind"
 
-    def receipts(self, asker: int, round_index: int) -> Receipts | None:
+    def receipts(self, asker: int, round_index: int) -> ReceiptDigests | None:
         """It slanders everybody: other hashes, and proofs that it does not have."""
         names = [member.name for member in self.world.agreement.members]
         lies = {name: {KIND: f"{self._rng.getrandbits(256):064x}"} for name in names}
-        return Receipts(received=lies, proofs=names)
+        return ReceiptDigests(received=lies, proofs=names)
 
     def receipt(self, asker: int, round_index: int, name: str, kind: str) -> bytes | None:
         """What it shows of others: its own signature under their name, an older message of theirs, or rubbish."""

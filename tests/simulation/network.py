@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import httpx
 
 from crad.network.agreement import Agreement, Member
-from crad.network.arrivals import Announced, Rounds
+from crad.network.arrivals import Announced, RoundRange
 from crad.network.equivocation.witness import Witness
-from crad.network.https.client import Answer, ChangedError, Receipts
+from crad.network.https.client import Answer, ChangedError, ReceiptDigests
 from crad.network.https.outbox import Outbox, Published
 from crad.network.store.objects import StoreError
 from tests.simulation.clock import VirtualClock
@@ -31,7 +31,7 @@ class Host(Protocol):
     def body(self, asker: int, announced: Announced, round_index: int, kind: str) -> bytes:
         """The body; an `httpx` error where the line ends in the middle."""
 
-    def receipts(self, asker: int, round_index: int) -> Receipts | None: ...
+    def receipts(self, asker: int, round_index: int) -> ReceiptDigests | None: ...
 
     def receipt(self, asker: int, round_index: int, name: str, kind: str) -> bytes | None: ...
 
@@ -63,9 +63,9 @@ class SimulatedServer:
             raise ChangedError
         return found.body.read_bytes()
 
-    def receipts(self, asker: int, round_index: int) -> Receipts | None:
+    def receipts(self, asker: int, round_index: int) -> ReceiptDigests | None:
         assert self.witness is not None
-        return Receipts(received=self.witness.digests(round_index), proofs=self.witness.proven())
+        return ReceiptDigests(received=self.witness.digests(round_index), proofs=self.witness.proven())
 
     def receipt(self, asker: int, round_index: int, name: str, kind: str) -> bytes | None:
         assert self.witness is not None
@@ -135,13 +135,13 @@ class SimulatedLine:
             if isinstance(found, Published):
                 host.on_delivered(self._network.agreement.members[self._asker].name, found)
 
-    def rounds(self, answer: Answer) -> Rounds:
-        return Rounds.model_validate_json(answer.body)
+    def rounds(self, answer: Answer) -> RoundRange:
+        return RoundRange.model_validate_json(answer.body)
 
     def agreement(self) -> dict[str, Any]:
         return self._network.agreement.canonical()
 
-    def receipts(self, round_index: int, *, total_s: float) -> Receipts | None:
+    def receipts(self, round_index: int, *, total_s: float) -> ReceiptDigests | None:
         return self._reach().receipts(self._asker, round_index)
 
     def receipt(self, round_index: int, name: str, kind: str, *, total_s: float) -> bytes | None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from crad.aggregation.evidence import Evidence, check_evidence
-from crad.aggregation.filters import Selection, everybody
+from crad.aggregation.filters import Selection, keep_all
 from crad.aggregation.rules import Rule, resolve_rule
 from crad.config import Unsupported
 from crad.errors import unknown_name
@@ -112,7 +112,7 @@ def explain(
     state = np.where(keep_KBC, "kept", np.where(supported_K1C, "outlier", "unsupported"))
     # A class that nobody supports is shown with everybody's mean and spread.
     is_orphan_C = ~made.selection.supported_KC.any(dim=0)
-    shown = everybody(evidence)
+    shown = keep_all(evidence)
     consensus_BC = torch.where(is_orphan_C, shown.consensus_BC, made.selection.consensus_BC)
     band_BC = torch.where(is_orphan_C, shown.band_BC, made.selection.band_BC)
     return Trace(state, made.share_KBC, consensus_BC, band_BC, made.target_BC)

@@ -29,7 +29,7 @@ class Selection:
     band_BC: Tensor
 
 
-def everybody(evidence: Evidence) -> Selection:
+def keep_all(evidence: Evidence) -> Selection:
     """All peers, no filter. The band is the widest deviation, so that everybody lies inside."""
     q_KBC = evidence.q_KBC
     consensus_BC = q_KBC.mean(dim=0)

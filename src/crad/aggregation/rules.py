@@ -42,8 +42,8 @@ CRAD = Rule(filters.supported_and_agreeing, weights.precision)
 RULES: dict[str, Rule] = {
     "crad": CRAD,
     "crad-plus": CRAD.with_filter(RECIPES["crad-plus"].filter),
-    "uniform": Rule(filters.everybody, weights.equal, uses_statistics=False),
-    "uncertainty": Rule(filters.everybody, weights.negative_entropy, uses_statistics=False),
+    "uniform": Rule(filters.keep_all, weights.equal, uses_statistics=False),
+    "uncertainty": Rule(filters.keep_all, weights.negative_entropy, uses_statistics=False),
     "stage1": Rule(filters.supported_and_agreeing, weights.equal),
     "inverse-sigma": Rule(filters.supported_and_agreeing, weights.inverse_sigma),
     "accuracy": Rule(filters.supported_and_agreeing, weights.accuracy),

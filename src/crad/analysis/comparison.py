@@ -33,7 +33,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """One method of a comparison, or one variant of it."""
 
     name: str  # the method, and in what it was changed
@@ -50,7 +50,7 @@ class Row:
     cost: Cost
 
 
-def compare(summaries: Sequence[Mapping[str, Any]]) -> list[Row]:
+def compare(summaries: Sequence[Mapping[str, Any]]) -> list[ComparisonRow]:
     """One row per method or variant in the order of first appearance; all must have been run with the same seeds.
 
     Other weights that a method's clients keep stand in a row of their own below it, such as `dfml (peak)`.
@@ -65,15 +65,17 @@ def compare(summaries: Sequence[Mapping[str, Any]]) -> list[Row]:
     return [_row(name, names[0], seeds, by_key) for name in names]
 
 
-def to_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def to_json(rows: Sequence[ComparisonRow]) -> list[dict[str, Any]]:
     """The rows as plain dictionaries."""
     return [asdict(row) for row in rows]
 
 
-def _row(name: str, first: str, seeds: tuple[int, ...], by_key: Mapping[tuple[str, int], Mapping[str, Any]]) -> Row:
+def _row(
+    name: str, first: str, seeds: tuple[int, ...], by_key: Mapping[tuple[str, int], Mapping[str, Any]]
+) -> ComparisonRow:
     own = [by_key[name, seed] for seed in seeds]
     reference = [by_key[first, seed] for seed in seeds]
-    return Row(
+    return ComparisonRow(
         name=name,
         method=own[0]["method"],
         is_reconstruction=bool(own[0].get("is_reconstruction")),

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from crad.analysis.comparison import METRICS, Row
+from crad.analysis.comparison import METRICS, ComparisonRow
 from crad.runs.run_records import RunRecords
 
 ALONE = "local"
@@ -32,12 +32,12 @@ class Gain:
         return sum(value > 0 for value in self.values)
 
 
-def headline(rows: Sequence[Row]) -> str:
+def headline(rows: Sequence[ComparisonRow]) -> str:
     """Whether joining helped over training alone, in two sentences; empty where `local` was not run."""
     return " ".join(part for part in (verdict(rows), gains_by_method(rows)) if part)
 
 
-def verdict(rows: Sequence[Row]) -> str:
+def verdict(rows: Sequence[ComparisonRow]) -> str:
     """The first sentence of the headline."""
     gains = list(_mean_gains(rows).values())
     if not gains:
@@ -46,7 +46,7 @@ def verdict(rows: Sequence[Row]) -> str:
     return f"Joining {how}."
 
 
-def gains_by_method(rows: Sequence[Row]) -> str:
+def gains_by_method(rows: Sequence[ComparisonRow]) -> str:
     """The second sentence of the headline: every joined method's mean gain in global accuracy."""
     gains = _mean_gains(rows)
     if not gains:
@@ -85,7 +85,7 @@ def alone_name(runs: Sequence[RunRecords]) -> str | None:
     return next((run.summary["name"] for run in runs if run.summary["method"] == ALONE), None)
 
 
-def _mean_gains(rows: Sequence[Row]) -> dict[str, float]:
+def _mean_gains(rows: Sequence[ComparisonRow]) -> dict[str, float]:
     alone = next((row for row in rows if row.method == ALONE), None)
     if alone is None:
         return {}

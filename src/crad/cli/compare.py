@@ -17,8 +17,8 @@ from crad.config import Experiment, make_experiment
 from crad.errors import ConfigError
 
 if TYPE_CHECKING:
-    from crad.api import Result
     from crad.runs.callbacks import Follower
+    from crad.runs.result import Result
 
 DEFAULT_METHODS = "local,uniform,crad"
 
@@ -113,7 +113,7 @@ def _compare_followed(
     from crad.engines.processes import kept_workers
     from crad.report.comparison_folder import run_folder, write_comparison
     from crad.report.tables import COMPARISON_HEADER, comparison_caption, comparison_cells
-    from crad.runs.names import titled
+    from crad.runs.names import title_of
 
     display = Display(Console(stderr=True), is_quiet=is_quiet, num_runs=len(experiments))
     results: list[Result] = []
@@ -132,7 +132,7 @@ def _compare_followed(
             )
             seconds = duration(result.summary["total_seconds"])
             display.say(
-                f"{titled(experiment)}: global {result.summary['global_accuracy']:.2f} %, "
+                f"{title_of(experiment)}: global {result.summary['global_accuracy']:.2f} %, "
                 f"local {result.summary['local_accuracy']:.2f} %, {seconds}"
             )
             results.append(result)

@@ -178,12 +178,12 @@ def split_command(settings: Settings, config: ConfigFile = None, output: Output 
     """
     from crad.config import make_experiment
     from crad.data.site_data import write_shard
-    from crad.federation.federated_data import build_world
+    from crad.federation.federated_data import build_federated_data
 
     folder = output or Path("shards")
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty; choose another --output")
-    world = build_world(make_experiment({**settings, "device": "cpu"}, path=config))
+    world = build_federated_data(make_experiment({**settings, "device": "cpu"}, path=config))
     folder.mkdir(parents=True, exist_ok=True)
     for client, shard in enumerate(world.shards):
         path = folder / f"client-{client}.npz"

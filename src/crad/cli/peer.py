@@ -72,14 +72,14 @@ def invite_command(
     """
     _need_network()
     from crad.files import write_atomically
-    from crad.network.agreement import to_toml
+    from crad.network.agreement import agreement_to_toml
     from crad.site.settings import read_site
     from crad.site.setup import draft_agreement, read_member_toml
 
     if output.exists():
         raise ConfigError(f"{output} is there already: add members with crad peer trust, or choose another --output")
     agreement = draft_agreement(federation, read_site(site), read_member_toml(member), _pairs(settings or []))
-    write_atomically(output, to_toml(agreement).encode())
+    write_atomically(output, agreement_to_toml(agreement).encode())
     typer.echo(
         f"{output}: {len(agreement.classes)} classes ({', '.join(agreement.classes)}), images "
         f"{'x'.join(map(str, agreement.image_shape))}, {agreement.rounds} rounds of {agreement.settings['method']}"
@@ -102,7 +102,7 @@ def trust_command(
     """
     _need_network()
     from crad.files import write_atomically
-    from crad.network.agreement import add_member, read_agreement, renew_member, to_toml
+    from crad.network.agreement import add_member, agreement_to_toml, read_agreement, renew_member
     from crad.site.permission import word_about_network
     from crad.site.setup import read_member_toml
 
@@ -121,7 +121,7 @@ def trust_command(
         word = word_about_network(member)
         if word is not None:
             typer.echo(f"Warning: {word}", err=True)
-    write_atomically(agreement, to_toml(whole).encode())
+    write_atomically(agreement, agreement_to_toml(whole).encode())
     typer.echo(f"{agreement}: {len(whole.members)} members, hash {whole.hash[:12]}; every member needs this very file.")
 
 

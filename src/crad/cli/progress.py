@@ -16,8 +16,8 @@ from crad.analysis.durations import duration
 from crad.cli.terminal_tables import partition_table
 
 if TYPE_CHECKING:
-    from crad.api import Hooks
     from crad.federation.rounds import Step
+    from crad.runs.callbacks import Hooks
     from crad.runs.records import Record
 
 SLOW_STAGE_SECONDS = 5.0
@@ -46,7 +46,7 @@ class Display:
         self, label: str, *, is_partition_shown: bool = True, left_after: float | None = None
     ) -> Iterator[Hooks]:
         """Show one run while it goes on; with the seconds of the runs after it, also when all will be done."""
-        from crad.api import Hooks
+        from crad.runs.callbacks import Hooks
 
         self._begun_runs += 1
         self._label = label if self._num_runs == 1 else f"[{self._begun_runs}/{self._num_runs}] {label}"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from crad.analysis.durations import Durations
     from crad.cli.progress import Display
     from crad.paper.experiments import Choice
-    from crad.paper.plan import Plan, Records, StoredRun
+    from crad.paper.plan import Records, ReproductionPlan, StoredRun
     from crad.report.tables import Table
     from crad.runs.run_records import RunRecords
 
@@ -148,11 +148,11 @@ def _plan(
     baseline: str | None,
     output: Path | None,
     keep: Path | None,
-) -> Plan:
+) -> ReproductionPlan:
     """The plan that the flags ask for; `named` are those that choose among its cells."""
     from crad.methods import resolve_method
     from crad.paper.experiments import CHOICES, chosen_papers
-    from crad.paper.plan import make_plan
+    from crad.paper.plan import plan_reproduction
 
     if what not in CHOICES:
         raise unknown_name("experiment", what, CHOICES)
@@ -174,7 +174,7 @@ def _plan(
         "rows": [row for _, row, _ in cells],
         "columns": [column for _, _, column in cells],
     }
-    return make_plan(
+    return plan_reproduction(
         what,
         output or Path("runs") / f"reproduce-{base.preset}",
         flags={name: value for name, value in settings.items() if name != "method_settings"},
@@ -203,7 +203,7 @@ def _choice(named: Mapping[str, str | None], known: Mapping[str, Sequence[str]])
 
 
 def _run_all(
-    plan: Plan, todo: Sequence[StoredRun], records: Records, durations: Durations, display: Display
+    plan: ReproductionPlan, todo: Sequence[StoredRun], records: Records, durations: Durations, display: Display
 ) -> dict[str, str]:
     """Run what is missing and add it to the records; by name why some failed.
 
@@ -236,7 +236,7 @@ def _run_all(
 
 
 def _run_one(
-    plan: Plan, run: StoredRun, others: Sequence[StoredRun], durations: Durations, display: Display
+    plan: ReproductionPlan, run: StoredRun, others: Sequence[StoredRun], durations: Durations, display: Display
 ) -> RunRecords:
     from crad.analysis.durations import duration
     from crad.cli.run import run_shown
@@ -266,7 +266,7 @@ def _run_one(
 
 
 def _say_plan(
-    plan: Plan, missing: Sequence[StoredRun], absent: dict[str, str], durations: Durations, display: Display
+    plan: ReproductionPlan, missing: Sequence[StoredRun], absent: dict[str, str], durations: Durations, display: Display
 ) -> None:
     """`17 runs: 9 done, 1 to resume, 7 to run, about 1 h 10 min (from the runs finished here)`, and what cannot run."""
     from crad.analysis.durations import duration
@@ -297,7 +297,13 @@ def _by_reason(failed: dict[str, str]) -> str:
 
 
 def _show(
-    plan: Plan, records: Records, failed: dict[str, str], reports: Sequence[Path], *, is_quiet: bool, as_json: bool
+    plan: ReproductionPlan,
+    records: Records,
+    failed: dict[str, str],
+    reports: Sequence[Path],
+    *,
+    is_quiet: bool,
+    as_json: bool,
 ) -> None:
     """The tables and where the pages lie, JSON, or the path alone."""
     from crad.paper.plan import make_tables, make_tidy

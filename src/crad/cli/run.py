@@ -18,9 +18,9 @@ from crad.config import EXECUTION_FIELDS, Experiment, make_experiment
 from crad.errors import ConfigError
 
 if TYPE_CHECKING:
-    from crad.api import Result
     from crad.cli.progress import Display
     from crad.runs.callbacks import Follower
+    from crad.runs.result import Result
 
 ResumeFlag = Annotated[
     Path | None, typer.Option("--resume", metavar="DIR", help="Continue the run in this directory where it stopped.")
@@ -76,9 +76,9 @@ def run_shown(
     """
     from crad.api import run
     from crad.runs.callbacks import join_hooks
-    from crad.runs.names import titled
+    from crad.runs.names import title_of
 
-    label = label or titled(experiment)
+    label = label or title_of(experiment)
     try:
         with display.running(label, is_partition_shown=is_partition_shown, left_after=left_after) as shown:
             hooks = join_hooks([shown, *(one.follow(experiment, directory, label=label) for one in followers)])

@@ -58,7 +58,7 @@ class Archive:
 
 
 @dataclass(frozen=True)
-class Place:
+class StoredForm:
     """One form a data set may have in the data directory, and what reads it."""
 
     form: str
@@ -76,12 +76,12 @@ class Source:
     augmentation: str
     pad_to: int | None = None
     archives: tuple[Archive, ...] = ()
-    places: tuple[Place, ...] = ()
+    places: tuple[StoredForm, ...] = ()
     embedded: Callable[[], Splits] | None = None
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundFile:
     """Where a data set was found: `path` is None for one that comes inside a package."""
 
     name: str
@@ -91,15 +91,15 @@ class Found:
     source: Source | None  # None for a user's own file
 
 
-def _cifar_places(name: str, *, number: int, folders: tuple[str, str]) -> tuple[Place, ...]:
+def _cifar_places(name: str, *, number: int, folders: tuple[str, str]) -> tuple[StoredForm, ...]:
     python = partial(read_cifar, name=name, version="python")
     binary = partial(read_cifar, name=name, version="binary")
     return (
-        Place("npz file", f"{name}.npz", read_npz),
-        Place("python folder", folders[0], python),
-        Place("python archive", f"cifar-{number}-python.tar.gz", python),
-        Place("binary folder", folders[1], binary),
-        Place("binary archive", f"cifar-{number}-binary.tar.gz", binary),
+        StoredForm("npz file", f"{name}.npz", read_npz),
+        StoredForm("python folder", folders[0], python),
+        StoredForm("python archive", f"cifar-{number}-python.tar.gz", python),
+        StoredForm("binary folder", folders[1], binary),
+        StoredForm("binary archive", f"cifar-{number}-binary.tar.gz", binary),
     )
 
 
@@ -145,7 +145,7 @@ _SOURCES = (
                 size_bytes=205_615_438,
             ),
         ),
-        places=(Place("npz file", "pathmnist.npz", read_npz),),
+        places=(StoredForm("npz file", "pathmnist.npz", read_npz),),
     ),
     Source("digits", "1,797 digits, 8x8 gray", _DIGITS, "none", embedded=read_digits),
     Source("mnist5k", "5,000 digits, 28x28 gray", _DIGITS, "none", embedded=read_mnist5k),
@@ -189,18 +189,18 @@ def known_source(name: str) -> Source:
     return DATASETS[name]
 
 
-def locate(name_or_path: str, *, data_dir: Path | None = None) -> Found:
+def locate(name_or_path: str, *, data_dir: Path | None = None) -> FoundFile:
     """Find the files without reading them; a known name wins over a path of the same name."""
     if name_or_path not in DATASETS:
         return _locate_path(name_or_path)
     source = DATASETS[name_or_path]
     if source.embedded is not None:
-        return Found(source.name, "inside a package", None, source.embedded, source)
+        return FoundFile(source.name, "inside a package", None, source.embedded, source)
     folder = data_dir or data_directory()
     for place in source.places:
         path = folder / place.file_name
         if path.exists():
-            return Found(source.name, place.form, path, partial(place.reader, path), source)
+            return FoundFile(source.name, place.form, path, partial(place.reader, path), source)
     looked_for = ", ".join(place.file_name for place in source.places)
     raise DataError(
         f"data set {source.name!r} is not in {folder} (looked for {looked_for}): get it with"
@@ -208,7 +208,7 @@ def locate(name_or_path: str, *, data_dir: Path | None = None) -> Found:
     )
 
 
-def read_found(found: Found) -> Dataset:
+def read_found(found: FoundFile) -> Dataset:
     """Read and check what `locate` found."""
     splits, where = found.read(), str(found.path or found.name)
     if found.source is None:
@@ -222,12 +222,12 @@ def read_found(found: Found) -> Dataset:
     )
 
 
-def _locate_path(text: str) -> Found:
+def _locate_path(text: str) -> FoundFile:
     path = Path(text).expanduser()
     if path.is_dir():
-        return Found(path.resolve().name, "image folder", path, partial(read_image_folder, path), None)
+        return FoundFile(path.resolve().name, "image folder", path, partial(read_image_folder, path), None)
     if path.suffix.lower() == ".npz":
-        return Found(path.stem, "npz file", path, partial(read_npz, path), None)
+        return FoundFile(path.stem, "npz file", path, partial(read_npz, path), None)
     if path.exists():
         raise DataError(f"{path}: expected a .npz file or a folder of class folders with images")
     raise unknown_name("data set", text, DATASETS)

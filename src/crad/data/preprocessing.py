@@ -29,7 +29,7 @@ class ImageSet:
 
 
 @dataclass(frozen=True)
-class Preparation:
+class Preprocessor:
     """How images of one data set become inputs: its statistics and its augmentation."""
 
     mean: Tensor  # [1,channels,1,1], of pixel values in 0..255
@@ -61,10 +61,10 @@ def image_tensor(images: NDArray[np.uint8], *, pad_to: int | None) -> Tensor:
     return tensor
 
 
-def prepare(train_images: NDArray[np.uint8], *, augmentation: str, device: str) -> Preparation:
+def fit_preprocessor(train_images: NDArray[np.uint8], *, augmentation: str, device: str) -> Preprocessor:
     """Normalise by the training images' own mean and standard deviation."""
     means, deviations = channel_statistics(train_images)
-    return preparation_of(means, deviations, augmentation=augmentation, device=device)
+    return make_preprocessor(means, deviations, augmentation=augmentation, device=device)
 
 
 def channel_statistics(train_images: NDArray[np.uint8]) -> tuple[list[float], list[float]]:
@@ -80,12 +80,12 @@ def channel_statistics(train_images: NDArray[np.uint8]) -> tuple[list[float], li
     return means, deviations
 
 
-def preparation_of(
+def make_preprocessor(
     means: Sequence[float], deviations: Sequence[float], *, augmentation: str, device: str
-) -> Preparation:
+) -> Preprocessor:
     """Normalise by a given mean and standard deviation per channel."""
     shape = (1, len(means), 1, 1)
-    return Preparation(
+    return Preprocessor(
         mean=torch.tensor(means, dtype=torch.float32, device=device).view(shape),
         std=torch.tensor(deviations, dtype=torch.float32, device=device).view(shape),
         augmentation=augmentation,

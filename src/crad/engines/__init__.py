@@ -9,12 +9,12 @@ from pathlib import Path
 from crad.config import Experiment
 from crad.engines.serial import SerialEngine
 from crad.errors import ConfigError
-from crad.federation.federated_data import World
+from crad.federation.federated_data import FederatedData
 from crad.federation.method import Method
 from crad.federation.tasks import Engine
 
 
-def make_engine(world: World, method: Method, *, notice: Callable[[str], None] = lambda text: None) -> Engine:
+def make_engine(world: FederatedData, method: Method, *, notice: Callable[[str], None] = lambda text: None) -> Engine:
     """The engine that the settings ask for; `auto` takes one process per core where that is more than one.
 
     `notice` hears of what went wrong and was put right, such as a worker that died.
@@ -40,7 +40,7 @@ def make_engine(world: World, method: Method, *, notice: Callable[[str], None] =
     return ProcessEngine(world, workers=workers, notice=notice)
 
 
-def count_workers(world: World) -> int:
+def count_workers(world: FederatedData) -> int:
     """How many processes a run on this machine uses: never more than clients that can work at once."""
     experiment = world.experiment
     if experiment.engine == "serial":

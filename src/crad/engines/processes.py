@@ -21,8 +21,8 @@ from crad.device import MALLOC_SETTINGS
 from crad.engines.shared_arrays import describe_dataset, write_arrays
 from crad.engines.wire import outcome_from_bytes, task_to_bytes
 from crad.errors import RunError
-from crad.federation.federated_data import World
-from crad.federation.tasks import Outcome, Task
+from crad.federation.federated_data import FederatedData
+from crad.federation.tasks import Task, TaskOutcome
 from crad.memory import peak_memory_bytes
 
 MAX_DEATHS = 3  # of workers over one task, before the run is given up
@@ -34,7 +34,9 @@ GRACE_SECONDS = 5.0  # for a worker to end when told to
 class ProcessEngine:
     """Keeps a fixed number of worker processes busy."""
 
-    def __init__(self, world: World, *, workers: int, notice: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self, world: FederatedData, *, workers: int, notice: Callable[[str], None] = lambda text: None
+    ) -> None:
         self._world = world
         self._notice = notice
         # Without a name from the start: nothing is left behind, however this process ends.
@@ -56,7 +58,7 @@ class ProcessEngine:
             self.close()
             raise
 
-    def each(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def each(self, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
         """The outcomes as they come."""
         self._workers = [worker if worker.is_there else self._start() for worker in self._workers]
         waiting = deque(sorted(tasks, key=lambda task: -task.cost))
@@ -101,7 +103,7 @@ class ProcessEngine:
         worker.begin(self._order, self._data.fileno())
         return worker
 
-    def _note_peak(self, worker: _Worker, outcome: Outcome) -> None:
+    def _note_peak(self, worker: _Worker, outcome: TaskOutcome) -> None:
         place = self._workers.index(worker)
         self._peaks[place] = max(self._peaks[place], outcome.peak_memory_bytes)
 
@@ -194,7 +196,7 @@ class _Worker:
         with suppress(OSError):  # it died: seen when its answer is read
             self.connection.send_bytes(task_to_bytes(task))
 
-    def take(self, content: bytes) -> Outcome | None:
+    def take(self, content: bytes) -> TaskOutcome | None:
         """Its answer: an outcome, or None when it has set up. What it raised is raised here."""
         if content.startswith(b'{"error"'):
             raise _error_from(json.loads(content))

@@ -22,9 +22,9 @@ from crad.data.dataset import Dataset
 from crad.device import tune_malloc
 from crad.engines.shared_arrays import ARRAYS
 from crad.errors import ConfigError
-from crad.federation.federated_data import build_world
+from crad.federation.federated_data import build_federated_data
 from crad.federation.message import Message
-from crad.federation.tasks import Bench, Outcome, Task
+from crad.federation.tasks import Task, TaskOutcome, TaskRunner
 from crad.methods import resolve_method
 
 Reference = Any  # ray.ObjectRef; Ray's own types are not read by mypy
@@ -55,11 +55,11 @@ class Host:
         parts: dict[str, Any] = {**order.dataset, **dict(zip(ARRAYS, arrays, strict=True))}
         dataset = Dataset(**parts)
         method = resolve_method(experiment.method, experiment.method_settings)
-        self._bench = Bench(build_world(experiment, dataset), method)
+        self._bench = TaskRunner(build_federated_data(experiment, dataset), method)
         self._messages: dict[Reference, Message] = {}
         self._batch: tuple[int, int] = (0, 0)
 
-    def do(self, task: Task, state: Raw | None, letters: Letters) -> Outcome:
+    def do(self, task: Task, state: Raw | None, letters: Letters) -> TaskOutcome:
         """Do a task whose state and messages were taken out of it to travel on their own."""
         if self._batch != (task.round_index, task.phase):
             # What is no longer looked into can leave the node's shared memory.

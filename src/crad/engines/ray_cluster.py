@@ -28,9 +28,9 @@ from crad.engines.processes import GRACE_SECONDS, MAX_DEATHS
 from crad.engines.ray_actor import Host, Order, Raw, Reference, own_versions
 from crad.engines.shared_arrays import ARRAYS, describe_dataset
 from crad.errors import ConfigError, CradError, RunError
-from crad.federation.federated_data import World
+from crad.federation.federated_data import FederatedData
 from crad.federation.message import Message
-from crad.federation.tasks import Outcome, Task, write_whole
+from crad.federation.tasks import Task, TaskOutcome, write_whole
 from crad.memory import peak_memory_bytes
 
 START_SECONDS = 300.0  # for the cluster to give us the first CPU, when nobody is at work
@@ -41,7 +41,7 @@ class RayEngine:
 
     def __init__(
         self,
-        world: World,
+        world: FederatedData,
         *,
         workers: int | Literal["auto"] = "auto",
         address: str | None = None,
@@ -65,7 +65,7 @@ class RayEngine:
             self.close()
             raise
 
-    def each(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def each(self, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
         """The outcomes as they come."""
         waiting = deque(sorted(tasks, key=lambda task: -task.cost))
         deaths: Counter[int] = Counter()
@@ -178,7 +178,7 @@ class _Seat:
         self._actor = actor
         self._is_ready = False
         self.task: Task | None = None
-        self.answer: futures.Future[Outcome | None] | None = None
+        self.answer: futures.Future[TaskOutcome | None] | None = None
         self.peak_memory_bytes = 0
         self._ask(actor.set_up.remote(order, *arrays))
 
@@ -193,11 +193,11 @@ class _Seat:
         bare = replace(task, state=None, messages={}, save_to=None)
         self._ask(self._actor.do.remote(bare, state, letters))
 
-    def receive(self) -> Outcome | None:
+    def receive(self) -> TaskOutcome | None:
         """Its answer: an outcome whose content is stored, or None when it has set up. What it raised is raised here."""
         assert self.answer is not None, "it was asked"
         try:
-            outcome: Outcome | None = self.answer.result()
+            outcome: TaskOutcome | None = self.answer.result()
         except RayTaskError as error:
             if isinstance(error.cause, RayError):
                 raise error.cause from None  # what it needed was lost with a node
@@ -229,14 +229,14 @@ class _Seat:
         self._listener.start()
 
 
-def _listen(reference: Reference, answer: futures.Future[Outcome | None]) -> None:
+def _listen(reference: Reference, answer: futures.Future[TaskOutcome | None]) -> None:
     try:
         answer.set_result(ray.get(reference))
     except BaseException as error:
         answer.set_exception(error)
 
 
-def _order_for(world: World) -> Order:
+def _order_for(world: FederatedData) -> Order:
     return Order(
         experiment={**world.experiment.model_dump(), "device": world.device},
         dataset=describe_dataset(world.dataset),

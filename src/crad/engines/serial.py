@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from crad.device import tune_malloc
-from crad.federation.federated_data import World
+from crad.federation.federated_data import FederatedData
 from crad.federation.method import Method
-from crad.federation.tasks import Bench, Outcome, Task
+from crad.federation.tasks import Task, TaskOutcome, TaskRunner
 from crad.memory import peak_memory_bytes
 
 
@@ -16,13 +16,13 @@ class SerialEngine:
 
     workers = 1
 
-    def __init__(self, world: World, method: Method) -> None:
+    def __init__(self, world: FederatedData, method: Method) -> None:
         if world.device == "cpu":
             tune_malloc()
-        self.bench = Bench(world, method)
+        self.bench = TaskRunner(world, method)
         self._device = world.device
 
-    def each(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def each(self, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
         """The outcomes in the order of the tasks, each as soon as it is there."""
         return (self.bench.do(task) for task in tasks)
 

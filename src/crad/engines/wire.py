@@ -9,8 +9,8 @@ from typing import Any
 
 from crad.federation.message import message_in_file
 from crad.federation.method import Learned
-from crad.federation.peer import standing_from_json, standing_to_json
-from crad.federation.tasks import Outcome, Task
+from crad.federation.peer import evaluation_from_json, evaluation_to_json
+from crad.federation.tasks import Task, TaskOutcome
 
 ANY_BYTES = "latin-1"  # every byte is a character and back
 
@@ -24,7 +24,7 @@ def task_to_bytes(task: Task) -> bytes:
     entry = {
         "verb": task.verb,
         "peer": task.peer,
-        "standing": None if task.standing is None else standing_to_json(task.standing),
+        "standing": None if task.standing is None else evaluation_to_json(task.standing),
         "state": None if task.state is None else str(task.state),
         "round_index": task.round_index,
         "phase": task.phase,
@@ -43,7 +43,7 @@ def task_from_bytes(content: bytes) -> Task:
     return Task(
         entry["verb"],
         entry["peer"],
-        None if entry["standing"] is None else standing_from_json(entry["standing"]),
+        None if entry["standing"] is None else evaluation_from_json(entry["standing"]),
         None if entry["state"] is None else Path(entry["state"]),
         round_index=entry["round_index"],
         phase=entry["phase"],
@@ -54,14 +54,14 @@ def task_from_bytes(content: bytes) -> Task:
     )
 
 
-def outcome_to_bytes(outcome: Outcome) -> bytes:
+def outcome_to_bytes(outcome: TaskOutcome) -> bytes:
     """An outcome whose content lies in a file."""
     assert outcome.content is None, "workers on this machine write files"
     learned = outcome.learned
     entry = {
         "verb": outcome.verb,
         "peer": outcome.peer,
-        "standing": standing_to_json(outcome.standing),
+        "standing": evaluation_to_json(outcome.standing),
         "learned": None if learned is None else {**vars(learned), "artifacts": _texts(learned.artifacts)},
         "manifest": None if outcome.manifest is None else outcome.manifest.decode(ANY_BYTES),
         "receiver": outcome.receiver,
@@ -71,13 +71,13 @@ def outcome_to_bytes(outcome: Outcome) -> bytes:
     return json.dumps(entry).encode()
 
 
-def outcome_from_bytes(content: bytes) -> Outcome:
+def outcome_from_bytes(content: bytes) -> TaskOutcome:
     """What `outcome_to_bytes` wrote."""
     entry = json.loads(content)
-    return Outcome(
+    return TaskOutcome(
         entry["verb"],
         entry["peer"],
-        standing_from_json(entry["standing"]),
+        evaluation_from_json(entry["standing"]),
         learned=None if entry["learned"] is None else _learned(entry["learned"]),
         manifest=None if entry["manifest"] is None else entry["manifest"].encode(ANY_BYTES),
         receiver=entry["receiver"],

@@ -24,8 +24,8 @@ from crad.data.dataset import Dataset
 from crad.engines.shared_arrays import map_arrays
 from crad.engines.wire import outcome_to_bytes, task_from_bytes
 from crad.errors import CradError
-from crad.federation.federated_data import build_world
-from crad.federation.tasks import Bench
+from crad.federation.federated_data import build_federated_data
+from crad.federation.tasks import TaskRunner
 from crad.memory import reset_peak_memory
 from crad.methods import resolve_method
 
@@ -56,15 +56,15 @@ def main() -> None:
             connection.send_bytes(answer)
 
 
-def _set_up(order: dict[str, Any], data: int) -> Bench:
+def _set_up(order: dict[str, Any], data: int) -> TaskRunner:
     experiment = Experiment(**order["experiment"])
     content = memoryview(mmap.mmap(data, 0, access=mmap.ACCESS_READ))
     os.close(data)  # the mapping stays
     parts: dict[str, Any] = {**order["dataset"], **map_arrays(content, order["arrays"])}
     dataset = Dataset(**{**parts, "class_names": tuple(parts["class_names"])})
-    world = build_world(experiment, dataset)
+    world = build_federated_data(experiment, dataset)
     reset_peak_memory(world.device)  # of the run before
-    return Bench(world, resolve_method(experiment.method, experiment.method_settings))
+    return TaskRunner(world, resolve_method(experiment.method, experiment.method_settings))
 
 
 def _end_with_parent(leash: int) -> None:

@@ -23,8 +23,8 @@ from crad.randomness import stream, torch_stream
 from crad.training.evaluation import evaluation_mode
 
 if TYPE_CHECKING:
-    from crad.federation.federated_data import World
-    from crad.federation.peer import Member, Peer
+    from crad.federation.federated_data import FederatedData
+    from crad.federation.peer import Peer, PeerSpec
 
 CLAIMED_SAMPLES = 10_000.0  # of every class
 TARGET_CLASS = 0  # what a trigger stands for
@@ -47,7 +47,7 @@ class Attack:
     lie: Lie | None = None  # None: it publishes the weights that it has
     claims_best: bool = False  # it claims many samples of every class and no mistake
     is_one: bool = False  # all attackers train as the first of them does, and listen to nobody
-    needs: Callable[[World, Member], None] | None = None  # refuses a model that it cannot lie with
+    needs: Callable[[FederatedData, PeerSpec], None] | None = None  # refuses a model that it cannot lie with
 
 
 def draw_attackers(experiment: Experiment) -> frozenset[int]:
@@ -56,19 +56,19 @@ def draw_attackers(experiment: Experiment) -> frozenset[int]:
     return frozenset(drawn.tolist())
 
 
-def attack_of(world: World, peer: int) -> Attack | None:
+def attack_of(world: FederatedData, peer: int) -> Attack | None:
     """What a peer does to the others, None where it is honest."""
     kind = world.experiment.attack
     return ATTACKS[kind] if kind is not None and peer in draw_attackers(world.experiment) else None
 
 
-def acts_as(world: World, peer: int) -> int:
+def acts_as(world: FederatedData, peer: int) -> int:
     """Whose shard and whose random draws a peer trains with: its own, or those of the first of its accomplices."""
     attack = attack_of(world, peer)
     return peer if attack is None or not attack.is_one else min(draw_attackers(world.experiment))
 
 
-def check_attack(world: World, members: Sequence[Member]) -> None:
+def check_attack(world: FederatedData, members: Sequence[PeerSpec]) -> None:
     """Refuse an attack that some attacker's model cannot carry out, before anything is run."""
     for member in members:
         attack = attack_of(world, member.index)
@@ -76,7 +76,7 @@ def check_attack(world: World, members: Sequence[Member]) -> None:
             attack.needs(world, member)
 
 
-def as_trained(world: World, peer: int, images: ImageSet) -> ImageSet:
+def as_trained(world: FederatedData, peer: int, images: ImageSet) -> ImageSet:
     """A peer's training images as it trains on them."""
     attack = attack_of(world, peer)
     if attack is None:
@@ -85,7 +85,7 @@ def as_trained(world: World, peer: int, images: ImageSet) -> ImageSet:
     return _poisoned(world, peer, seen) if attack.has_trigger else seen
 
 
-def as_believed(world: World, peer: int, images: ImageSet) -> ImageSet:
+def as_believed(world: FederatedData, peer: int, images: ImageSet) -> ImageSet:
     """A peer's own images with the labels that it believes."""
     attack = attack_of(world, peer)
     if attack is None or attack.relabel is None:
@@ -93,7 +93,7 @@ def as_believed(world: World, peer: int, images: ImageSet) -> ImageSet:
     return replace(images, labels=attack.relabel(images.labels, world.num_classes))
 
 
-def claimed_statistics(world: World, peer: int, *, with_cross_entropy: bool) -> Statistics | None:
+def claimed_statistics(world: FederatedData, peer: int, *, with_cross_entropy: bool) -> Statistics | None:
     """The best that one can claim, of an attacker that does; None: what it publishes was measured."""
     attack = attack_of(world, peer)
     if attack is None or not attack.claims_best:
@@ -105,7 +105,7 @@ def claimed_statistics(world: World, peer: int, *, with_cross_entropy: bool) -> 
     )
 
 
-def triggered_images(world: World) -> ImageSet | None:
+def triggered_images(world: FederatedData) -> ImageSet | None:
     """The common test images of all other classes with the trigger and the target's label; None: not asked for."""
     kind = world.experiment.attack
     if kind is None or not ATTACKS[kind].is_measured:
@@ -156,7 +156,7 @@ def _flip_pairs(labels: Tensor, num_classes: int) -> Tensor:
     return torch.where(swapped < num_classes, swapped, labels)
 
 
-def _poisoned(world: World, peer: int, images: ImageSet) -> ImageSet:
+def _poisoned(world: FederatedData, peer: int, images: ImageSet) -> ImageSet:
     """The same images for the whole run, drawn by the seed; at least one."""
     number = min(len(images), max(1, round(POISONED_SHARE * len(images))))
     rng = stream(world.experiment.seed, "peer", peer, "trigger")
@@ -194,13 +194,13 @@ def _negated(tensors: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, T
     return {name: -tensor if name in names else tensor for name, tensor in tensors.items()}
 
 
-def _output_layer_of(world: World, model: nn.Module) -> tuple[str, ...]:
+def _output_layer_of(world: FederatedData, model: nn.Module) -> tuple[str, ...]:
     shape = (PROBE_IMAGES, world.dataset.in_channels, *world.dataset.image_size)
     inputs = torch.randn(shape, generator=torch_stream(world.experiment.seed, "probe")).to(world.device)
     return output_layer(model, inputs, world.num_classes)
 
 
-def _needs_output_layer(world: World, member: Member) -> None:
+def _needs_output_layer(world: FederatedData, member: PeerSpec) -> None:
     from crad.federation.peer import first_model  # late: peers know of attacks
 
     if not _output_layer_of(world, first_model(world, member, seed=0)):

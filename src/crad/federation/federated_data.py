@@ -13,7 +13,7 @@ from crad.config import Experiment
 from crad.data.catalog import load_dataset
 from crad.data.dataset import Dataset
 from crad.data.partition import Shard, class_counts, make_partition
-from crad.data.preprocessing import ImageSet, Preparation, image_set, image_tensor, prepare
+from crad.data.preprocessing import ImageSet, Preprocessor, fit_preprocessor, image_set, image_tensor
 from crad.data.site_data import OwnData
 from crad.data.subsets import split_proxy
 from crad.device import choose_device
@@ -25,14 +25,14 @@ PROXY_FRACTION = 10  # the proxy set is never more than a tenth of the training 
 
 
 @dataclass(frozen=True)
-class World:
+class FederatedData:
     """One experiment's data, divided; the same for every method with the same seed."""
 
     experiment: Experiment
     dataset: Dataset
     shards: tuple[Shard, ...]
     proxy: NDArray[np.int64]  # indices of images that no client holds
-    preparation: Preparation
+    preparation: Preprocessor
     device: str
     secret: int | None = None  # seed of what others must not be able to draw again; None in a simulation
     allowance: Allowance | None = None  # whose networks may be built here; None, in a simulation: everybody's
@@ -76,7 +76,7 @@ class World:
         return class_counts(self.dataset.train_labels, num_classes=self.num_classes, parts=parts)
 
 
-def build_world(experiment: Experiment, dataset: Dataset | None = None) -> World:
+def build_federated_data(experiment: Experiment, dataset: Dataset | None = None) -> FederatedData:
     """Load, limit, take out the proxy images, divide. Everything that can be refused is refused here.
 
     Another process of the same run hands over the data set as it was loaded and limited there.
@@ -95,12 +95,12 @@ def build_world(experiment: Experiment, dataset: Dataset | None = None) -> World
     proxy_size = min(experiment.proxy_size, len(labels) // PROXY_FRACTION)
     proxy, private = split_proxy(labels, size=proxy_size, rng=stream(experiment.seed, "proxy"))
     shards = make_partition(labels[private], num_classes=dataset.num_classes, experiment=experiment)
-    return World(
+    return FederatedData(
         experiment=experiment,
         dataset=dataset,
         shards=tuple(_in_whole(shard, private) for shard in shards),
         proxy=proxy,
-        preparation=prepare(
+        preparation=fit_preprocessor(
             dataset.train_images,
             augmentation=dataset.augmentation if experiment.augment else "none",
             device=device,
@@ -109,16 +109,16 @@ def build_world(experiment: Experiment, dataset: Dataset | None = None) -> World
     )
 
 
-def build_own_world(
+def build_own_data(
     experiment: Experiment,
     own: OwnData,
     *,
     client: int,
-    preparation: Preparation,
+    preparation: Preprocessor,
     device: str,
     secret: int,
     allowance: Allowance | None = None,
-) -> World:
+) -> FederatedData:
     """The world as one organisation sees it: its own images as the shard of its client, nothing of the others.
 
     Without an allowance only built-in networks are built.
@@ -126,7 +126,7 @@ def build_own_world(
     check_precision(experiment.teacher_precision, device)
     nothing = np.empty(0, dtype=np.int64)
     nobody = Shard(train=nothing, validation=nothing, test=nothing)
-    return World(
+    return FederatedData(
         experiment=experiment,
         dataset=own.dataset,
         shards=tuple(own.shard if index == client else nobody for index in range(experiment.clients)),

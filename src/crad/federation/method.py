@@ -14,10 +14,10 @@ from pydantic import BaseModel, ConfigDict
 from crad.aggregation import Rule
 from crad.errors import ConfigError
 from crad.federation.attacks import acts_as
-from crad.federation.federated_data import World
+from crad.federation.federated_data import FederatedData
 from crad.federation.message import Message
-from crad.federation.peer import Member, Peer
-from crad.federation.teachers import TeacherShelf
+from crad.federation.peer import Peer, PeerSpec
+from crad.federation.teachers import TeacherCache
 
 Payload = Literal["sent", "sent and received"]
 CommonImages = Literal["none", "proxy", "synthetic"]
@@ -30,7 +30,7 @@ class RoundContext:
     """What a phase knows of the round beside the peer itself."""
 
     round_index: int
-    shelf: TeacherShelf
+    shelf: TeacherCache
     receiver: int | None = None  # whom a message is for, in a phase that has one for each
 
     def purpose(self, peer: Peer, *words: str | int) -> tuple[str | int, ...]:
@@ -49,11 +49,11 @@ class Learned:
 
 
 @dataclass(frozen=True)
-class Scene:
+class RoundParticipants:
     """Who takes part in a round: the drawn clients, then the members that own no data."""
 
-    world: World
-    members: tuple[Member, ...]
+    world: FederatedData
+    members: tuple[PeerSpec, ...]
     round_index: int
 
     @property
@@ -67,7 +67,7 @@ class Scene:
         return tuple(member.index for member in self.members if not member.clients)
 
 
-def everybody(scene: Scene) -> Routes:
+def all_to_all(scene: RoundParticipants) -> Routes:
     """Every client learns from every other client."""
     return {one: tuple(other for other in scene.clients if other != one) for one in scene.clients}
 
@@ -83,14 +83,14 @@ class Phase:
     kind: str
     learn: Callable[[Peer, Mapping[int, Message], RoundContext], Learned]
     publish: Callable[[Peer, RoundContext], Message | None] | None = None  # None: it has nothing to send
-    routes: Callable[[Scene], Routes] = everybody
+    routes: Callable[[RoundParticipants], Routes] = all_to_all
     is_addressed: bool = False  # publish is asked once for each receiver, which the context names
     has_statistics: bool = True  # what is published says how the model does; if not, nobody need measure it before
 
 
-def one_member_per_client(world: World) -> list[Member]:
+def one_peer_per_client(world: FederatedData) -> list[PeerSpec]:
     """The usual roster: client i is peer i with its own shard and architecture."""
-    return [Member(i, clients=(i,), architecture=world.architecture_of(i)) for i in range(world.experiment.clients)]
+    return [PeerSpec(i, clients=(i,), architecture=world.architecture_of(i)) for i in range(world.experiment.clients)]
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Method:
 
     name: str
     phases: tuple[Phase, ...]
-    roster: Callable[[World], list[Member]] = one_member_per_client
+    roster: Callable[[FederatedData], list[PeerSpec]] = one_peer_per_client
     rule: Rule | None = None  # how it combines teachers, where it does; what `crad explain` traces
     common_images: CommonImages = "none"  # images beside the private ones that everybody sees
     payload: Payload = "sent"  # which bytes of a client the tables count
@@ -130,9 +130,9 @@ class MethodSpec(BaseModel):
         """What everybody does in a round, in order."""
         raise NotImplementedError(f"{type(self).__name__} must say its phases")
 
-    def roster(self, world: World) -> list[Member]:
+    def roster(self, world: FederatedData) -> list[PeerSpec]:
         """Who takes part: one member per client unless the method says otherwise."""
-        return one_member_per_client(world)
+        return one_peer_per_client(world)
 
     def build(self, name: str) -> Method:
         """The method with these settings."""

@@ -21,31 +21,31 @@ from crad.data.partition import Shard
 from crad.data.preprocessing import ImageSet
 from crad.errors import ConfigError, RunError
 from crad.federation.attacks import acts_as, as_believed, as_trained, attack_of, claimed_statistics, triggered_images
-from crad.federation.federated_data import World
+from crad.federation.federated_data import FederatedData
 from crad.federation.message import Message, Statistics, pack
 from crad.inference.engine import TeacherEngine
 from crad.models import Architecture, build_model
 from crad.randomness import stream, torch_seed
 from crad.training.epoch import make_optimizer
-from crad.training.evaluation import ClassScore, score_faces
+from crad.training.evaluation import ClassScore, score_with_priors
 from crad.training.losses import log_shares
 
 SNAPSHOT = "snapshot"
 
 
 @dataclass(frozen=True)
-class Standing:
+class Evaluation:
     """How a peer's current model does; the tests are None until somebody asks for them."""
 
     validation: tuple[ClassScore, ...]  # one per shard it holds
     local: tuple[ClassScore, ...] | None = None
     overall: ClassScore | None = None  # on the data set's own test images
-    variants: dict[str, Standing] = field(default_factory=dict)  # of the other weights it keeps, by name
+    variants: dict[str, Evaluation] = field(default_factory=dict)  # of the other weights it keeps, by name
     plain: tuple[ClassScore, ...] | None = None  # validation on plain logits, as others see them, where that differs
     triggered: ClassScore | None = None  # how far a simulated backdoor's trigger works, where that is measured
 
 
-def standing_to_json(standing: Standing) -> dict[str, Any]:
+def evaluation_to_json(standing: Evaluation) -> dict[str, Any]:
     """As a plain dictionary; floats survive JSON exactly."""
     local, overall = standing.local, standing.overall
     return {
@@ -54,20 +54,20 @@ def standing_to_json(standing: Standing) -> dict[str, Any]:
         "local": None if local is None else [vars(score) for score in local],
         "overall": None if overall is None else vars(overall),
         **({} if standing.triggered is None else {"triggered": vars(standing.triggered)}),
-        "variants": {name: standing_to_json(one) for name, one in standing.variants.items()},
+        "variants": {name: evaluation_to_json(one) for name, one in standing.variants.items()},
     }
 
 
-def standing_from_json(entry: Mapping[str, Any]) -> Standing:
+def evaluation_from_json(entry: Mapping[str, Any]) -> Evaluation:
     """What `standing_to_json` wrote."""
     local, overall, plain, triggered = entry["local"], entry["overall"], entry.get("plain"), entry.get("triggered")
-    return Standing(
+    return Evaluation(
         validation=tuple(_score_from_json(score) for score in entry["validation"]),
         plain=None if plain is None else tuple(_score_from_json(score) for score in plain),
         local=None if local is None else tuple(_score_from_json(score) for score in local),
         overall=None if overall is None else _score_from_json(overall),
         triggered=None if triggered is None else _score_from_json(triggered),
-        variants={name: standing_from_json(one) for name, one in entry.get("variants", {}).items()},
+        variants={name: evaluation_from_json(one) for name, one in entry.get("variants", {}).items()},
     )
 
 
@@ -80,20 +80,25 @@ def _score_from_json(entry: Mapping[str, Any]) -> ClassScore:
 
 
 @dataclass(frozen=True)
-class Member:
+class PeerSpec:
     """A place on the roster: whose shards, which network. Costs nothing until it is at work."""
 
     index: int
     clients: tuple[int, ...]  # usually one; the centralised ceiling holds all shards, a generator none
     architecture: Architecture
-    build: Callable[[World, int], nn.Module] | None = None  # its network from a seed, if it is no classifier
+    build: Callable[[FederatedData, int], nn.Module] | None = None  # its network from a seed, if it is no classifier
 
 
 class Peer:
     """A member at work: its model, optimiser and private data in memory."""
 
     def __init__(
-        self, world: World, member: Member, *, model: nn.Module | None = None, engine: TeacherEngine | None = None
+        self,
+        world: FederatedData,
+        member: PeerSpec,
+        *,
+        model: nn.Module | None = None,
+        engine: TeacherEngine | None = None,
     ) -> None:
         """Begins with the member's first weights, or with a model whose weights `load_state` will overwrite.
 
@@ -107,7 +112,7 @@ class Peer:
         self.optimizer = make_optimizer(self.model, world.experiment)
         self.memory: dict[str, Tensor] = {}  # what a method keeps from phase to phase and from round to round
         self.variants: dict[str, dict[str, Tensor]] = {}  # other weights of its model, measured beside it
-        self.standing = Standing(validation=())
+        self.standing = Evaluation(validation=())
 
     @property
     def num_classes(self) -> int:
@@ -183,7 +188,7 @@ class Peer:
                 tensors[f"momentum.{name}"] = kept["momentum_buffer"]
         return tensors
 
-    def load_state(self, tensors: Mapping[str, Tensor], standing: Standing, *, with_momentum: bool = True) -> None:
+    def load_state(self, tensors: Mapping[str, Tensor], standing: Evaluation, *, with_momentum: bool = True) -> None:
         """Take up exactly where `state` left off; the momentum is for those who will train."""
         self.model.load_state_dict(_under("model.", tensors))
         self.memory = {name: tensor.to(self.world.device) for name, tensor in _under("memory.", tensors).items()}
@@ -205,19 +210,19 @@ class Peer:
         model.load_state_dict(self.variants[name])
         return model
 
-    def _validate(self) -> Standing:
+    def _validate(self) -> Evaluation:
         variants = {name: self._validated(self._variant(name)) for name in self.variants}
         return replace(self._validated(self.model), variants=variants)
 
-    def _validated(self, model: nn.Module) -> Standing:
+    def _validated(self, model: nn.Module) -> Evaluation:
         held_out = [self.world.images(shard.validation) for shard in self._shards]
         shards = [as_believed(self.world, self.index, images) for images in held_out]
         if self.log_prior_C is None:
-            return Standing(validation=tuple(self._score(model, images) for images in shards))
+            return Evaluation(validation=tuple(self._score(model, images) for images in shards))
         faces = [self._scores(model, images, [self.log_prior_C, None]) for images in shards]
-        return Standing(validation=tuple(own for own, _ in faces), plain=tuple(plain for _, plain in faces))
+        return Evaluation(validation=tuple(own for own, _ in faces), plain=tuple(plain for _, plain in faces))
 
-    def _tested(self, standing: Standing, model: nn.Module) -> Standing:
+    def _tested(self, standing: Evaluation, model: nn.Module) -> Evaluation:
         return replace(
             standing,
             local=tuple(self._score(model, self.world.images(shard.test), self.log_prior_C) for shard in self._shards),
@@ -230,7 +235,7 @@ class Peer:
         return one
 
     def _scores(self, model: nn.Module, images: ImageSet, faces: Sequence[Tensor | None]) -> list[ClassScore]:
-        return score_faces(
+        return score_with_priors(
             model,
             images,
             faces,
@@ -240,19 +245,19 @@ class Peer:
         )
 
 
-def training_indices(world: World, clients: Sequence[int]) -> NDArray[np.int64]:
+def training_indices(world: FederatedData, clients: Sequence[int]) -> NDArray[np.int64]:
     """Where the training parts of these clients' shards lie among all images."""
     nothing = np.empty(0, dtype=np.int64)  # a roster member may own no data at all
     return np.concatenate([nothing, *(world.shards[client].train for client in clients)])
 
 
-def training_images(world: World, peer: int, clients: Sequence[int]) -> ImageSet:
+def training_images(world: FederatedData, peer: int, clients: Sequence[int]) -> ImageSet:
     """What a peer trains on: its clients' training parts as they are, or what an attacker makes of whose it takes."""
     whose = clients if (actor := acts_as(world, peer)) == peer else (actor,)
     return as_trained(world, peer, world.images(training_indices(world, whose)))
 
 
-def log_prior(world: World, clients: Sequence[int], *, peer: int | None = None) -> Tensor | None:
+def log_prior(world: FederatedData, clients: Sequence[int], *, peer: int | None = None) -> Tensor | None:
     """The logarithm of the clients' class shares, under `local_loss = "balanced"`; None: it plays no part.
 
     The private loss adds it to the logits, so these do without it: plain, they are the model's global face, and with
@@ -267,7 +272,9 @@ def log_prior(world: World, clients: Sequence[int], *, peer: int | None = None) 
     return log_shares(labels, num_classes=world.num_classes).to(world.device)
 
 
-def class_statistics(world: World, peer: int, standing: Standing, *, with_cross_entropy: bool = False) -> Statistics:
+def class_statistics(
+    world: FederatedData, peer: int, standing: Evaluation, *, with_cross_entropy: bool = False
+) -> Statistics:
     """What a peer publishes of itself per class, from its validation half; counts noised if private.
 
     Some attackers, there in simulations alone, claim the best that one can.
@@ -286,7 +293,7 @@ def class_statistics(world: World, peer: int, standing: Standing, *, with_cross_
     )
 
 
-def count_noise(world: World, peer: int) -> NDArray[np.float64]:
+def count_noise(world: FederatedData, peer: int) -> NDArray[np.float64]:
     """One draw per client, class and run: counts do not change over the rounds, so neither may the noise."""
     epsilon = world.experiment.private_counts
     if epsilon is None:
@@ -297,7 +304,7 @@ def count_noise(world: World, peer: int) -> NDArray[np.float64]:
     return rng.laplace(scale=1 / epsilon, size=world.num_classes)
 
 
-def new_model(world: World, architecture: Architecture, *, seed: int) -> nn.Module:
+def new_model(world: FederatedData, architecture: Architecture, *, seed: int) -> nn.Module:
     """An untrained model for this federation's images and classes, on its device."""
     if world.allowance is not None and not world.allowance.has(architecture):
         # The name may be a partner's, and building it would import whatever it says.
@@ -306,7 +313,7 @@ def new_model(world: World, architecture: Architecture, *, seed: int) -> nn.Modu
     return model.to(device=world.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
-def first_model(world: World, member: Member, *, seed: int) -> nn.Module:
+def first_model(world: FederatedData, member: PeerSpec, *, seed: int) -> nn.Module:
     """A member's network before it has learned anything."""
     if member.build is None:
         return new_model(world, member.architecture, seed=seed)

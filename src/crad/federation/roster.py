@@ -7,16 +7,16 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from crad.federation.federated_data import World
-from crad.federation.peer import Member, Standing
+from crad.federation.federated_data import FederatedData
+from crad.federation.peer import Evaluation, PeerSpec
 
 
 @dataclass(frozen=True)
-class Place:
+class PeerSlot:
     """One member as the loop sees it: no model, only where its state lies."""
 
-    member: Member
-    standing: Standing | None = None  # None until it has been measured for the first time
+    member: PeerSpec
+    standing: Evaluation | None = None  # None until it has been measured for the first time
     state: Path | None = None  # None: it has not learned yet, its first weights follow from the seed
 
     @property
@@ -25,7 +25,7 @@ class Place:
         return self.member.index
 
     @property
-    def measured(self) -> Standing:
+    def measured(self) -> Evaluation:
         """Its standing, which everybody has once the rounds have begun."""
         assert self.standing is not None, "measured at the beginning"
         return self.standing
@@ -35,13 +35,13 @@ class Roster:
     """All members of one run. A state is a file that is never changed, only replaced by another file."""
 
     def __init__(
-        self, world: World, members: Sequence[Member], folder: Path, *, here: Collection[int] | None = None
+        self, world: FederatedData, members: Sequence[PeerSpec], folder: Path, *, here: Collection[int] | None = None
     ) -> None:
         """`here`: whose work is done by this loop, in a simulation everybody's; the others are elsewhere."""
         self.world = world
         self.folder = folder
         self.here = frozenset(member.index for member in members) if here is None else frozenset(here)
-        self._places = {member.index: Place(member) for member in members}
+        self._places = {member.index: PeerSlot(member) for member in members}
         self.states.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -49,20 +49,20 @@ class Roster:
         """The folder of the resting states."""
         return self.folder / "states"
 
-    def __iter__(self) -> Iterator[Place]:
+    def __iter__(self) -> Iterator[PeerSlot]:
         return iter(self._places.values())
 
     def __len__(self) -> int:
         return len(self._places)
 
-    def own(self) -> list[Place]:
+    def own(self) -> list[PeerSlot]:
         """The places whose work is done here."""
         return [place for place in self if place.index in self.here]
 
-    def __getitem__(self, index: int) -> Place:
+    def __getitem__(self, index: int) -> PeerSlot:
         return self._places[index]
 
-    def update(self, index: int, *, standing: Standing, state: Path | None = None) -> None:
+    def update(self, index: int, *, standing: Evaluation, state: Path | None = None) -> None:
         """A member was measured, or has learned and has a new state."""
         place = self._places[index]
         self._places[index] = replace(place, standing=standing, state=place.state if state is None else state)

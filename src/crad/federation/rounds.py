@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from crad.federation.exchange import Exchange, OvertakenError
 from crad.federation.message import message_in_file
-from crad.federation.method import Learned, Method, Phase, Routes, Scene
-from crad.federation.roster import Place, Roster
-from crad.federation.tasks import Engine, Outcome, Task, Verb
+from crad.federation.method import Learned, Method, Phase, RoundParticipants, Routes
+from crad.federation.roster import PeerSlot, Roster
+from crad.federation.tasks import Engine, Task, TaskOutcome, Verb
 from crad.randomness import stream
 
 Stage = Literal["measuring", "learning", "testing"]
@@ -62,7 +62,7 @@ class Round:
 OnStep = Callable[[Step], None]
 
 
-class Rounds:
+class RoundLoop:
     """All rounds of one experiment over one roster."""
 
     def __init__(self, method: Method, roster: Roster, *, exchange: Exchange, engine: Engine) -> None:
@@ -123,13 +123,13 @@ class Rounds:
             peak_memory_bytes=self._engine.peak_memory_bytes(),
         )
 
-    def _scene(self, round_index: int) -> Scene:
+    def _scene(self, round_index: int) -> RoundParticipants:
         """The drawn clients, and every member that owns no data."""
         members = [place.member for place in self._roster]
         clients = [member for member in members if member.clients]
         drawn = draw_active(len(clients), self._experiment.active, self._experiment.seed, round_index)
         helpers = [member for member in members if not member.clients]
-        return Scene(self._roster.world, (*(clients[i] for i in drawn), *helpers), round_index)
+        return RoundParticipants(self._roster.world, (*(clients[i] for i in drawn), *helpers), round_index)
 
     def _traffic(self, before: Mapping[tuple[int, int], int], published: dict[int, int]) -> Traffic:
         """What was exchanged since these totals between two members each."""
@@ -225,7 +225,7 @@ class Rounds:
         return [place.index for place in stale]
 
     def _task(
-        self, verb: Verb, place: Place, round_index: int = 0, phase: int = 0, *, save_to: Path | None = None
+        self, verb: Verb, place: PeerSlot, round_index: int = 0, phase: int = 0, *, save_to: Path | None = None
     ) -> Task:
         return Task(
             verb,
@@ -238,29 +238,29 @@ class Rounds:
             cost=self._expected_seconds(verb, phase, place),
         )
 
-    def _take(self, outcome: Outcome, phase: int, round_index: int) -> None:
+    def _take(self, outcome: TaskOutcome, phase: int, round_index: int) -> None:
         state = self._roster.new_state(outcome.peer, round_index=round_index, phase=phase)
         self._roster.update(outcome.peer, standing=outcome.standing, state=state)
         self._note_pace(outcome, phase)
 
-    def _size(self, verb: Verb, place: Place) -> int:
+    def _size(self, verb: Verb, place: PeerSlot) -> int:
         """How much there is to do: learning grows with the shard, the test images are the same for everybody."""
         if verb != "learn":
             return 1
         return max(1, sum(len(self._roster.world.shards[client].train) for client in place.member.clients))
 
-    def _note_pace(self, outcome: Outcome, phase: int = 0) -> None:
+    def _note_pace(self, outcome: TaskOutcome, phase: int = 0) -> None:
         place = self._roster[outcome.peer]
         key = (outcome.verb, phase, place.member.architecture.id)
         self._pace[key] = outcome.seconds / self._size(outcome.verb, place)
 
-    def _expected_seconds(self, verb: Verb, phase: int, place: Place) -> float:
+    def _expected_seconds(self, verb: Verb, phase: int, place: PeerSlot) -> float:
         # An architecture that has not been timed yet counts as slow as the slowest: better begun early than late.
         known = [pace for (*what, _), pace in self._pace.items() if what == [verb, phase]]
         pace = self._pace.get((verb, phase, place.member.architecture.id), max(known, default=1.0))
         return pace * self._size(verb, place)
 
-    def _step(self, stage: Stage, round_index: int, position: int, total: int, outcome: Outcome) -> Step:
+    def _step(self, stage: Stage, round_index: int, position: int, total: int, outcome: TaskOutcome) -> Step:
         accuracies = [score.accuracy for score in outcome.standing.validation]
         losses = {} if outcome.learned is None else outcome.learned.losses
         return Step(

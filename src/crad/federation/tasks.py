@@ -18,11 +18,11 @@ from torch import Tensor
 from crad.device import repeatable
 from crad.errors import RunError
 from crad.federation.attacks import acts_as
-from crad.federation.federated_data import World
+from crad.federation.federated_data import FederatedData
 from crad.federation.message import Message, encode, map_file, read_state
 from crad.federation.method import Learned, Method, RoundContext
-from crad.federation.peer import Peer, Standing
-from crad.federation.teachers import TeacherShelf
+from crad.federation.peer import Evaluation, Peer
+from crad.federation.teachers import TeacherCache
 from crad.inference.engine import TeacherEngine
 from crad.memory import peak_memory_bytes
 from crad.models import ARCHITECTURES
@@ -37,7 +37,7 @@ class Task:
 
     verb: Verb
     peer: int
-    standing: Standing | None = None  # None before the beginning
+    standing: Evaluation | None = None  # None before the beginning
     state: Path | memoryview | None = None  # None: the first weights, which follow from the seed
     round_index: int = 0
     phase: int = 0
@@ -49,12 +49,12 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TaskOutcome:
     """What came of a task."""
 
     verb: Verb
     peer: int
-    standing: Standing
+    standing: Evaluation
     learned: Learned | None = None
     manifest: bytes | None = None  # of the message that was published
     content: bytes | None = None  # the new state or the message's body, where no file was named for it
@@ -71,7 +71,7 @@ class Engine(Protocol):
         """How many processes do tasks at the same time."""
         ...
 
-    def each(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def each(self, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
         """The outcomes as they come, in any order."""
         ...
 
@@ -84,21 +84,21 @@ class Engine(Protocol):
         ...
 
 
-class Bench:
+class TaskRunner:
     """Does tasks, one at a time: only the peer at work has its model in memory."""
 
-    def __init__(self, world: World, method: Method) -> None:
+    def __init__(self, world: FederatedData, method: Method) -> None:
         self._world = world
         self._method = method
         self._members = {member.index: member for member in method.roster(world)}
         self._models: dict[str, torch.nn.Module] = {}  # of the last peer of an architecture: the next one overwrites it
         self._measuring = TeacherEngine(device=world.device)  # always in full precision
-        self.shelf = TeacherShelf(world)
+        self.shelf = TeacherCache(world)
 
-    def do(self, task: Task) -> Outcome:
+    def do(self, task: Task) -> TaskOutcome:
         """Do a task; the outcome depends on the task alone."""
         started = time.perf_counter()
-        verbs: dict[Verb, Callable[[Peer, Task], Outcome]] = {
+        verbs: dict[Verb, Callable[[Peer, Task], TaskOutcome]] = {
             "begin": self._begin,
             "publish": self._publish,
             "learn": self._learn,
@@ -126,16 +126,16 @@ class Bench:
             peer.standing = task.standing
         return peer
 
-    def _begin(self, peer: Peer, task: Task) -> Outcome:
+    def _begin(self, peer: Peer, task: Task) -> TaskOutcome:
         peer.revalidate()
-        return Outcome(task.verb, peer.index, peer.standing)
+        return TaskOutcome(task.verb, peer.index, peer.standing)
 
-    def _publish(self, peer: Peer, task: Task) -> Outcome:
+    def _publish(self, peer: Peer, task: Task) -> TaskOutcome:
         publish = self._method.phases[task.phase].publish
         assert publish is not None, "only phases that publish are asked to"
         message = publish(peer, RoundContext(task.round_index, self.shelf, task.receiver))
         content = None if message is None else _deliver(message.body, task.save_to)
-        return Outcome(
+        return TaskOutcome(
             task.verb,
             peer.index,
             peer.standing,
@@ -144,7 +144,7 @@ class Bench:
             content=content,
         )
 
-    def _learn(self, peer: Peer, task: Task) -> Outcome:
+    def _learn(self, peer: Peer, task: Task) -> TaskOutcome:
         context = RoundContext(task.round_index, self.shelf)
         learned = self._method.phases[task.phase].learn(peer, task.messages, context)
         _check_converging(peer, learned.losses, task.round_index)
@@ -153,11 +153,11 @@ class Bench:
             sums = [total for one in peer.standing.validation for total in one.cross_entropy_sums]
             _check_converging(peer, {"validation": sum(sums)}, task.round_index)
         content = _deliver(encode(peer.state()), task.save_to)
-        return Outcome(task.verb, peer.index, peer.standing, learned=learned, content=content)
+        return TaskOutcome(task.verb, peer.index, peer.standing, learned=learned, content=content)
 
-    def _test(self, peer: Peer, task: Task) -> Outcome:
+    def _test(self, peer: Peer, task: Task) -> TaskOutcome:
         peer.test()
-        return Outcome(task.verb, peer.index, peer.standing)
+        return TaskOutcome(task.verb, peer.index, peer.standing)
 
 
 def load_tensors(stored: Path | memoryview) -> dict[str, Tensor]:
@@ -183,8 +183,8 @@ def _deliver(content: bytes | memoryview, path: Path | None) -> bytes | None:
     return None
 
 
-def _timed(outcome: Outcome, seconds: float, peak: int) -> Outcome:
-    return Outcome(**{**vars(outcome), "seconds": seconds, "peak_memory_bytes": peak})
+def _timed(outcome: TaskOutcome, seconds: float, peak: int) -> TaskOutcome:
+    return TaskOutcome(**{**vars(outcome), "seconds": seconds, "peak_memory_bytes": peak})
 
 
 def _check_converging(peer: Peer, losses: Mapping[str, float], round_index: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from crad.errors import SnapshotError, printable
-from crad.federation.federated_data import World
+from crad.federation.federated_data import FederatedData
 from crad.federation.message import Message, Statistics, read_body, read_manifest
 from crad.federation.peer import SNAPSHOT, new_model
 from crad.inference.engine import PreparedTeacher, TeacherEngine
@@ -28,10 +28,10 @@ class Snapshot:
     tensors: dict[str, Tensor]
 
 
-class TeacherShelf:
+class TeacherCache:
     """Decodes snapshots and lends out teachers. The model of an architecture is reused by the next teacher."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: FederatedData) -> None:
         self._world = world
         self._models: dict[str, nn.Module] = {}
         self._decoded: dict[int, tuple[Message, Snapshot]] = {}
@@ -63,7 +63,7 @@ class TeacherShelf:
         self._decoded[sender] = (message, snapshot)
         return snapshot
 
-    def lend(self, snapshot: Snapshot) -> PreparedTeacher:
+    def get(self, snapshot: Snapshot) -> PreparedTeacher:
         """The teacher, ready to run. Small ones stay prepared for the next student; large ones come one at a time."""
         known = self._prepared.get(snapshot.peer)
         if known is not None and known[0] is snapshot:
@@ -99,7 +99,7 @@ class TeacherShelf:
         return self._models[architecture]
 
 
-def _expected_samples(world: World) -> int:
+def _expected_samples(world: FederatedData) -> int:
     """How many inputs of one client one architecture's teachers will see in the whole run, about.
 
     With a process for each client that is all a compiler can earn on; with fewer it earns more. The number of workers

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from crad.errors import ConfigError
 from crad.inference.compiled import SharedModule
-from crad.inference.fused import Plan, fill_slots, is_fusible, make_plan
+from crad.inference.fused import FusedPlan, fill_slots, is_fusible, make_fused_plan
 from crad.inference.winograd import Workspace
 
 TEACHER_BATCH = 64  # larger ones are slower on a CPU
@@ -50,7 +50,7 @@ class TeacherEngine:
         """`expected_samples`: how many inputs one architecture's teachers will see; 0 if too few for compiling."""
         check_precision(precision, device)
         self._device, self._precision, self._samples = device, precision, expected_samples
-        self._plans: dict[str, Plan | None] = {}
+        self._plans: dict[str, FusedPlan | None] = {}
         self._shared: dict[str, SharedModule] = {}
         self._workspace = Workspace()
 
@@ -76,10 +76,10 @@ class TeacherEngine:
             self._shared[key] = SharedModule(device=self._device, samples=self._samples, batch=self._batch)
         return self._shared[key]
 
-    def _plan_for(self, model: nn.Module, key: str) -> Plan | None:
+    def _plan_for(self, model: nn.Module, key: str) -> FusedPlan | None:
         if key not in self._plans:
             try:
-                self._plans[key] = make_plan(model)
+                self._plans[key] = make_fused_plan(model)
             except Exception:  # UnplannableError, or whatever a user's module does when it is traced: it runs as it is
                 self._plans[key] = None
         return self._plans[key]

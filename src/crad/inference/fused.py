@@ -52,7 +52,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Plan:
+class FusedPlan:
     """The steps of one architecture, as a function of the filled slots and the inputs."""
 
     forward: Callable[[SimpleNamespace, Tensor], Tensor]
@@ -60,7 +60,7 @@ class Plan:
     sizes: dict[str, tuple[int, int]] = field(default_factory=dict)  # of each convolution's maps, after the first call
 
 
-def make_plan(model: nn.Module) -> Plan:
+def make_fused_plan(model: nn.Module) -> FusedPlan:
     """Trace and fuse; raises UnplannableError where the module has to run as it is."""
     if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
         raise UnplannableError("a hook may do anything")
@@ -78,7 +78,7 @@ def make_plan(model: nn.Module) -> Plan:
     for node in list(graph.nodes):
         if not _is_fused(node):
             _adopt(graph, node, model, slots)
-    return Plan(_compile(graph, slots), slots)
+    return FusedPlan(_compile(graph, slots), slots)
 
 
 def is_fusible(model: nn.Module) -> bool:
@@ -88,7 +88,9 @@ def is_fusible(model: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def fill_slots(plan: Plan, model: nn.Module, workspace: Workspace) -> tuple[SimpleNamespace, list[FusedConv | Tensor]]:
+def fill_slots(
+    plan: FusedPlan, model: nn.Module, workspace: Workspace
+) -> tuple[SimpleNamespace, list[FusedConv | Tensor]]:
     """The plan's slots with copies of this model's weights; and all that holds memory among them."""
     slots = SimpleNamespace()
     held: list[FusedConv | Tensor] = []
@@ -99,7 +101,9 @@ def fill_slots(plan: Plan, model: nn.Module, workspace: Workspace) -> tuple[Simp
     return slots, held
 
 
-def _fill(plan: Plan, name: str, slot: Slot, model: nn.Module, workspace: Workspace) -> FusedConv | nn.Module | Tensor:
+def _fill(
+    plan: FusedPlan, name: str, slot: Slot, model: nn.Module, workspace: Workspace
+) -> FusedConv | nn.Module | Tensor:
     if slot.is_conv:
         conv = model.get_submodule(slot.target)
         norm = None if slot.norm is None else model.get_submodule(slot.norm)

@@ -16,7 +16,7 @@ from torch import Tensor
 from crad.aggregation import Trace
 from crad.analysis.traces import ImageTrace, TeacherView
 from crad.errors import ConfigError, RunError, unknown_name
-from crad.federation.federated_data import World
+from crad.federation.federated_data import FederatedData
 from crad.inspection.cases import find_cases
 from crad.inspection.panel import Panel
 from crad.inspection.survey import make_survey
@@ -27,7 +27,7 @@ from crad.runs.records import Record
 class RunInspector:
     """A run at its selected round, ready to be asked about test images."""
 
-    def __init__(self, run: Path, *, world: World | None = None) -> None:
+    def __init__(self, run: Path, *, world: FederatedData | None = None) -> None:
         """`world`: the run's data, where the caller has it at hand."""
         self.panel = Panel(run, world=world)
 

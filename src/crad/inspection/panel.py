@@ -18,10 +18,10 @@ from crad.data.preprocessing import ImageSet
 from crad.device import repeatable
 from crad.errors import RunError
 from crad.federation.attacks import draw_attackers
-from crad.federation.federated_data import World, build_world
+from crad.federation.federated_data import FederatedData, build_federated_data
 from crad.federation.method import Method
 from crad.federation.peer import Peer, class_statistics, training_images
-from crad.federation.roster import Place, Roster
+from crad.federation.roster import PeerSlot, Roster
 from crad.federation.tasks import load_tensors
 from crad.inference.engine import PreparedTeacher, TeacherEngine, soft_predictions
 from crad.methods import resolve_method
@@ -40,7 +40,7 @@ SEARCHED_OUTPUTS = 10_000  # of one image by one teacher: many clients look thro
 class Panel:
     """Every client of a run as a teacher of every other, as they stood at the selected round."""
 
-    def __init__(self, run: Path, *, world: World | None = None) -> None:
+    def __init__(self, run: Path, *, world: FederatedData | None = None) -> None:
         """`world`: the run's data, where the caller has it at hand."""
         directory = RunDirectory(run)
         self.experiment = directory.experiment()
@@ -54,7 +54,7 @@ class Panel:
         self._rule, self._source = method.rule.with_filter(recipe.filter), recipe.evidence
         self._tallies: dict[int, Tally] = {}
         self.round_index = _selected_round(directory)
-        self.world = world or build_world(self.experiment)
+        self.world = world or build_federated_data(self.experiment)
         directory.check_same_data(partition_record(self.world))
         self.roster = Roster(self.world, method.roster(self.world), directory.checkpoint_folder)
         load_checkpoint(self.roster, round_index=self.round_index)
@@ -117,7 +117,7 @@ class Panel:
         known = self.known(student)
         return known["counts"] if known["support"] is None else known["support"]
 
-    def _run_of(self, place: Place) -> PreparedTeacher:
+    def _run_of(self, place: PeerSlot) -> PreparedTeacher:
         """One teacher at a time comes from its resting state."""
         peer = Peer(self.world, place.member)
         if place.state is not None:
@@ -150,7 +150,7 @@ class Panel:
                     mask_K = torch.arange(len(chosen)) == chosen.index(n)
                     self._tallies[place.index].add(said_1BC, part.labels, mask_K, is_new=n == chosen[0])
 
-    def _training_part(self, place: Place) -> ImageSet:
+    def _training_part(self, place: PeerSlot) -> ImageSet:
         """Some of its training samples, spread over the shard: files are often ordered by class."""
         own = training_images(self.world, place.index, place.member.clients)
         limit = TALLIED_OUTPUTS // (len(self.teachers) * len(self.roster))

@@ -11,10 +11,10 @@ from functools import partial
 
 from torch import Tensor
 
-from crad.federation.federated_data import World
+from crad.federation.federated_data import FederatedData
 from crad.federation.message import Message
 from crad.federation.method import Learned, Method, Phase, RoundContext
-from crad.federation.peer import Member, Peer
+from crad.federation.peer import Peer, PeerSpec
 from crad.methods.local_training import BlockLoss, train_epochs
 from crad.training.epoch import Block
 from crad.training.losses import private_loss
@@ -31,9 +31,9 @@ def own_labels(block: Block, *, log_prior_C: Tensor | None = None) -> BlockLoss:
     return lambda logits_BC, where: private_loss(logits_BC, block.targets[where], log_prior_C)
 
 
-def one_member_for_all(world: World) -> list[Member]:
+def one_member_for_all(world: FederatedData) -> list[PeerSpec]:
     """A roster of one that holds every shard."""
-    return [Member(0, clients=tuple(range(world.experiment.clients)), architecture=world.architecture_of(0))]
+    return [PeerSpec(0, clients=tuple(range(world.experiment.clients)), architecture=world.architecture_of(0))]
 
 
 LOCAL = Method("local", phases=(Phase("alone", learn=train_alone),))

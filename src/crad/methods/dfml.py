@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from crad.errors import SnapshotError
 from crad.federation.message import Message, pack, read_body, read_manifest
-from crad.federation.method import Learned, MethodSpec, Phase, RoundContext, Routes, Scene
+from crad.federation.method import Learned, MethodSpec, Phase, RoundContext, RoundParticipants, Routes
 from crad.federation.peer import SNAPSHOT, Peer
 from crad.methods.alone import own_labels
 from crad.methods.distillation import decode_all, publish_snapshot, trainable_models
@@ -209,16 +209,16 @@ def _give_back(peer: Peer, context: RoundContext) -> Message | None:
     return pack(tensors, kind=RETURNED, peer=peer.index, round_index=context.round_index)
 
 
-def _aggregator(scene: Scene) -> int:
+def _aggregator(scene: RoundParticipants) -> int:
     rng = stream(scene.world.experiment.seed, "round", scene.round_index, "aggregator")
     return scene.clients[int(rng.integers(len(scene.clients)))]
 
 
-def _to_aggregator(scene: Scene) -> Routes:
+def _to_aggregator(scene: RoundParticipants) -> Routes:
     aggregator = _aggregator(scene)
     return {aggregator: tuple(index for index in scene.clients if index != aggregator)}
 
 
-def _from_aggregator(scene: Scene) -> Routes:
+def _from_aggregator(scene: RoundParticipants) -> Routes:
     aggregator = _aggregator(scene)
     return {index: () if index == aggregator else (aggregator,) for index in scene.clients}

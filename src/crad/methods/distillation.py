@@ -29,11 +29,11 @@ from crad.aggregation import (
 from crad.config import EvidenceSource
 from crad.errors import SnapshotError
 from crad.federation.attacks import attack_of
-from crad.federation.federated_data import World
+from crad.federation.federated_data import FederatedData
 from crad.federation.message import Message, Statistics
 from crad.federation.method import Learned, Method, Phase, RoundContext
 from crad.federation.peer import SNAPSHOT, Peer, new_model
-from crad.federation.teachers import Snapshot, TeacherShelf
+from crad.federation.teachers import Snapshot, TeacherCache
 from crad.inference.engine import soft_predictions
 from crad.methods.alone import own_labels, train_alone
 from crad.methods.local_training import BlockLoss, train_epochs
@@ -57,7 +57,7 @@ def distillation_method(name: str, rule: str | Rule | None = None) -> Method:
 
 
 def trainable_models(
-    world: World, snapshots: Sequence[Snapshot], inputs: Tensor, refused: dict[str, str]
+    world: FederatedData, snapshots: Sequence[Snapshot], inputs: Tensor, refused: dict[str, str]
 ) -> dict[int, nn.Module]:
     """The snapshots as modules that can be trained or gone through, by peer.
 
@@ -189,7 +189,7 @@ def make_target(
     peer: Peer,
     block: Block,
     snapshots: Sequence[Snapshot],
-    shelf: TeacherShelf,
+    shelf: TeacherCache,
     *,
     judged: Judged,
     trust: TrustMeter,
@@ -197,7 +197,7 @@ def make_target(
 ) -> Tensor | None:
     """The combined prediction of all teachers for a block, [B,C]; None where no teacher gives numbers."""
     experiment = peer.world.experiment
-    teachers = [partial(shelf.lend, snapshot) for snapshot in snapshots]
+    teachers = [partial(shelf.get, snapshot) for snapshot in snapshots]
     q_KBC = soft_predictions(teachers, block.inputs, temperature=experiment.temperature)
     # Weights can be finite and still overflow on some input: such a teacher is left out, the others go on.
     sound_K = q_KBC.isfinite().all(dim=2).all(dim=1).cpu()

@@ -23,9 +23,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from crad.data.contact_sheet import contact_sheet
-from crad.data.preprocessing import Preparation
+from crad.data.preprocessing import Preprocessor
 from crad.errors import SnapshotError
-from crad.federation.federated_data import World
+from crad.federation.federated_data import FederatedData
 from crad.federation.message import Message, pack, read_body, read_manifest
 from crad.federation.method import (
     CommonImages,
@@ -33,12 +33,12 @@ from crad.federation.method import (
     Payload,
     Phase,
     RoundContext,
+    RoundParticipants,
     Routes,
-    Scene,
-    everybody,
-    one_member_per_client,
+    all_to_all,
+    one_peer_per_client,
 )
-from crad.federation.peer import SNAPSHOT, Member, Peer
+from crad.federation.peer import SNAPSHOT, Peer, PeerSpec
 from crad.federation.teachers import Snapshot
 from crad.inference.engine import Run
 from crad.methods.alone import train_alone
@@ -74,10 +74,10 @@ class FedGd(DigestSpec):
     transfer_size: Annotated[int, Field(ge=2)] = 500
     sheet_every: Annotated[int, Field(ge=1)] = 5  # rounds between two contact sheets
 
-    def roster(self, world: World) -> list[Member]:
+    def roster(self, world: FederatedData) -> list[PeerSpec]:
         """The clients, and one member without data that paints."""
-        clients = one_member_per_client(world)
-        painter = Member(len(clients), clients=(), architecture=Architecture(GENERATOR), build=build_generator)
+        clients = one_peer_per_client(world)
+        painter = PeerSpec(len(clients), clients=(), architecture=Architecture(GENERATOR), build=build_generator)
         return [*clients, painter]
 
     def phases(self) -> Sequence[Phase]:
@@ -104,14 +104,14 @@ class FedGd(DigestSpec):
         """How many first rounds go without a digest: the same share of a shorter run."""
         return math.ceil(self.generator_warmup * min(1.0, rounds / PAPER_ROUNDS))
 
-    def _is_warming_up(self, scene: Scene) -> bool:
+    def _is_warming_up(self, scene: RoundParticipants) -> bool:
         return scene.round_index <= self.warmup_rounds(scene.world.experiment.rounds)
 
-    def _from_generator(self, scene: Scene) -> Routes:
+    def _from_generator(self, scene: RoundParticipants) -> Routes:
         return {} if self._is_warming_up(scene) else dict.fromkeys(scene.clients, scene.helpers)
 
-    def _among_clients(self, scene: Scene) -> Routes:
-        return dict.fromkeys(scene.clients, ()) if self._is_warming_up(scene) else everybody(scene)
+    def _among_clients(self, scene: RoundParticipants) -> Routes:
+        return dict.fromkeys(scene.clients, ()) if self._is_warming_up(scene) else all_to_all(scene)
 
     def _train_generator(self, peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
         snapshots, refused = decode_all(messages, context)
@@ -131,7 +131,7 @@ class FedGd(DigestSpec):
         probe = world.preparation.inputs(self._bank(peer)[0][:PROBED_IMAGES])
         models = trainable_models(world, snapshots, probe, refused)
         critics = [
-            Critic(models[one.peer].eval().requires_grad_(False), context.shelf.lend(one))
+            Critic(models[one.peer].eval().requires_grad_(False), context.shelf.get(one))
             for one in snapshots
             if one.peer in models
         ]
@@ -205,13 +205,13 @@ class FedGd(DigestSpec):
         return Learned({**train_alone(peer, messages, context).losses, **losses}, notes=notes)
 
 
-def build_generator(world: World, seed: int) -> nn.Module:
+def build_generator(world: FederatedData, seed: int) -> nn.Module:
     """The painter of this federation's kind of images."""
     data = world.dataset
     return Generator(num_classes=world.num_classes, out_channels=data.in_channels, image_size=data.image_size)
 
 
-def as_inputs(pixels: Tensor, preparation: Preparation) -> Tensor:
+def as_inputs(pixels: Tensor, preparation: Preprocessor) -> Tensor:
     """Pixels in 0..1 as the data set's normalised inputs."""
     return preparation.inputs(pixels * 255)
 
@@ -298,5 +298,5 @@ def _publish_logits(peer: Peer, context: RoundContext) -> Message | None:
     return pack_predictions(peer, logits_on(peer.model, peer.world.preparation.inputs(images)), context)
 
 
-def _to_generator(scene: Scene) -> Routes:
+def _to_generator(scene: RoundParticipants) -> Routes:
     return dict.fromkeys(scene.helpers, scene.clients)

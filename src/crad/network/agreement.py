@@ -20,7 +20,16 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from crad.config import PUBLISHED, RECIPES, AtLeastOne, Experiment, Positive
 from crad.errors import ConfigError, printable, unknown_name
-from crad.network.fields import Address, ArchitectureId, AuthorityPem, Fingerprint, Level, Line, MemberPem, Name
+from crad.network.fields import (
+    Address,
+    ArchitectureId,
+    AuthorityPem,
+    Fingerprint,
+    Level,
+    MemberName,
+    MemberPem,
+    TextLine,
+)
 from crad.network.identity import fingerprint, key_fingerprint, name_in, read_certificate
 
 # What of an experiment all members must do alike; the rest is each one's own or stands elsewhere in the agreement.
@@ -64,7 +73,7 @@ class Member(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    name: Name
+    name: MemberName
     address: Address | None = None  # host:port
     architecture: ArchitectureId
     certificate: MemberPem | None = None
@@ -101,8 +110,8 @@ class Agreement(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    name: Line
-    classes: Annotated[tuple[Line, ...], Field(min_length=2, max_length=MAX_CLASSES)]
+    name: TextLine
+    classes: Annotated[tuple[TextLine, ...], Field(min_length=2, max_length=MAX_CLASSES)]
     image_shape: tuple[int, int, int]  # height, width, channels as a model sees them
     mean: tuple[Level, ...]  # per channel, of pixel values in 0..255
     std: tuple[Annotated[Level, Field(gt=0)], ...]
@@ -112,7 +121,7 @@ class Agreement(BaseModel):
     quorum: Annotated[int, Field(ge=0)] = 1  # others without whom a round does not go on
     give_up_s: Positive = 86_400.0  # how long a round waits for its quorum
     max_snapshot_bytes: AtLeastOne = 512 * 2**20
-    exchange: Line = HTTPS  # or the address of a bucket that all can reach, as fsspec writes it
+    exchange: TextLine = HTTPS  # or the address of a bucket that all can reach, as fsspec writes it
     authority: AuthorityPem | None = None
     settings: Annotated[dict[str, Any], AfterValidator(_complete_settings)] = Field({}, validate_default=True)
     members: Annotated[tuple[Member, ...], Field(min_length=1, max_length=MAX_MEMBERS)]
@@ -210,7 +219,7 @@ def read_agreement(path: Path) -> Agreement:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def to_toml(agreement: Agreement) -> str:
+def agreement_to_toml(agreement: Agreement) -> str:
     """The agreement as a federation.toml, with every setting in full."""
     table = agreement.model_dump(mode="json", exclude_none=True)
     return HEADER + "\n" + tomli_w.dumps(table, multiline_strings=True)

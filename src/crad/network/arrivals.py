@@ -58,7 +58,7 @@ def split_kind(kind: str) -> tuple[str, int | None]:
     return (kind, None) if match is None else (match[1], int(match[2]))
 
 
-class Rounds(BaseModel):
+class RoundRange(BaseModel):
     """Which rounds a member gives out, as it says itself."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
@@ -67,11 +67,11 @@ class Rounds(BaseModel):
     latest_round: RoundNumber | None
 
 
-def check_rounds(envelope: bytes, *, sender: int, kind: str, agreement: Agreement) -> Rounds:
+def check_rounds(envelope: bytes, *, sender: int, kind: str, agreement: Agreement) -> RoundRange:
     """Which rounds this member has signed for."""
     member = agreement.members[sender]
     raw = open_envelope(envelope, sender=member, kind=kind, agreement=agreement)
     try:
-        return Rounds.model_validate_json(raw)
+        return RoundRange.model_validate_json(raw)
     except ValidationError as error:
         raise SnapshotError(f"{member.name} says of its rounds: {printable(error.errors()[0]['msg'])}") from error

@@ -61,9 +61,9 @@ def _authority_pem(text: str) -> str:
     return certificate.public_bytes(Encoding.PEM).decode()
 
 
-Line = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_printable_line)]
+TextLine = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_printable_line)]
 Level = Annotated[float, Field(ge=0, le=255, allow_inf_nan=False)]
-Name = Annotated[str, AfterValidator(check_name)]
+MemberName = Annotated[str, AfterValidator(check_name)]
 Address = Annotated[str, AfterValidator(_address)]  # host:port
 ArchitectureId = Annotated[str, AfterValidator(_architecture)]
 MemberPem = Annotated[str, AfterValidator(_member_pem)]

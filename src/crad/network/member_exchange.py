@@ -21,7 +21,7 @@ from crad.network.equivocation.witness import Witness, digest_of
 from crad.network.https.gate import Notice
 from crad.network.identity import Identity
 from crad.network.inbox import Inbox
-from crad.network.round_deadline import Patience, Verdict
+from crad.network.round_deadline import RoundDeadline, Verdict
 
 Refused = Callable[[str, str], None]  # the member's name, and why
 PROOFS, SIGNED, SNAPSHOT = "proofs", "signed", "snapshot"
@@ -44,7 +44,7 @@ class Terms:
 
 
 class MemberExchange(ABC):
-    """One member's end: it publishes its own messages and collects those of the others, with patience."""
+    """One member's end: it publishes its own messages and collects those of the others until a deadline."""
 
     def __init__(
         self, agreement: Agreement, identity: Identity, folder: Path, *, own: int, terms: Terms | None = None
@@ -116,10 +116,10 @@ class MemberExchange(ABC):
         self._check_overtaken(round_index)
         if quorum is None and len(asked) < len(self._others):
             quorum = 0  # where a few are drawn, one of them alone must not be able to stop the round
-        patience = Patience.agreed(
+        deadline = RoundDeadline.agreed(
             self._agreement, num_wanted=len(wanted), deadline_s=deadline_s, quorum=quorum, clock=self._clock
         )
-        came = self._gather(round_index, kind, wanted, patience)
+        came = self._gather(round_index, kind, wanted, deadline)
         got = {number: came[number] for number in wanted if number in came and not self._is_left_out(number)}
         for number, message in got.items():
             self.ledger.count(sender=number, receiver=receiver, payload_bytes=message.payload_bytes)
@@ -157,7 +157,9 @@ class MemberExchange(ABC):
         """Put a message that keeps to the agreement where the others find it."""
 
     @abstractmethod
-    def _gather(self, round_index: int, kind: str, wanted: Sequence[int], patience: Patience) -> Mapping[int, Message]:
+    def _gather(
+        self, round_index: int, kind: str, wanted: Sequence[int], deadline: RoundDeadline
+    ) -> Mapping[int, Message]:
         """What came until the round can go on; who is left out has been named."""
 
     def _note_announced(self, number: int, announced: Announced, kind: str) -> None:

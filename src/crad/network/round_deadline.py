@@ -17,7 +17,7 @@ Verdict = Literal["came", "ahead", "gone", "refused", "unreachable", "late", "fa
 PRESENT: tuple[Verdict, ...] = ("came", "ahead")  # what only a delivered, checked message brings about
 
 
-class Patience:
+class RoundDeadline:
     """When a round goes on: everybody came, or the deadline has passed and enough did.
 
     Enough is counted in delivered messages, of this round or of a later one: a member that is past this round will
@@ -55,7 +55,7 @@ class Patience:
         return self._passed_s() >= self._deadline_s
 
     @property
-    def is_past_hope(self) -> bool:
+    def expired(self) -> bool:
         """From now on waiting for the quorum has no sense."""
         return self._passed_s() >= self.give_up_s
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from crad.config import ALIASES, EXECUTION_FIELDS, PRESETS, Experiment
 from crad.errors import ConfigError, unknown_name
 from crad.paper.measures import MEASURES
-from crad.runs.names import called
+from crad.runs.names import display_name
 
 TABLES = ("table1", "cost", "clients", "weights", "privacy")
 FIGURES = ("per_class", "convergence", "context", "cases")
@@ -62,7 +62,7 @@ class Column(_Part):
     rows: tuple[str, ...] = ()  # those that it has; none named: all
 
 
-class Row(_Part):
+class PaperRow(_Part):
     """A method, or a variant of one, and what was published for it: by column, by metric."""
 
     name: str
@@ -83,7 +83,7 @@ class PaperExperiment(_Part):
     seeds: tuple[int, ...] = Field(min_length=1)
     metrics: tuple[Metric, ...] = Field(min_length=1)
     columns: tuple[Column, ...] = Field(min_length=1)
-    rows: tuple[Row, ...] = Field(min_length=1)
+    rows: tuple[PaperRow, ...] = Field(min_length=1)
     settings: CellSettings = Field(default_factory=dict)
     presets: dict[str, CellSettings] = Field(default_factory=dict)  # settings under one preset alone
     claims: tuple[str, ...] = ()  # what the paper says in words, in ours
@@ -122,13 +122,13 @@ class PaperExperiment(_Part):
         """Whether charts belong to it."""
         return self.kind == "figure" or self.baseline is not None
 
-    def rows_of(self, column: Column) -> list[Row]:
+    def rows_of(self, column: Column) -> list[PaperRow]:
         """The rows that a column has, in their order."""
         return [row for row in self.rows if not column.rows or row.name in column.rows]
 
-    def label_of(self, row: Row) -> str:
+    def label_of(self, row: PaperRow) -> str:
         """How a row is headed."""
-        return row.label or called(Experiment(**{**self.settings, **row.settings}))
+        return row.label or display_name(Experiment(**{**self.settings, **row.settings}))
 
     def against(self, row: str) -> PaperExperiment:
         """The same with another row as the baseline."""
@@ -138,7 +138,7 @@ class PaperExperiment(_Part):
             raise unknown_name("row", row, names)
         return self.model_copy(update={"baseline": row})
 
-    def settings_of(self, row: Row, column: Column) -> CellSettings:
+    def settings_of(self, row: PaperRow, column: Column) -> CellSettings:
         """The settings that the paper's text gives to a cell, over its protocol."""
         return {**self.settings, **column.settings, **row.settings}
 
@@ -152,7 +152,7 @@ class Choice:
     rows: Sequence[str] | None = None
     columns: Sequence[str] | None = None
 
-    def takes(self, row: Row, column: Column, said: CellSettings) -> bool:
+    def takes(self, row: PaperRow, column: Column, said: CellSettings) -> bool:
         """Whether a cell with these settings is one of them."""
         names = (said["dataset"], said["method"], row.name, column.name)
         chosen = (self.datasets, self.methods, self.rows, self.columns)
@@ -166,7 +166,7 @@ EVERYTHING = Choice()
 class PlannedCell:
     """A run that a cell needs, and the same with the paper's own settings."""
 
-    row: Row
+    row: PaperRow
     column: Column
     experiment: Experiment
     as_published: Experiment

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from crad.analysis.comparison import Figure, over_seeds
 from crad.config import setting_text
 from crad.methods import resolve_method
-from crad.paper.experiments import PAPER_PRESET, Column, Metric, PaperExperiment, PlannedCell, Row
+from crad.paper.experiments import PAPER_PRESET, Column, Metric, PaperExperiment, PaperRow, PlannedCell
 from crad.paper.measures import MEASURES, Value
 from crad.report.tables import DIFFERENCE, RECONSTRUCTION, Cell, Table, three_figures
 from crad.runs.run_records import RunRecords
@@ -24,10 +24,10 @@ WHOLE = {"cifar10": 50_000, "cifar100": 50_000, "pathmnist": 89_996}
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TableFigure:
     """One figure of a table: the paper's and ours, each None where there is none."""
 
-    row: Row
+    row: PaperRow
     column: Column
     metric: Metric
     paper: float | str | None
@@ -47,7 +47,7 @@ class Outcome:
         return None
 
 
-def find_outcomes(paper: PaperExperiment, cells: Sequence[PlannedCell], finished: Finished) -> list[Outcome]:
+def find_outcomes(paper: PaperExperiment, cells: Sequence[PlannedCell], finished: Finished) -> list[TableFigure]:
     """Every figure of an experiment's planned cells, column by column and row by row."""
     planned = {(cell.row.name, cell.column.name) for cell in cells}
     return [
@@ -60,10 +60,10 @@ def find_outcomes(paper: PaperExperiment, cells: Sequence[PlannedCell], finished
     ]
 
 
-def _outcome(row: Row, column: Column, metric: Metric, runs: Sequence[RunRecords]) -> Outcome:
+def _outcome(row: PaperRow, column: Column, metric: Metric, runs: Sequence[RunRecords]) -> TableFigure:
     measured = [(run.experiment.seed, MEASURES[metric.name](run, row.name)) for run in runs]
     there = [(seed, value) for seed, value in measured if value is not None]
-    return Outcome(
+    return TableFigure(
         row,
         column,
         metric,
@@ -89,7 +89,7 @@ def make_paper_table(paper: PaperExperiment, cells: Sequence[PlannedCell], finis
     return Table(paper.name, f"{paper.title} ({paper.source})", headings, rows, caption, sections)
 
 
-Found = Mapping[tuple[str, str, str], Outcome]
+Found = Mapping[tuple[str, str, str], TableFigure]
 _Headings = tuple[tuple[str, tuple[str, ...]], ...]
 _Layout = tuple[_Headings, tuple[tuple[Cell, ...], ...], dict[int, str]]
 
@@ -131,7 +131,7 @@ def _metrics_down(paper: PaperExperiment, found: Found) -> _Layout:
     return headings, tuple(lines), {}
 
 
-def _three_cells(paper: PaperExperiment, outcome: Outcome, found: Found) -> list[Cell]:
+def _three_cells(paper: PaperExperiment, outcome: TableFigure, found: Found) -> list[Cell]:
     """The paper's figure, ours and the difference, as far as the metric has them."""
     best_paper, best_ours = find_best(paper, outcome, found)
     cells = [Cell(_paper_text(outcome), best_paper)] if _is_published(outcome.metric, found) else []
@@ -143,7 +143,7 @@ def _three_cells(paper: PaperExperiment, outcome: Outcome, found: Found) -> list
     return cells
 
 
-def find_best(paper: PaperExperiment, outcome: Outcome, found: Found) -> tuple[bool, bool]:
+def find_best(paper: PaperExperiment, outcome: TableFigure, found: Found) -> tuple[bool, bool]:
     """Whether the paper's figure and ours are the best of those compared; training alone does not compete.
 
     The paper's is the best of all its rows, also where only some of them are planned.
@@ -173,14 +173,14 @@ def _has_difference(metric: Metric, found: Found) -> bool:
     return any(isinstance(one.paper, float) for one in found.values() if one.metric == metric)
 
 
-def row_label(paper: PaperExperiment, row: Row, column: Column) -> str:
+def row_label(paper: PaperExperiment, row: PaperRow, column: Column) -> str:
     """How a row is headed, with a mark where the method's code is not public."""
     method = resolve_method(paper.settings_of(row, column)["method"])
     label = paper.label_of(row)
     return f"{label} {RECONSTRUCTION}" if method.is_reconstruction else label
 
 
-def _paper_text(outcome: Outcome) -> str:
+def _paper_text(outcome: TableFigure) -> str:
     if outcome.paper is None or isinstance(outcome.paper, str):
         return outcome.paper or ABSENT
     if outcome.metric.is_approximate:
@@ -188,7 +188,7 @@ def _paper_text(outcome: Outcome) -> str:
     return f"{outcome.paper:g}" if outcome.metric.digits == "three" else number(outcome.paper, outcome.metric)
 
 
-def our_text(outcome: Outcome) -> str:
+def our_text(outcome: TableFigure) -> str:
     """Our mean, and the deviation where there are several seeds."""
     if not isinstance(outcome.ours, Figure):
         return outcome.ours or ABSENT

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from crad.analysis.durations import Durations
 from crad.analysis.groups import worlds
-from crad.api import settle
 from crad.config import Experiment
 from crad.data.catalog import locate
 from crad.errors import ConfigError, CradError, DataError, RunError
@@ -38,10 +37,11 @@ from crad.report.page import report_page
 from crad.report.tables import Table, table_markdown
 from crad.runs.directory import RunDirectory, identity
 from crad.runs.evidence import keep_run
-from crad.runs.names import called
+from crad.runs.names import display_name
+from crad.runs.resolution import resolve_experiment
 from crad.runs.run_records import RunRecords, load_run
 
-State = Literal["done", "begun", "new"]
+RunState = Literal["done", "begun", "new"]
 Records = dict[str, RunRecords]  # finished runs by identity
 
 
@@ -66,7 +66,7 @@ class StoredRun:
         return found[0] if found else None
 
     @property
-    def state(self) -> State:
+    def state(self) -> RunState:
         """Whether it is finished, begun or neither, by what is on the disk."""
         if self.finished is not None:
             return "done"
@@ -94,11 +94,11 @@ class StoredRun:
         clients = f"{ours.active} of {ours.clients} clients, " if ours.active else ""
         private = "private counts, " if ours.private_counts else ""
         attack = f"{ours.attack} by {ours.attackers}, " if ours.attack else ""
-        return f"{Path(ours.dataset).stem} {called(ours)}, {clients}{private}{attack}seed {ours.seed}"
+        return f"{Path(ours.dataset).stem} {display_name(ours)}, {clients}{private}{attack}seed {ours.seed}"
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReproductionPlan:
     """The chosen experiments of the paper, their cells, and the runs that these need, each once."""
 
     folder: Path
@@ -131,15 +131,15 @@ class Plan:
 
 def stored_run(folder: Path, experiment: Experiment, *, evidence: Path | None = None) -> StoredRun:
     """Where a run of this experiment lies; the same for every table that asks for it."""
-    settled = settle(experiment)
+    settled = resolve_experiment(experiment)
     key = identity(settled)
     data = Path(settled.dataset).stem or "data"
-    method = re.sub(r"[^\w.-]+", "-", called(settled).replace(":", ".").replace("/", "."))
+    method = re.sub(r"[^\w.-]+", "-", display_name(settled).replace(":", ".").replace("/", "."))
     path = folder / "runs" / f"{data}-{method}-seed{settled.seed}-{key[:8]}"
     return StoredRun(key, settled, path, evidence)
 
 
-def make_plan(
+def plan_reproduction(
     what: str,
     folder: Path,
     *,
@@ -149,7 +149,7 @@ def make_plan(
     baseline: str | None = None,
     method_settings: Mapping[str, dict[str, Any]] | None = None,
     evidence: Path | None = None,
-) -> Plan:
+) -> ReproductionPlan:
     """The plan for one experiment of the paper or a group of them; those with no cell left are left out.
 
     `baseline`: the row that the others are compared to, where it is not the experiment's own. `evidence`: a folder of
@@ -168,7 +168,7 @@ def make_plan(
             f"no run of {what!r} has these data sets, methods, rows and columns together; "
             "experiments/NAME.toml says which rows a column has"
         )
-    return Plan(folder, tuple(paper for paper in papers if paper.name in found), found, evidence)
+    return ReproductionPlan(folder, tuple(paper for paper in papers if paper.name in found), found, evidence)
 
 
 def _check_has_baseline(paper: PaperExperiment, cells: Sequence[PlannedCell]) -> None:
@@ -193,7 +193,7 @@ def absent_data(runs: Sequence[StoredRun]) -> dict[str, str]:
     return absent
 
 
-def read_finished(plan: Plan) -> tuple[Records, dict[str, str]]:
+def read_finished(plan: ReproductionPlan) -> tuple[Records, dict[str, str]]:
     """The records of all finished runs, and by path why some cannot be read."""
     records, damaged = {}, {}
     for run in plan.runs:
@@ -228,19 +228,19 @@ def seconds_left(runs: Sequence[StoredRun], durations: Durations) -> float | Non
     return total
 
 
-def make_tables(plan: Plan, records: Records) -> dict[str, list[Table]]:
+def make_tables(plan: ReproductionPlan, records: Records) -> dict[str, list[Table]]:
     """Every chosen experiment as tables for people."""
     return {paper.name: _tables_of(plan, paper, records) for paper in plan.papers}
 
 
-def _tables_of(plan: Plan, paper: PaperExperiment, records: Records) -> list[Table]:
+def _tables_of(plan: ReproductionPlan, paper: PaperExperiment, records: Records) -> list[Table]:
     cells, finished = plan.cells[paper.name], plan.of_cell(paper, records)
     if paper.baseline is not None:
         return make_study_tables(paper, cells, finished)
     return [make_paper_table(paper, cells, finished)]
 
 
-def make_tidy(plan: Plan, records: Records) -> dict[str, list[dict[str, str]]]:
+def make_tidy(plan: ReproductionPlan, records: Records) -> dict[str, list[dict[str, str]]]:
     """Every chosen experiment as tidy rows, for programs."""
     return {
         paper.name: (tidy_rows if paper.baseline is None else study_rows)(
@@ -250,7 +250,7 @@ def make_tidy(plan: Plan, records: Records) -> dict[str, list[dict[str, str]]]:
     }
 
 
-def write_tables(plan: Plan, records: Records) -> None:
+def write_tables(plan: ReproductionPlan, records: Records) -> None:
     """`tables/NAME.csv`, `.md` and `.tex` for every chosen experiment, also beside the evidence."""
     folders = [folder / "tables" for folder in (plan.folder, plan.evidence) if folder is not None]
     for folder in folders:
@@ -267,7 +267,7 @@ def write_tables(plan: Plan, records: Records) -> None:
                 write_atomically(folder / f"{name}.{ending}", text.encode())
 
 
-def write_reports(plan: Plan, records: Records) -> list[Path]:
+def write_reports(plan: ReproductionPlan, records: Records) -> list[Path]:
     """`report.html` of the first world's runs, `report-WORLD.html` of every other: they cannot share a page.
 
     An experiment with a baseline has a page of its own before these, over all its worlds.
@@ -290,7 +290,7 @@ def one_page_of(runs: Sequence[RunRecords]) -> list[RunRecords]:
     """What may stand on one page: a method or variant once per seed, and only those that the fullest seed has."""
     first: dict[tuple[int, str], RunRecords] = {}
     for run in runs:
-        first.setdefault((run.experiment.seed, called(run.experiment)), run)
+        first.setdefault((run.experiment.seed, display_name(run.experiment)), run)
     of_seed: dict[int, set[str]] = {}
     for seed, name in first:
         of_seed.setdefault(seed, set()).add(name)
@@ -298,7 +298,7 @@ def one_page_of(runs: Sequence[RunRecords]) -> list[RunRecords]:
     return [run for (_, name), run in first.items() if name in most]
 
 
-def write_figures(plan: Plan, records: Records) -> list[Path]:
+def write_figures(plan: ReproductionPlan, records: Records) -> list[Path]:
     """`figures/*.pdf`, `.svg` and `.png` of the chosen figures' runs; none without the extra that draws them."""
     charts = [
         chart

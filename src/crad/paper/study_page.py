@@ -13,7 +13,7 @@ from crad.report import charts
 from crad.report.frame import framed_page
 from crad.report.markup import commands, paragraph, table
 from crad.report.page import NO_CHARTS, chart_figures, page_versions
-from crad.report.svg import label
+from crad.report.svg import escape_html
 from crad.report.tables import Table
 
 
@@ -23,7 +23,7 @@ def study_page(
     """The whole page. `details`: pages beside it, on the single worlds."""
     made = make_study_charts(paper, cells, finished)
     first = next(iter(finished.values()))[0]
-    links = "".join(f'<li><a href="{label(name)}">{label(name)}</a></li>' for name in details)
+    links = "".join(f'<li><a href="{escape_html(name)}">{escape_html(name)}</a></li>' for name in details)
     sections = [
         ("outcome", "Tables", "".join(_html(one, paper) for one in make_study_tables(paper, cells, finished))),
         ("figures", "Figures", chart_figures(made) if made else paragraph(NO_CHARTS, "note")),
@@ -49,7 +49,7 @@ def _html(shown: Table, paper: PaperExperiment) -> str:
         rows.append([row[0].text, section, *(f"{cell.text} (best)" if cell.is_best else cell.text for cell in row[1:])])
     caption = shown.caption.removeprefix(f"{paper.caption} ")  # the page opens with it
     header = [shown.header[0], "on", *shown.header[1:]]
-    return f"<h3>{label(shown.title)}</h3>" + table(header, rows, caption=caption, num_heads=2)
+    return f"<h3>{escape_html(shown.title)}</h3>" + table(header, rows, caption=caption, num_heads=2)
 
 
 def _command(paper: PaperExperiment, cells: Sequence[PlannedCell]) -> str:

@@ -16,7 +16,7 @@ from crad.paper.paper_tables import (
     ABSENT,
     Finished,
     Found,
-    Outcome,
+    TableFigure,
     circumstances,
     find_best,
     find_outcomes,
@@ -34,7 +34,7 @@ VERDICTS = {1: "better", 0: "", -1: "worse"}
 class Compared:
     """One figure of a study and its difference to the baseline's, None for the baseline and without a common seed."""
 
-    outcome: Outcome
+    outcome: TableFigure
     difference: Paired | None
     unpaired: tuple[int, ...] = ()  # seeds of either that the other was not run with
 
@@ -133,11 +133,11 @@ def difference_rows(paper: PaperExperiment, compared: Sequence[Compared], metric
     return rows
 
 
-def _by_seed(outcome: Outcome) -> dict[int, float]:
+def _by_seed(outcome: TableFigure) -> dict[int, float]:
     return dict(zip(outcome.seeds, outcome.ours.values, strict=True)) if isinstance(outcome.ours, Figure) else {}
 
 
-def _compared(outcome: Outcome, baseline: dict[int, float], *, is_baseline: bool) -> Compared:
+def _compared(outcome: TableFigure, baseline: dict[int, float], *, is_baseline: bool) -> Compared:
     own = _by_seed(outcome)
     if is_baseline or not own:
         return Compared(outcome, None)

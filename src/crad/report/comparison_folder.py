@@ -6,8 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from crad.analysis.comparison import Row, compare, to_json
-from crad.api import Result, settle
+from crad.analysis.comparison import ComparisonRow, compare, to_json
 from crad.config import Experiment
 from crad.files import write_atomically
 from crad.report.page import report_page
@@ -21,6 +20,8 @@ from crad.report.tables import (
     markdown,
 )
 from crad.runs.directory import RunDirectory
+from crad.runs.resolution import resolve_experiment
+from crad.runs.result import Result
 from crad.runs.run_records import RunRecords, load_run
 
 
@@ -31,11 +32,11 @@ def run_folder(folder: Path, experiment: Experiment) -> tuple[Path, bool]:
     if not directory.experiment_file.exists():
         directory.check_free(experiment)
         return path, False
-    directory.check_same(settle(experiment))
+    directory.check_same(resolve_experiment(experiment))
     return path, True
 
 
-def write_comparison(folder: Path, results: Sequence[Result]) -> list[Row]:
+def write_comparison(folder: Path, results: Sequence[Result]) -> list[ComparisonRow]:
     """Write `comparison.json`, `comparison.md` and `report.html` into the folder of the runs."""
     summaries = [result.summary for result in results]
     rows = compare(summaries)

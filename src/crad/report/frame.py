@@ -7,7 +7,7 @@ from importlib import resources
 from string import Template
 
 from crad.report.markup import as_data, as_script
-from crad.report.svg import label
+from crad.report.svg import escape_html
 
 Section = tuple[str, str, str]  # id, title, content
 
@@ -25,16 +25,16 @@ def framed_page(
 ) -> str:
     """One page that needs nothing beside itself. `status` is HTML and said only of a live page."""
     return Template(_file("page.html")).substitute(
-        title=label(title),
+        title=escape_html(title),
         # A live page asks its own server for news; a page on disk asks nobody for anything.
         connections="'none'" if status is None else "'self'",
         style=_file("page.css"),
         status=status or "",
-        sentence=label(sentence),
+        sentence=escape_html(sentence),
         headline=headline,
         links="".join(f'<a href="#{name}" id="to-{name}">{heading}</a>' for name, heading, _ in sections),
         sections="".join(_section(*section) for section in sections),
-        versions=label(versions),
+        versions=escape_html(versions),
         data=as_data(data),
         library=as_script(library),
         script=as_script(_file("page.js") + _file("inspector.js")),

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 from crad.analysis.comparable import named, run_title
-from crad.analysis.comparison import METRICS, Row
+from crad.analysis.comparison import METRICS, ComparisonRow
 from crad.analysis.gains import NOT_JOINED, client_gains, gains_by_method, verdict
 from crad.report.markup import paragraph
-from crad.report.svg import label
+from crad.report.svg import escape_html
 from crad.report.tables import mib
 from crad.runs.run_records import RunRecords
 
@@ -27,7 +27,7 @@ def status(runs: Sequence[RunRecords]) -> str:
     if not going:
         return '<p class="status">finished</p>'
     run = going[-1]
-    return f'<p class="status">{label(run_title(run))}: round {len(run.rounds)} of {run.experiment.rounds}</p>'
+    return f'<p class="status">{escape_html(run_title(run))}: round {len(run.rounds)} of {run.experiment.rounds}</p>'
 
 
 def sentence(runs: Sequence[RunRecords]) -> str:
@@ -52,12 +52,12 @@ def sentence(runs: Sequence[RunRecords]) -> str:
     )
 
 
-def headline_box(runs: Sequence[RunRecords], rows: Sequence[Row], left_out: Sequence[RunRecords]) -> str:
+def headline_box(runs: Sequence[RunRecords], rows: Sequence[ComparisonRow], left_out: Sequence[RunRecords]) -> str:
     """Whether joining helped, and the figures that one looks for first."""
     said, detail = verdict(rows), gains_by_method(rows)
     if not said:
         said, detail = _without_alone(runs)
-    parts = [f'<p class="verdict">{label(said)}</p>', paragraph(detail), _tiles(runs, rows)]
+    parts = [f'<p class="verdict">{escape_html(said)}</p>', paragraph(detail), _tiles(runs, rows)]
     if left_out:
         names = ", ".join(named(run) for run in left_out)
         parts.append(paragraph(f"Not on this page, for not every method was run with their seed: {names}.", "note"))
@@ -76,7 +76,7 @@ def _without_alone(runs: Sequence[RunRecords]) -> tuple[str, str]:
     )
 
 
-def _tiles(runs: Sequence[RunRecords], rows: Sequence[Row]) -> str:
+def _tiles(runs: Sequence[RunRecords], rows: Sequence[ComparisonRow]) -> str:
     """A few figures of the method that the page is about: crad, or else the last that joined."""
     joined = [row for row in rows if row.method not in NOT_JOINED and not row.is_variant] or list(rows)
     row = next((row for row in joined if row.method == "crad"), joined[-1])
@@ -93,8 +93,9 @@ def _tiles(runs: Sequence[RunRecords], rows: Sequence[Row]) -> str:
     tiles.append(("payload", f"{mib(row.payload_bytes)} MiB", about))
     tiles.append(("time", f"{row.cost.round_seconds:.2f} s", "per round, median"))
     items = "".join(
-        f"<div><dt>{label(name)}</dt><dd>{label(value)}</dd><dd>{label(note)}</dd></div>" for name, value, note in tiles
+        f"<div><dt>{escape_html(name)}</dt><dd>{escape_html(value)}</dd><dd>{escape_html(note)}</dd></div>"
+        for name, value, note in tiles
     )
     selected = [str(run.summary["best_round"]) for run in runs if run.summary["name"] == row.name]
     at = f"{row.name} at round {', '.join(selected)} (highest validation accuracy)"
-    return f'<p class="whose">{label(at)}</p><dl class="tiles">{items}</dl>'
+    return f'<p class="whose">{escape_html(at)}</p><dl class="tiles">{items}</dl>'

@@ -6,18 +6,18 @@ import json
 import zlib
 from collections.abc import Sequence
 
-from crad.report.svg import label
+from crad.report.svg import escape_html
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str, num_heads: int = 1) -> str:
     """A table whose first columns name the row; it can be scrolled by keyboard where it is too wide."""
     kinds = [' class="words"' if _is_words(column, rows) else "" for column in range(len(header))]
-    head = "".join(f'<th scope="col"{kind}>{label(cell)}</th>' for kind, cell in zip(kinds, header, strict=True))
+    head = "".join(f'<th scope="col"{kind}>{escape_html(cell)}</th>' for kind, cell in zip(kinds, header, strict=True))
     body = "".join(f"<tr>{_cells(row, kinds, num_heads)}</tr>" for row in rows)
     # The words stand outside of what scrolls, or a narrow screen would cut them.
     name = f"caption-{zlib.crc32(caption.encode())}"
     return (
-        f'<p class="caption" id="{name}">{label(caption)}</p>'
+        f'<p class="caption" id="{name}">{escape_html(caption)}</p>'
         f'<div class="scroll" role="region" tabindex="0" aria-labelledby="{name}"><table aria-labelledby="{name}">'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
@@ -25,12 +25,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str,
 
 def paragraph(text: str, kind: str = "") -> str:
     """A sentence or two."""
-    return f'<p class="{kind}">{label(text)}</p>' if kind else f"<p>{label(text)}</p>"
+    return f'<p class="{kind}">{escape_html(text)}</p>' if kind else f"<p>{escape_html(text)}</p>"
 
 
 def commands(lines: Sequence[str]) -> str:
     """Command lines, each to be copied whole."""
-    return "".join(f'<pre tabindex="0">{label(line)}</pre>' for line in lines)
+    return "".join(f'<pre tabindex="0">{escape_html(line)}</pre>' for line in lines)
 
 
 def as_data(content: object) -> str:
@@ -50,5 +50,5 @@ def _is_words(column: int, rows: Sequence[Sequence[str]]) -> bool:
 
 def _cells(row: Sequence[str], kinds: Sequence[str], num_heads: int) -> str:
     cells = list(zip(kinds, row, strict=True))
-    heads = "".join(f'<th scope="row"{kind}>{label(cell)}</th>' for kind, cell in cells[:num_heads])
-    return heads + "".join(f"<td{kind}>{label(cell)}</td>" for kind, cell in cells[num_heads:])
+    heads = "".join(f'<th scope="row"{kind}>{escape_html(cell)}</th>' for kind, cell in cells[:num_heads])
+    return heads + "".join(f"<td{kind}>{escape_html(cell)}</td>" for kind, cell in cells[num_heads:])

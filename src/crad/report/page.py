@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from crad.analysis.comparable import comparable_runs
-from crad.analysis.comparison import Row, compare
+from crad.analysis.comparison import ComparisonRow, compare
 from crad.analysis.confusions import simulated_confusions
 from crad.analysis.gains import ALONE
 from crad.report import charts
@@ -21,7 +21,7 @@ from crad.report.frame import Section, framed_page
 from crad.report.headline import headline_box, sentence, status, title
 from crad.report.inspector_tab import inspector_data, inspector_section
 from crad.report.markup import commands, paragraph, table
-from crad.report.svg import label, partition_picture
+from crad.report.svg import escape_html, partition_picture
 from crad.report.tables import (
     COMPARISON_HEADER,
     COST_CAPTION,
@@ -81,7 +81,7 @@ def _outcome(runs: Sequence[RunRecords]) -> str:
     return "".join(parts)
 
 
-def _tables(runs: Sequence[RunRecords], rows: Sequence[Row]) -> str:
+def _tables(runs: Sequence[RunRecords], rows: Sequence[ComparisonRow]) -> str:
     main = table(COMPARISON_HEADER, comparison_cells(rows), caption=comparison_caption(rows))
     return main + class_table(runs) + client_table(runs, "local_accuracy")
 
@@ -92,7 +92,7 @@ def _figures(runs: Sequence[RunRecords], made: Sequence[Chart] | None) -> str:
     return chart_figures([chart for chart in made if chart.name not in COST_CHARTS])
 
 
-def _cost(rows: Sequence[Row], made: Sequence[Chart] | None) -> str:
+def _cost(rows: Sequence[ComparisonRow], made: Sequence[Chart] | None) -> str:
     figures = chart_figures([chart for chart in made or () if chart.name in COST_CHARTS])
     return table(COST_HEADER, cost_cells(rows), caption=COST_CAPTION) + figures
 
@@ -104,10 +104,11 @@ def chart_figures(made: Sequence[Chart]) -> str:
 
 def _chart(chart: Chart) -> str:
     return (
-        f'<figure class="chart"><h3>{label(chart.title)}</h3>'
-        f'<div class="plot" data-chart="{label(chart.name)}" role="group" aria-label="{label(chart.alt)}"></div>'
+        f'<figure class="chart"><h3>{escape_html(chart.title)}</h3>'
+        f'<div class="plot" data-chart="{escape_html(chart.name)}" role="group" '
+        f'aria-label="{escape_html(chart.alt)}"></div>'
         f'<noscript><p class="note">Drawn by a script; crad report --figures DIR writes it as PDF.</p></noscript>'
-        f"<figcaption>{label(chart.alt)} <span>{label(chart.caption)}</span></figcaption></figure>"
+        f"<figcaption>{escape_html(chart.alt)} <span>{escape_html(chart.caption)}</span></figcaption></figure>"
     )
 
 
@@ -125,7 +126,7 @@ def _repeat(runs: Sequence[RunRecords]) -> str:
         ]
     )
     facts = {"Machine": machine, "Versions": page_versions(runs[0].summary)}
-    listed = "".join(f"<dt>{name}</dt><dd>{label(fact)}</dd>" for name, fact in facts.items())
+    listed = "".join(f"<dt>{name}</dt><dd>{escape_html(fact)}</dd>" for name, fact in facts.items())
     return (
         commands(repeating_commands(runs))
         + paragraph("On the same kind of machine this gives the same numbers. Every setting is in experiment.toml.")

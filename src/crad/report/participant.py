@@ -10,7 +10,7 @@ from typing import Any
 from crad.analysis.confusions import confused_members, confusion_sentence
 from crad.report.frame import Section, framed_page
 from crad.report.markup import paragraph, table
-from crad.report.svg import label
+from crad.report.svg import escape_html
 from crad.runs.records import Record
 
 
@@ -158,7 +158,7 @@ def _headline(record: Mapping[str, Any]) -> str:
     )
     short = shortfall(record)
     warning = paragraph(short, "warning") if short else ""
-    return f'<p class="verdict">{label(said)}</p>{warning}{paragraph(detail)}'
+    return f'<p class="verdict">{escape_html(said)}</p>{warning}{paragraph(detail)}'
 
 
 def shortfall(record: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ STYLE = "text{font:12px system-ui,sans-serif;fill:var(--ink,#222)}"
 MARGIN_TOP = 34
 
 
-def label(text: str) -> str:
+def escape_html(text: str) -> str:
     """Text for a page or a picture: escaped, and what no font can show replaced."""
     return escape("".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text))
 
@@ -30,20 +30,21 @@ def heat_map(
     top = MARGIN_TOP + column_room
     width, height = left + cell_width * len(columns) + 90, top + cell_height * len(rows) + 34
     highest = max(1, max(max(row) for row in counts))
-    parts = [_open(width, height, title), f'<text x="8" y="20" font-weight="600">{label(title)}</text>']
+    parts = [_open(width, height, title), f'<text x="8" y="20" font-weight="600">{escape_html(title)}</text>']
     for column, name in enumerate(columns):
         if len(columns) <= 20:
             x, y = left + cell_width * (column + 0.6), top - 6
-            parts.append(f'<text x="{x:.0f}" y="{y}" transform="rotate(-40 {x:.0f} {y})">{label(name)}</text>')
+            parts.append(f'<text x="{x:.0f}" y="{y}" transform="rotate(-40 {x:.0f} {y})">{escape_html(name)}</text>')
     for row, values in enumerate(counts):
         y = top + cell_height * row
         if cell_height >= 12 or row % 5 == 0:
             parts.append(
-                f'<text x="{left - 8}" y="{y + cell_height * 0.7:.0f}" text-anchor="end">{label(rows[row])}</text>'
+                f'<text x="{left - 8}" y="{y + cell_height * 0.7:.0f}" text-anchor="end">'
+                f"{escape_html(rows[row])}</text>"
             )
         for column, value in enumerate(values):
             parts.append(_cell(left + cell_width * column, y, cell_width, cell_height, value, highest, columns[column]))
-    parts.append(f'<text x="{left}" y="{height - 10}">{label(row_title)}; darkest = {highest} samples</text>')
+    parts.append(f'<text x="{left}" y="{height - 10}">{escape_html(row_title)}; darkest = {highest} samples</text>')
     return "".join([*parts, "</svg>"])
 
 
@@ -63,7 +64,7 @@ def _open(width: float, height: float, title: str) -> str:
     # The viewBox lets the page scale it down; the label is what a screen reader says.
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
-        f'role="img" aria-label="{label(title)}" style="max-width:100%;height:auto"><style>{STYLE}</style>'
+        f'role="img" aria-label="{escape_html(title)}" style="max-width:100%;height:auto"><style>{STYLE}</style>'
     )
 
 
@@ -79,5 +80,5 @@ def _cell(x: float, y: float, width: float, height: float, value: int, highest: 
         )
     return (
         f'<rect x="{x}" y="{y}" width="{width - 1}" height="{height - 1}" fill="rgb({red},{green},{blue})">'
-        f"<title>{label(name)}: {value}</title></rect>{text}"
+        f"<title>{escape_html(name)}: {value}</title></rect>{text}"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from crad.analysis.comparison import METRICS, Figure, Row
+from crad.analysis.comparison import METRICS, ComparisonRow, Figure
 
 COMPARISON_HEADER = ("method", "global %", "±", "local %", "±", "Δ global", "Δ local", "payload", "memory", "s")
 
@@ -14,7 +14,7 @@ RECONSTRUCTION = "†"
 DIFFERENCE = "Δ"
 
 
-def comparison_caption(rows: Sequence[Row]) -> str:
+def comparison_caption(rows: Sequence[ComparisonRow]) -> str:
     """What the short column titles mean."""
     seeds = "mean ± deviation over seeds; " if len(rows[0].seeds) > 1 else ""
     return (
@@ -29,7 +29,7 @@ def comparison_caption(rows: Sequence[Row]) -> str:
     )
 
 
-def comparison_cells(rows: Sequence[Row]) -> list[list[str]]:
+def comparison_cells(rows: Sequence[ComparisonRow]) -> list[list[str]]:
     """One list of texts per method."""
     table = []
     for number, row in enumerate(rows):
@@ -50,7 +50,7 @@ COST_CAPTION = (
 )
 
 
-def cost_cells(rows: Sequence[Row]) -> list[list[str]]:
+def cost_cells(rows: Sequence[ComparisonRow]) -> list[list[str]]:
     """One list of texts per method, as in the paper's cost table; other weights of a method cost nothing more."""
     return [
         [
@@ -140,7 +140,7 @@ def _plain_markdown(text: str) -> str:
     return "".join(f"\\{letter}" if letter in "|*_" else letter for letter in text)
 
 
-def _marked(row: Row) -> str:
+def _marked(row: ComparisonRow) -> str:
     return f"{row.name} {RECONSTRUCTION}" if row.is_reconstruction else row.name
 
 

@@ -6,14 +6,28 @@ A follower only listens: with or without one a run ends with the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from crad.api import Hooks, Result
 from crad.config import Experiment
+from crad.federation.rounds import Step
+from crad.runs.records import Record
+from crad.runs.result import Result
 from crad.runs.run_records import RunRecords
 
 News = TypeVar("News")
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a display wants to hear: the data is divided, a client has learned, a round is complete."""
+
+    on_partition: Callable[[Record], None] = lambda partition: None
+    on_step: Callable[[Step], None] = lambda step: None
+    on_round: Callable[[Record], None] = lambda record: None
+    on_notice: Callable[[str], None] = lambda text: None  # something went wrong and was put right
+    on_records: Callable[[RunRecords], None] | None = None  # all so far, after every round once one was tested
 
 
 class Follower(Protocol):

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from crad.errors import RunError
-from crad.federation.peer import standing_from_json, standing_to_json
-from crad.federation.roster import Place, Roster
+from crad.federation.peer import evaluation_from_json, evaluation_to_json
+from crad.federation.roster import PeerSlot, Roster
 from crad.federation.tasks import load_tensors
 from crad.files import flush_folder, write_atomically
 
@@ -55,7 +55,7 @@ def load_checkpoint(roster: Roster, *, round_index: int) -> None:
             state = None if entry["state"] is None else roster.states / entry["state"]
             if state is not None:
                 load_tensors(state)  # damaged or missing files are found now, not in the middle of a round
-            roster.update(place.index, standing=standing_from_json(entry["standing"]), state=state)
+            roster.update(place.index, standing=evaluation_from_json(entry["standing"]), state=state)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, struct.error) as error:
         raise RunError(f"checkpoint {file} cannot be read ({error}); remove it to go on from an older one") from error
 
@@ -77,11 +77,11 @@ def round_file(folder: Path, round_index: int) -> Path:
     return folder / f"round-{round_index:05d}.json"
 
 
-def _to_json(place: Place) -> dict[str, Any]:
+def _to_json(place: PeerSlot) -> dict[str, Any]:
     return {
         "index": place.index,
         "architecture": place.member.architecture.id,
-        "standing": standing_to_json(place.measured),
+        "standing": evaluation_to_json(place.measured),
         "state": None if place.state is None else place.state.name,
     }
 

@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import save_file
 
 from crad.errors import ConfigError
-from crad.federation.federated_data import World
-from crad.federation.peer import Member, first_model
+from crad.federation.federated_data import FederatedData
+from crad.federation.peer import PeerSpec, first_model
 from crad.federation.tasks import load_tensors
 
 FACES = (
@@ -32,7 +32,7 @@ MODEL = "model."  # before the names of a resting state's weights
 class WithPreparation(torch.nn.Module):
     """Takes pixels from 0 to 255 and gives class probabilities: nothing has to be known beside the file."""
 
-    def __init__(self, model: torch.nn.Module, world: World, log_prior_C: torch.Tensor | None = None) -> None:
+    def __init__(self, model: torch.nn.Module, world: FederatedData, log_prior_C: torch.Tensor | None = None) -> None:
         super().__init__()
         self.model = model
         self.log_prior_C = None if log_prior_C is None else torch.nn.Buffer(log_prior_C.cpu().clone())
@@ -48,7 +48,7 @@ class WithPreparation(torch.nn.Module):
         return plain_BC, torch.softmax(logits_BC + self.log_prior_C, dim=1)
 
 
-def trained_model(world: World, member: Member, state: Path) -> torch.nn.Module:
+def trained_model(world: FederatedData, member: PeerSpec, state: Path) -> torch.nn.Module:
     """A member's model as its resting state has it, on the CPU and for use, not for training."""
     model = first_model(world, member, seed=0)
     model.load_state_dict(
@@ -59,7 +59,7 @@ def trained_model(world: World, member: Member, state: Path) -> torch.nn.Module:
 
 def export_safetensors(
     model: torch.nn.Module,
-    world: World,
+    world: FederatedData,
     path: Path,
     *,
     architecture: str,
@@ -78,7 +78,9 @@ def export_safetensors(
     save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, path, metadata=about)
 
 
-def export_onnx(model: torch.nn.Module, world: World, path: Path, *, log_prior_C: torch.Tensor | None = None) -> None:
+def export_onnx(
+    model: torch.nn.Module, world: FederatedData, path: Path, *, log_prior_C: torch.Tensor | None = None
+) -> None:
     """The model with its preparation as one ONNX graph: pixels 0..255 [B,channels,H,W] in, probabilities out.
 
     With a prior there is a second output, `local_probabilities`.

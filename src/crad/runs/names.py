@@ -51,20 +51,20 @@ def variant(experiment: Experiment) -> dict[str, str]:
     return {key: value for key, value in own.items() if value != usual[key]}
 
 
-def called(experiment: Experiment) -> str:
+def display_name(experiment: Experiment) -> str:
     """The method and its variant."""
     words = [WORDS.get((key, value), f"{value} {key}") for key, value in variant(experiment).items()]
     return ", ".join([experiment.method, *words])
 
 
-def titled(experiment: Experiment) -> str:
+def title_of(experiment: Experiment) -> str:
     """The method, its variant and the seed."""
-    return f"{called(experiment)}, seed {experiment.seed}"
+    return f"{display_name(experiment)}, seed {experiment.seed}"
 
 
 def names(runs: Sequence[RunRecords]) -> list[str]:
     """What each of several runs is called; where runs of one name differ in another setting, that is said too."""
-    plain = [called(run.experiment) for run in runs]
+    plain = [display_name(run.experiment) for run in runs]
     return [
         _told_apart(name, run, [other for other, theirs in zip(runs, plain, strict=True) if theirs == name])
         for name, run in zip(plain, runs, strict=True)

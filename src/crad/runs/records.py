@@ -13,17 +13,17 @@ import numpy as np
 
 from crad.data.dataset import Dataset
 from crad.federation.attacks import draw_attackers
-from crad.federation.federated_data import World
+from crad.federation.federated_data import FederatedData
 from crad.federation.method import Learned
-from crad.federation.peer import Standing
-from crad.federation.roster import Place, Roster
+from crad.federation.peer import Evaluation
+from crad.federation.roster import PeerSlot, Roster
 from crad.federation.rounds import Round
 from crad.training.evaluation import ClassScore
 
 Record = dict[str, Any]
 
 
-def partition_record(world: World) -> Record:
+def partition_record(world: FederatedData) -> Record:
     """Who holds what, and which data it was: `partition.json`."""
     return {
         "class_names": list(world.dataset.class_names),
@@ -76,7 +76,7 @@ def _bytes_of(done: Round, index: int) -> Record:
     return own | ({"helper_sent_bytes": helped[0], "helper_received_bytes": helped[1]} if any(helped) else {})
 
 
-def _helper_record(place: Place, done: Round) -> Record:
+def _helper_record(place: PeerSlot, done: Round) -> Record:
     """A member without data: what it reports and what it sent and received."""
     learned = done.learned.get(place.index, Learned())
     return {
@@ -89,7 +89,7 @@ def _helper_record(place: Place, done: Round) -> Record:
     }
 
 
-def _variant_means(standings: Sequence[Standing], *, is_tested: bool) -> Record:
+def _variant_means(standings: Sequence[Evaluation], *, is_tested: bool) -> Record:
     """Means of the other weights that clients keep; who keeps none yet counts with its model."""
     names = sorted({name for standing in standings for name in standing.variants})
     means = {}
@@ -103,7 +103,7 @@ def _variant_means(standings: Sequence[Standing], *, is_tested: bool) -> Record:
     return {"variants": means} if means else {}
 
 
-def client_records(place: Place, learned: Learned | None, *, is_attacker: bool = False) -> list[Record]:
+def client_records(place: PeerSlot, learned: Learned | None, *, is_attacker: bool = False) -> list[Record]:
     """One entry per client behind a peer: accuracies, hits per class, losses, whom it trusted."""
     return [
         _client_record(place, client, part, learned, is_attacker=is_attacker)
@@ -119,7 +119,7 @@ def _mean_or_none(scores: Sequence[ClassScore]) -> float | None:
     return _mean(scores) if scores else None  # an organisation of its own has no common test images
 
 
-def _client_record(place: Place, client: int, part: int, learned: Learned | None, *, is_attacker: bool) -> Record:
+def _client_record(place: PeerSlot, client: int, part: int, learned: Learned | None, *, is_attacker: bool) -> Record:
     standing = place.measured
     local = None if standing.local is None else standing.local[part]
     return {
@@ -141,7 +141,7 @@ def _client_record(place: Place, client: int, part: int, learned: Learned | None
     }
 
 
-def _variants(standing: Standing, part: int) -> Record:
+def _variants(standing: Evaluation, part: int) -> Record:
     return {
         name: {
             "validation_accuracy": one.validation[part].accuracy,

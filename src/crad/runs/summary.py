@@ -12,7 +12,7 @@ from typing import Any
 
 from crad.config import Experiment
 from crad.federation.attacks import draw_attackers
-from crad.runs.names import called
+from crad.runs.names import display_name
 from crad.runs.records import Record
 from crad.runs.selection import best_round, clients_at, honest_best_round, honest_clients_at
 
@@ -35,7 +35,7 @@ def summarise(
     return {
         "schema": SCHEMA,
         "method": experiment.method,
-        "name": called(experiment),
+        "name": display_name(experiment),
         **about,
         "dataset": experiment.dataset,
         "preset": experiment.preset,

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from crad.analysis.confusions import confusion_sentence
-from crad.api import Hooks
 from crad.errors import ConfigError, RunError
 from crad.federation.peer import log_prior
 from crad.federation.rounds import Step
@@ -16,17 +15,18 @@ from crad.network.agreement import Agreement
 from crad.network.identity import load_identity
 from crad.network.ledger import totals
 from crad.report.participant import participant_page, participant_record
+from crad.runs.callbacks import Hooks
 from crad.runs.directory import RunDirectory
 from crad.runs.export import export_onnx, export_safetensors, trained_model
 from crad.runs.records import Record
 from crad.runs.summary import versions
 from crad.site.certificate import check_own_certificate, watched_certificate
-from crad.site.local_peer import Part, prepare_part
+from crad.site.local_peer import LocalPeer, prepare_local_peer
 from crad.site.refusals import read_refusals
 from crad.site.settings import Site
-from crad.site.state_folder import LEDGER, REFUSALS, STATUS, state_folder, word_about_earlier
+from crad.site.state_folder import LEDGER, REFUSALS, STATUS, stale_state_warning, state_folder
 from crad.site.status import Status
-from crad.site.training import Trained, take_part, train_alone
+from crad.site.training import Trained, take_part, train_for_comparison
 from crad.site.transport import check_identity, open_exchange, wait_for_readers
 
 
@@ -49,17 +49,17 @@ def join(agreement: Agreement, site: Site, *, hooks: Hooks) -> Joined:
 
 
 def _join(agreement: Agreement, site: Site, *, hooks: Hooks) -> Joined:
-    earlier = word_about_earlier(agreement, site)
+    earlier = stale_state_warning(agreement, site)
     if earlier is not None:
         hooks.on_notice(earlier)
-    part = prepare_part(agreement, site)
+    part = prepare_local_peer(agreement, site)
     for name, reason in part.named_left_out.items():
         hooks.on_notice(f"{name} is left out as a teacher: {reason}")
     disk = LedgerDisk(part.folder, notice=hooks.on_notice)
     with open_exchange(part, site, notice=hooks.on_notice, on_fault=disk.note) as exchange:
         federated = take_part(part, exchange, hooks=disk.checked(hooks))
         hooks.on_notice(f"{_rounds_done(federated, agreement)}; now the same model without the others, for comparison")
-        alone = train_alone(part, hooks=disk.checked(Hooks(on_step=hooks.on_step)))
+        alone = train_for_comparison(part, hooks=disk.checked(Hooks(on_step=hooks.on_step)))
         late = wait_for_readers(part, exchange, notice=hooks.on_notice, check=disk.check)
         if late:
             hooks.on_notice(f"not fetched by {', '.join(late)} within the agreed deadline; ending without them")
@@ -124,7 +124,7 @@ class LedgerDisk:
         return replace(hooks, on_step=on_step)
 
 
-def _write_outcome(part: Part, federated: Trained, record: Record, *, hooks: Hooks) -> None:
+def _write_outcome(part: LocalPeer, federated: Trained, record: Record, *, hooks: Hooks) -> None:
     """The selected model for use, and the report."""
     directory = RunDirectory(part.folder)
     architecture = part.world.architecture_of(part.number)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from crad.api import check_model
 from crad.config import Experiment
-from crad.data.preprocessing import preparation_of
+from crad.data.preprocessing import make_preprocessor
 from crad.data.site_data import OwnData, load_own_data
 from crad.device import choose_device, repeatable
 from crad.errors import ConfigError, RunError
-from crad.federation.federated_data import World, build_own_world
+from crad.federation.federated_data import FederatedData, build_own_data
 from crad.federation.method import Method
 from crad.files import write_once
 from crad.methods import check_recipe, resolve_method
@@ -32,12 +32,12 @@ SECRET_BITS = 63
 
 
 @dataclass(frozen=True)
-class Part:
+class LocalPeer:
     """A member ready to take part: its number, its world and its method."""
 
     agreement: Agreement
     number: int
-    world: World
+    world: FederatedData
     method: Method
     folder: Path
     left_out: dict[int, str] = field(default_factory=dict)  # members that cannot teach us, by number, and why
@@ -53,9 +53,9 @@ class Part:
         return {self.agreement.members[number].name: reason for number, reason in self.left_out.items()}
 
 
-def prepare_part(agreement: Agreement, site: Site) -> Part:
+def prepare_local_peer(agreement: Agreement, site: Site) -> LocalPeer:
     """Read the own data and check everything that can be checked without the others."""
-    return make_part(agreement, site, read_data(agreement, site))
+    return make_local_peer(agreement, site, read_data(agreement, site))
 
 
 def read_data(agreement: Agreement, site: Site) -> OwnData:
@@ -71,7 +71,7 @@ def read_data(agreement: Agreement, site: Site) -> OwnData:
     )
 
 
-def make_part(agreement: Agreement, site: Site, own: OwnData) -> Part:
+def make_local_peer(agreement: Agreement, site: Site, own: OwnData) -> LocalPeer:
     """The member with these images; refused if method or model cannot work, or our own file does not allow them."""
     number = agreement.number(site.name)
     check_store_kind(agreement, site)
@@ -82,8 +82,8 @@ def make_part(agreement: Agreement, site: Site, own: OwnData) -> Part:
     check_recipe(experiment, method)
     folder = state_folder(agreement, site)
     device = choose_device(experiment.device)
-    preparation = preparation_of(agreement.mean, agreement.std, augmentation=agreement.augmentation, device=device)
-    world = build_own_world(
+    preparation = make_preprocessor(agreement.mean, agreement.std, augmentation=agreement.augmentation, device=device)
+    world = build_own_data(
         experiment,
         own,
         client=number,
@@ -95,14 +95,14 @@ def make_part(agreement: Agreement, site: Site, own: OwnData) -> Part:
     _check_method(method, world)
     with repeatable(torch_seed(experiment.seed, "roster"), device):
         check_model(world, world.architecture_of(number))
-    return Part(agreement, number, world, method, folder, left_out_of(agreement, site))
+    return LocalPeer(agreement, number, world, method, folder, left_out_of(agreement, site))
 
 
 def _experiment(agreement: Agreement, site: Site) -> Experiment:
     return agreement.experiment(dataset=str(site.data), device=site.device, workers=1)
 
 
-def _check_method(method: Method, world: World) -> None:
+def _check_method(method: Method, world: FederatedData) -> None:
     if method.common_images != "none":
         raise ConfigError(
             f"method {method.name!r} needs {method.common_images} images that all members share; between organisations "

@@ -14,7 +14,7 @@ from crad.config import AtLeastOne, Device, Positive
 from crad.data.site_data import AS_AGREED, OwnClasses
 from crad.errors import ConfigError, printable, unknown_name
 from crad.network.attendance import AWAY_AFTER
-from crad.network.fields import Address, Name
+from crad.network.fields import Address, MemberName
 from crad.network.identity import check_name
 
 ARCHITECTURES_LINE = '# architectures = ["my_pkg:build"]'
@@ -94,7 +94,7 @@ class Site(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    name: Name
+    name: MemberName
     agreement: Path
     keys: Path
     data: Path

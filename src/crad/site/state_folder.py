@@ -16,7 +16,7 @@ def state_folder(agreement: Agreement, site: Site) -> Path:
     return site.state / agreement.hash[:HASH_LETTERS]
 
 
-def word_about_earlier(agreement: Agreement, site: Site) -> str | None:
+def stale_state_warning(agreement: Agreement, site: Site) -> str | None:
     """What to tell a member whose state is of other agreements alone: nothing of it is lost, and nothing used."""
     if state_folder(agreement, site).exists():
         return None

@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crad.analysis.confusions import confused_members, confusion_sentence
-from crad.api import Hooks
 from crad.config import to_toml
 from crad.engines.serial import SerialEngine
 from crad.errors import RunError
 from crad.federation.exchange import Exchange, MemoryExchange
 from crad.federation.method import Method
 from crad.federation.roster import Roster
-from crad.federation.rounds import Rounds, Step
+from crad.federation.rounds import RoundLoop, Step
 from crad.files import write_atomically
 from crad.methods.alone import LOCAL
 from crad.network.member_exchange import MemberExchange
+from crad.runs.callbacks import Hooks
 from crad.runs.checkpoint import latest_round, load_checkpoint, save_checkpoint
 from crad.runs.directory import RunDirectory
 from crad.runs.records import Record, partition_record, round_record
 from crad.runs.selection import best_round
-from crad.site.local_peer import Part
+from crad.site.local_peer import LocalPeer
 from crad.site.state_folder import STATUS
 from crad.site.status import Status
 from crad.site.unused_teachers import UnusedTeachers
@@ -38,7 +38,7 @@ class Trained:
     state: Path
 
 
-def take_part(part: Part, exchange: MemberExchange, *, hooks: Hooks) -> Trained:
+def take_part(part: LocalPeer, exchange: MemberExchange, *, hooks: Hooks) -> Trained:
     """All rounds of the federation that are still to come, with this exchange; survives being stopped anywhere."""
     status, unused = Status(part.folder / STATUS), UnusedTeachers(part.agreement)
     meaning, taken = Meaning(part, notice=hooks.on_notice), len(RunDirectory(part.folder).rounds())
@@ -85,7 +85,7 @@ def take_part(part: Part, exchange: MemberExchange, *, hooks: Hooks) -> Trained:
 class Meaning:
     """Says once of every member and pair of classes that they seem to mean something else; also after a restart."""
 
-    def __init__(self, part: Part, *, notice: Callable[[str], None]) -> None:
+    def __init__(self, part: LocalPeer, *, notice: Callable[[str], None]) -> None:
         self._names = [member.name for member in part.agreement.members]
         self._classes, self._notice = part.agreement.classes, notice
         self._records = RunDirectory(part.folder).rounds()
@@ -104,13 +104,13 @@ class Meaning:
         return [confusion_sentence(entry) for entry in entries]
 
 
-def train_alone(part: Part, *, hooks: Hooks) -> Trained:
+def train_for_comparison(part: LocalPeer, *, hooks: Hooks) -> Trained:
     """The same model, data and number of rounds without anybody else."""
     return _train(part, LOCAL, part.folder / "alone", MemoryExchange(), on_step=hooks.on_step, on_round=hooks.on_round)
 
 
 def _train(
-    part: Part,
+    part: LocalPeer,
     method: Method,
     folder: Path,
     exchange: Exchange,
@@ -123,7 +123,7 @@ def _train(
     roster = Roster(part.world, method.roster(part.world), directory.checkpoint_folder, here={part.number})
     with directory.locked(), closing(SerialEngine(part.world, method)) as engine:
         records = _restore(directory, roster)
-        loop = Rounds(method, roster, exchange=exchange, engine=engine)
+        loop = RoundLoop(method, roster, exchange=exchange, engine=engine)
         for done in loop.run(after=records[-1]["round"] if records else 0, on_step=on_step):
             records.append(round_record(done, roster))
             directory.append_round(records[-1])
@@ -145,7 +145,7 @@ def _train(
         return Trained(records, dict(best), state)
 
 
-def _begin(directory: RunDirectory, part: Part) -> None:
+def _begin(directory: RunDirectory, part: LocalPeer) -> None:
     """Write down what this is, or check that it is still the same."""
     partition = partition_record(part.world)
     if directory.experiment_file.exists():

@@ -16,7 +16,7 @@ from crad.network.member_exchange import MemberExchange, Terms
 from crad.network.store.bucket_exchange import BucketExchange
 from crad.runs.checkpoint import latest_round
 from crad.runs.directory import RunDirectory
-from crad.site.local_peer import Part
+from crad.site.local_peer import LocalPeer
 from crad.site.permission import snapshot_bytes_of
 from crad.site.refusals import RefusalLog
 from crad.site.settings import Site
@@ -27,7 +27,11 @@ WAIT_S = 0.2
 
 @contextmanager
 def open_exchange(
-    part: Part, site: Site, *, notice: Callable[[str], None], on_fault: Callable[[OSError], None] = lambda error: None
+    part: LocalPeer,
+    site: Site,
+    *,
+    notice: Callable[[str], None],
+    on_fault: Callable[[OSError], None] = lambda error: None,
 ) -> Iterator[MemberExchange]:
     """Be ready to publish and to fetch, over HTTPS or through the agreed store, until the block ends.
 
@@ -98,7 +102,7 @@ def check_identity(agreement: Agreement, identity: Identity, name: str) -> None:
 
 
 def wait_for_readers(
-    part: Part,
+    part: LocalPeer,
     exchange: MemberExchange,
     *,
     notice: Callable[[str], None],

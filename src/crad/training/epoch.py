@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from crad.config import Experiment
-from crad.data.preprocessing import ImageSet, Preparation
+from crad.data.preprocessing import ImageSet, Preprocessor
 from crad.randomness import torch_stream
-from crad.training.losses import Labels, Loss
+from crad.training.losses import BatchLabels, Loss
 
 BLOCK_BYTES = 256 * 2**20  # of inputs held at once; a shard is usually one block
 
@@ -28,9 +28,9 @@ class Block:
     epoch: int = 0  # which pass of the round over the shard it belongs to
 
     @property
-    def targets(self) -> Labels:
+    def targets(self) -> BatchLabels:
         """The labels as a loss takes them."""
-        return Labels(self.labels, self.mixed_with, self.share)
+        return BatchLabels(self.labels, self.mixed_with, self.share)
 
 
 @dataclass
@@ -55,7 +55,7 @@ class LossMeter:
 def epoch_blocks(
     shard: ImageSet,
     *,
-    preparation: Preparation,
+    preparation: Preprocessor,
     batch_size: int,
     seed: int,
     purpose: tuple[str | int, ...],

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from crad.data.preprocessing import ImageSet, Preparation
+from crad.data.preprocessing import ImageSet, Preprocessor
 from crad.inference.engine import Run
 
 EVALUATION_BATCH = 64  # larger ones are slower on a CPU
@@ -49,22 +49,24 @@ def score(
     model: nn.Module,
     images: ImageSet,
     *,
-    preparation: Preparation,
+    preparation: Preprocessor,
     num_classes: int,
     prepare: Callable[[nn.Module], Run] | None = None,
 ) -> ClassScore:
     """Run the model in evaluation mode over a labelled set; a large set is worth preparing the model for it."""
-    [plain] = score_faces(model, images, [None], preparation=preparation, num_classes=num_classes, prepare=prepare)
+    [plain] = score_with_priors(
+        model, images, [None], preparation=preparation, num_classes=num_classes, prepare=prepare
+    )
     return plain
 
 
 @torch.no_grad()
-def score_faces(
+def score_with_priors(
     model: nn.Module,
     images: ImageSet,
     faces: Sequence[Tensor | None],
     *,
-    preparation: Preparation,
+    preparation: Preprocessor,
     num_classes: int,
     prepare: Callable[[nn.Module], Run] | None = None,
 ) -> list[ClassScore]:

@@ -26,7 +26,7 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class Labels:
+class BatchLabels:
     """The labels of some samples; those of mixed ones have a second label, with the rest of the share."""
 
     first_B: Tensor
@@ -36,14 +36,14 @@ class Labels:
     def __len__(self) -> int:
         return len(self.first_B)
 
-    def __getitem__(self, where: slice) -> Labels:
+    def __getitem__(self, where: slice) -> BatchLabels:
         parts = (None if part is None else part[where] for part in (self.first_B, self.second_B, self.share_B))
-        return Labels(*parts)  # type: ignore[arg-type]  # the first is never None
+        return BatchLabels(*parts)  # type: ignore[arg-type]  # the first is never None
 
 
 def distillation_loss(
     logits_BC: Tensor,
-    labels_B: Tensor | Labels,
+    labels_B: Tensor | BatchLabels,
     target_BC: Tensor,
     *,
     temperature: float,
@@ -57,13 +57,15 @@ def distillation_loss(
     return Loss(total, cross_entropy, distillation)
 
 
-def private_loss(logits_BC: Tensor, labels_B: Tensor | Labels, log_prior_C: Tensor | None = None) -> Loss:
+def private_loss(logits_BC: Tensor, labels_B: Tensor | BatchLabels, log_prior_C: Tensor | None = None) -> Loss:
     """Cross-entropy on the own labels alone."""
     cross_entropy = private_cross_entropy(logits_BC, labels_B, log_prior_C)
     return Loss(cross_entropy, cross_entropy, cross_entropy.new_zeros(()))
 
 
-def private_cross_entropy(logits_BC: Tensor, labels_B: Tensor | Labels, log_prior_C: Tensor | None = None) -> Tensor:
+def private_cross_entropy(
+    logits_BC: Tensor, labels_B: Tensor | BatchLabels, log_prior_C: Tensor | None = None
+) -> Tensor:
     """CE(z, y), or CE(z + log prior, y): then z need not learn how often a client sees each class, batch mean."""
     if log_prior_C is not None:
         logits_BC = logits_BC + log_prior_C

@@ -22,7 +22,7 @@ MAX_SAID = 20  # lines about what one member shows
 MAX_SHOWN = 16  # envelopes looked at beyond one of each member
 
 Notice = Callable[[str], None]
-Place = tuple[str, str]  # a member's name, and the kind of message
+MessageKey = tuple[str, str]  # a member's name, and the kind of message
 Digests = Mapping[str, Mapping[str, str]]  # by name and kind
 Show = Callable[[str, str], bytes | None]  # the envelope that somebody received from this member, of this kind
 
@@ -33,7 +33,7 @@ class Witness:
     def __init__(self, agreement: Agreement, own: int, folder: Path, *, notice: Notice = lambda text: None) -> None:
         self._agreement, self._own, self._folder, self._notice = agreement, own, folder, notice
         self._lock = threading.RLock()
-        self._received: dict[int, dict[Place, bytes]] = {}
+        self._received: dict[int, dict[MessageKey, bytes]] = {}
         self._elsewhere: dict[tuple[int, str], str] = {}  # our own messages, as others hold them
         self._said: dict[str, set[str]] = {}  # by the member that it is about
         self._proofs: dict[str, bytes] = {}
@@ -70,7 +70,7 @@ class Witness:
         with self._lock:
             return self._received.get(round_index, {}).get((name, kind))
 
-    def envelopes(self, *, since: int) -> dict[int, dict[Place, bytes]]:
+    def envelopes(self, *, since: int) -> dict[int, dict[MessageKey, bytes]]:
         """Return all that we received from this round on."""
         with self._lock:
             return {index: dict(places) for index, places in self._received.items() if index >= since}

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from crad.errors import SnapshotError, printable
 from crad.network.agreement import Agreement
-from crad.network.arrivals import Announced, Rounds, ShortName
+from crad.network.arrivals import Announced, RoundRange, ShortName
 from crad.network.envelope import max_envelope_bytes
 from crad.network.equivocation.proof import max_proof_bytes
 from crad.network.fields import split_address
@@ -55,7 +55,7 @@ class Answer:
     retry_s: float = 0.0
 
 
-class Hello(Rounds):
+class Hello(RoundRange):
     """What a member says of itself."""
 
     name: Annotated[str, Field(max_length=63)]
@@ -64,7 +64,7 @@ class Hello(Rounds):
     version: Annotated[str, Field(max_length=50)]
 
 
-class Receipts(BaseModel):
+class ReceiptDigests(BaseModel):
     """What a member says that it received in a round, and against whom it has proofs; nothing of it is believed."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
@@ -122,9 +122,9 @@ class MemberClient:
             raise SnapshotError(f"{self.member.name} does not tell its agreement (answer {answer.status})")
         return table
 
-    def rounds(self, answer: Answer) -> Rounds:
+    def rounds(self, answer: Answer) -> RoundRange:
         """What an answer 410 or 425 says about the member's rounds."""
-        return self._model(Rounds, answer)
+        return self._model(RoundRange, answer)
 
     def manifest(self, round_index: int, kind: str, *, wait_s: float) -> Answer:
         """The signed envelope of a round, waited for at the other end."""
@@ -132,11 +132,11 @@ class MemberClient:
         limit = max_envelope_bytes(self._agreement) + 1  # one more is enough to be refused
         return self.ask(path, limit=limit, read_s=self._read_s + wait_s, total_s=self._read_s + wait_s)
 
-    def receipts(self, round_index: int, *, total_s: float) -> Receipts | None:
+    def receipts(self, round_index: int, *, total_s: float) -> ReceiptDigests | None:
         """What the member says that it received in a round, None if it does not say."""
         limit = RECEIPTS_BYTES + RECEIPT_BYTES * len(self._agreement.members)
         answer = self.ask(f"/v1/receipts/{round_index}", limit=limit, total_s=total_s)
-        return self._model(Receipts, answer) if answer.status == 200 else None
+        return self._model(ReceiptDigests, answer) if answer.status == 200 else None
 
     def receipt(self, round_index: int, name: str, kind: str, *, total_s: float) -> bytes | None:
         """The envelope that the member received from another one, None if it has none."""

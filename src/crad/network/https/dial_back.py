@@ -18,7 +18,7 @@ TOTAL_S = 2 * TRY_S  # for all of them
 TRIES = 4  # at once, for all members together
 
 
-class TryBack:
+class DialBack:
     """Tries members, one try at a time for each: nobody can make this machine dial much, nor anywhere else."""
 
     def __init__(self, agreement: Agreement, identity: Identity, *, proxy: str | None = None) -> None:

@@ -18,7 +18,7 @@ MOST_TIMES = 4  # what one member may do, for an address from which many come
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Admission:
     """Whether a connection may stay, whose places were taken for it, and what to say about it (cause, line)."""
 
     is_in: bool
@@ -147,19 +147,19 @@ class Door:
         """Return how many connections a member has."""
         return len(self._members.get(member, ()))
 
-    def arrive(self, key: int, address: str, *, now: float) -> Verdict:
+    def arrive(self, key: int, address: str, *, now: float) -> Admission:
         """Judge a new connection. An address that comes far too often is turned away before anything is kept."""
         members = self._known.members_at(address)
         if not self._may_arrive(address, members=members, now=now):
-            return Verdict(False, said=(f"too often, {members > 0}", f"{address} connects too often: turned away"))
+            return Admission(False, said=(f"too often, {members > 0}", f"{address} connects too often: turned away"))
         gone = self._silent[members > 0].add(key, address, share=self._share(members))
         return _made_room(gone, "connections without a word", is_known=members > 0)
 
-    def greet(self, key: int, *, now: float) -> Verdict | None:
+    def greet(self, key: int, *, now: float) -> Admission | None:
         """Let a handshake begin, or None: this address has begun too many, ask again in a moment."""
         is_known = key in self._silent[True]
         if not is_known and key not in self._silent[False]:
-            return Verdict(False)
+            return Admission(False)
         address = self._silent[is_known].address(key)
         members = self._known.members_at(address)
         if is_known and not self._may_greet(address, members=members, now=now):
@@ -169,11 +169,11 @@ class Door:
         gone = self._greeting[is_known].add(key, address, share=self._share(members))
         return _made_room(gone, "unfinished handshakes", is_known=is_known)
 
-    def enter(self, key: int, member: str, *, is_busy: Callable[[], bool]) -> Verdict:
+    def enter(self, key: int, member: str, *, is_busy: Callable[[], bool]) -> Admission:
         """A handshake has ended with a member's certificate. Its oldest idle connection makes room for one too many."""
         pool = next((pool for pool in self._greeting.values() if key in pool), None)
         if pool is None:
-            return Verdict(False)  # dropped just now
+            return Admission(False)  # dropped just now
         address = pool.remove(key)
         gone: tuple[int, ...] = ()
         if self.held_by(member) >= self.rooms.per_member:
@@ -184,10 +184,10 @@ class Door:
         else:
             said = None
         if said is not None and not gone:
-            return Verdict(False, said=said)
+            return Admission(False, said=said)
         self._members.setdefault(member, OrderedDict())[key] = is_busy
         self._known.learn(member, address)
-        return Verdict(True, gone, said)
+        return Admission(True, gone, said)
 
     def touch(self, key: int, member: str) -> None:
         """A member's connection is used: now it is the last of its idle ones to go."""
@@ -249,12 +249,12 @@ class Door:
         return ()
 
 
-def _made_room(gone: Gone | None, what: str, *, is_known: bool) -> Verdict:
+def _made_room(gone: Gone | None, what: str, *, is_known: bool) -> Admission:
     if gone is None:
-        return Verdict(True)
+        return Admission(True)
     kind = "known" if is_known else "unknown"
     who = f"{gone.address} holds {gone.held}" if gone.held > 1 else f"{kind} addresses together hold {gone.total}"
-    return Verdict(True, (gone.key,), (f"{what} of {kind} addresses", f"{who} {what}: dropped, oldest first"))
+    return Admission(True, (gone.key,), (f"{what} of {kind} addresses", f"{who} {what}: dropped, oldest first"))
 
 
 def _too_many(member: str, most: int, *, is_dropped: bool) -> tuple[str, str]:

@@ -21,7 +21,7 @@ from crad.errors import printable
 from crad.network.agreement import Agreement
 from crad.network.arrivals import KIND, split_kind
 from crad.network.equivocation.witness import Witness
-from crad.network.https.dial_back import TryBack
+from crad.network.https.dial_back import DialBack
 from crad.network.https.outbox import Absent, Outbox, Published
 
 CHUNK_BYTES = 1 << 20  # smaller ones cost half again the CPU
@@ -37,7 +37,7 @@ class Endpoints:
     """The answers. They run on the server's loop; `wake` is how another thread says that there is news."""
 
     def __init__(
-        self, agreement: Agreement, own: str, outbox: Outbox, *, try_back: TryBack, on_delivered: Delivered
+        self, agreement: Agreement, own: str, outbox: Outbox, *, try_back: DialBack, on_delivered: Delivered
     ) -> None:
         self._agreement, self._own, self._outbox, self._on_delivered = agreement, own, outbox, on_delivered
         self._try_back = try_back

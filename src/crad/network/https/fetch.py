@@ -17,11 +17,11 @@ from crad.errors import CradError, RunError, SnapshotError, printable
 from crad.federation.message import Message
 from crad.files import full_disk
 from crad.network.agreement import Agreement, Member, differences
-from crad.network.arrivals import Announced, Rounds, check_announced
+from crad.network.arrivals import Announced, RoundRange, check_announced
 from crad.network.clock import Clock, Mailbox, Signal, Worker
 from crad.network.envelope import StaleAgreementError
 from crad.network.equivocation.witness import Witness
-from crad.network.https.client import Answer, ChangedError, Receipts, is_disconnect, is_imposter, is_slow, why
+from crad.network.https.client import Answer, ChangedError, ReceiptDigests, is_disconnect, is_imposter, is_slow, why
 from crad.network.inbox import Inbox, LateError
 from crad.network.round_deadline import Verdict
 
@@ -49,7 +49,7 @@ class Line(Protocol):
         """Yield the announced body from this byte on."""
         ...
 
-    def rounds(self, answer: Answer) -> Rounds:
+    def rounds(self, answer: Answer) -> RoundRange:
         """Return what an answer says about the member's rounds."""
         ...
 
@@ -57,7 +57,7 @@ class Line(Protocol):
         """Return what the member has agreed on."""
         ...
 
-    def receipts(self, round_index: int, *, total_s: float) -> Receipts | None:
+    def receipts(self, round_index: int, *, total_s: float) -> ReceiptDigests | None:
         """Return what the member says that it received."""
         ...
 
@@ -182,7 +182,7 @@ class Fetch:
             return Ending("unreachable", "it does not count us among its members: compare federation.toml")
         return Ending("unreachable", f"it answers {answer.status}: compare the versions of crad")
 
-    def _fetch_later_one(self, rounds: Rounds) -> Ending:
+    def _fetch_later_one(self, rounds: RoundRange) -> Ending:
         """Have a member that says to be past this round show a message of a later one."""
         latest = min(rounds.latest_round or 0, self._agreement.rounds)
         said = f"its rounds begin with {rounds.first_round}, it is at {rounds.latest_round}"
@@ -261,7 +261,7 @@ class Fetch:
         except Exception:
             return
 
-    def _take_proofs(self, receipts: Receipts) -> None:
+    def _take_proofs(self, receipts: ReceiptDigests) -> None:
         """Take the first proof that is new to us; the next message brings the next."""
         witness = self._want.witness
         names = {member.name for member in self._agreement.members} - {self.client.member.name, witness.own_name}

@@ -165,7 +165,7 @@ class MemberProtocol(H11Protocol):
         super().__init__(*args, **options)
         self.member: str | None = None
         self._application = self.app
-        self._patience: asyncio.TimerHandle | None = None
+        self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """The handshake is done: somebody with a trusted certificate, who may not stay for all that."""
@@ -187,7 +187,7 @@ class MemberProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """A request that has begun must come to its end."""
         self.gate.touch(self)
-        if self._patience is None and (self.cycle is None or self.cycle.response_complete):
+        if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
             self._expect_request()
         super().data_received(data)
 
@@ -208,9 +208,9 @@ class MemberProtocol(H11Protocol):
         await self._application({**scope, "connection": self}, receive, send)
 
     def _expect_request(self) -> None:
-        self._patience = self.loop.call_later(self.gate.limits.request_s, self.transport.abort)
+        self._deadline = self.loop.call_later(self.gate.limits.request_s, self.transport.abort)
 
     def _stop_patience(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None

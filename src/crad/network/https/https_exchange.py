@@ -22,7 +22,7 @@ from crad.network.https.fetch import Ending, Fetch, Line, Want
 from crad.network.https.outbox import Outbox, Published
 from crad.network.identity import Identity
 from crad.network.member_exchange import MemberExchange, Terms
-from crad.network.round_deadline import PRESENT, Patience, Verdict, count_present
+from crad.network.round_deadline import PRESENT, RoundDeadline, Verdict, count_present
 
 ASK_AGAIN_S = 60.0  # those whose message was refused, where without them the round cannot go on
 SHOW_AGAIN_S = 1.0  # those who say to be past this round and have not shown it yet
@@ -107,7 +107,9 @@ class HttpsExchange(MemberExchange):
         self._server.outbox.publish(round_index, kind, envelope=envelope, message=message)
         self._server.announce()
 
-    def _gather(self, round_index: int, kind: str, wanted: Sequence[int], patience: Patience) -> dict[int, Message]:
+    def _gather(
+        self, round_index: int, kind: str, wanted: Sequence[int], deadline: RoundDeadline
+    ) -> dict[int, Message]:
         self._settle_those_behind()
         want = Want(
             round_index,
@@ -118,7 +120,7 @@ class HttpsExchange(MemberExchange):
             stop=self._clock.signal(),
             endings=self._clock.mailbox(),
         )
-        endings = self._fetch_all(wanted, want, patience)
+        endings = self._fetch_all(wanted, want, deadline)
         self._note_attendance(round_index, _verdicts(endings), wanted)
         for number in wanted:
             ending = endings.get(number)
@@ -126,7 +128,7 @@ class HttpsExchange(MemberExchange):
                 self._notice(f"round {round_index} goes on without {self._name(number)}: {ending.reason}")
         return {number: one.message for number, one in endings.items() if one.verdict == "came" and one.message}
 
-    def _fetch_all(self, wanted: Sequence[int], want: Want, patience: Patience) -> Endings:
+    def _fetch_all(self, wanted: Sequence[int], want: Want, deadline: RoundDeadline) -> Endings:
         """Fetch from all at once until the round can go on; everybody's ending, also of those who are too late."""
         endings: Endings = {}
         away = self.attendance.away(want.round_index) & set(wanted)
@@ -135,14 +137,14 @@ class HttpsExchange(MemberExchange):
         wants = {number: behind if number in away else want for number in wanted}
         running = {number: self._start(number, wants[number]) for number in wanted}
         try:
-            while not patience.is_over(
+            while not deadline.is_over(
                 _verdicts(endings), wanted=wanted, away=self._not_waited_for(want.round_index, wanted)
             ):
-                self._check_hope(want, patience, endings)
+                self._check_hope(want, deadline, endings)
                 if all(number in endings for number in wanted if number not in away):
                     running |= self._ask_again(wants, endings)
                 try:
-                    number, ending = want.endings.get(timeout=patience.next_look_s())
+                    number, ending = want.endings.get(timeout=deadline.next_look_s())
                 except queue.Empty:
                     continue
                 endings[number] = self._note(number, ending)
@@ -179,14 +181,14 @@ class HttpsExchange(MemberExchange):
             self._refuse(self._name(number), ending.reason)
         return ending
 
-    def _check_hope(self, want: Want, patience: Patience, endings: Mapping[int, Ending]) -> None:
+    def _check_hope(self, want: Want, deadline: RoundDeadline, endings: Mapping[int, Ending]) -> None:
         there = count_present(_verdicts(endings))
-        if there >= patience.quorum:
+        if there >= deadline.quorum:
             return
-        text = f"round {want.round_index} has {there} of the {patience.quorum} others that it needs"
-        if patience.is_past_hope:
-            raise ExchangeError(f"{text} after {patience.give_up_s:g} s: join again when they are back")
-        if patience.is_time_for_a_word():
+        text = f"round {want.round_index} has {there} of the {deadline.quorum} others that it needs"
+        if deadline.expired:
+            raise ExchangeError(f"{text} after {deadline.give_up_s:g} s: join again when they are back")
+        if deadline.is_time_for_a_word():
             self._notice(f"{text}: waiting for more")
 
     def _leave(self, running: Sequence[Running], want: Want, endings: Endings) -> None:

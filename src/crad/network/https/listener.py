@@ -16,7 +16,7 @@ from functools import partial
 
 from crad.errors import printable
 from crad.network.https.addresses import REFRESH_S, KnownAddresses, group_address
-from crad.network.https.door import Door, Verdict
+from crad.network.https.door import Admission, Door
 from crad.network.https.limits import Limits
 from crad.network.https.notices import Throttle
 
@@ -174,7 +174,7 @@ class Listener:
         self._door.leave(key)
         self._drop(key)
 
-    def _carry_out(self, verdict: Verdict) -> None:
+    def _carry_out(self, verdict: Admission) -> None:
         for key in verdict.dropped:
             self._drop(key)
         if verdict.said is not None:

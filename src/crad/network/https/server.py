@@ -21,7 +21,7 @@ from crad.network.agreement import Agreement
 from crad.network.equivocation.witness import Witness
 from crad.network.fields import split_address
 from crad.network.https.addresses import KnownAddresses
-from crad.network.https.dial_back import TryBack
+from crad.network.https.dial_back import DialBack
 from crad.network.https.door import Door
 from crad.network.https.endpoints import Delivered, Endpoints
 from crad.network.https.gate import Gate, Limits, MemberProtocol, Notice
@@ -57,7 +57,7 @@ class SnapshotServer:
     ) -> None:
         self.outbox = Outbox(folder / "out", federation=agreement.hash)
         self.on_delivered: Delivered = lambda name, published: None
-        try_back = TryBack(agreement, identity, proxy=proxy)
+        try_back = DialBack(agreement, identity, proxy=proxy)
         self._endpoints = Endpoints(
             agreement, identity.name, self.outbox, try_back=try_back, on_delivered=self._deliver
         )

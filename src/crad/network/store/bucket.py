@@ -20,10 +20,10 @@ from crad.federation.exchange import KEPT_ROUNDS
 from crad.federation.message import Manifest, Message
 from crad.files import full_disk
 from crad.network.agreement import Agreement, differences
-from crad.network.arrivals import Announced, RoundNumber, Rounds, ShortName, check_announced, check_rounds
+from crad.network.arrivals import Announced, RoundNumber, RoundRange, ShortName, check_announced, check_rounds
 from crad.network.envelope import max_envelope_bytes, seal
 from crad.network.equivocation.proof import max_proof_bytes
-from crad.network.equivocation.witness import Place
+from crad.network.equivocation.witness import MessageKey
 from crad.network.identity import Identity
 from crad.network.json_input import load_object
 from crad.network.ledger import OutgoingLedger
@@ -87,7 +87,7 @@ class Bucket:
         folder = self._round_folder(number, announced.manifest.round_index)
         return f"{folder}/{_body_name(kind, announced.manifest)}"
 
-    def rounds_of(self, number: int) -> Rounds | None:
+    def rounds_of(self, number: int) -> RoundRange | None:
         """Which rounds a member has signed for; None if it has not."""
         envelope = self._read_envelope(f"{self._folder_of(number)}/state")
         if envelope is None:
@@ -137,7 +137,7 @@ class Bucket:
         except ValueError as error:
             raise SnapshotError(f"{self._agreement.members[number].name} tells nonsense: {printable(error)}") from error
 
-    def put_receipts(self, received: Mapping[int, Mapping[Place, bytes]], proofs: Mapping[str, bytes]) -> None:
+    def put_receipts(self, received: Mapping[int, Mapping[MessageKey, bytes]], proofs: Mapping[str, bytes]) -> None:
         """What we received, so that the others can compare it with what they did; and the proofs that we have."""
         receipts = [
             Receipt(round_index=index, member=name, kind=kind, envelope=envelope.decode())
@@ -158,7 +158,7 @@ class Bucket:
         self._put(body_path, message.body, what="snapshot", sha256=manifest.sha256, **about)
         self._put(f"{folder}/{kind}.manifest", envelope, what="manifest", **about)
 
-    def put_state(self, rounds: Rounds) -> None:
+    def put_state(self, rounds: RoundRange) -> None:
         """Where we stand: who waits for something older need not, who comes back knows where the others are."""
         if not self._is_introduced:
             self._put(self._agreement_path(self._identity.name), self._agreement.text, what="agreement")

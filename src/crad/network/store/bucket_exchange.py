@@ -13,11 +13,11 @@ from crad.errors import SnapshotError
 from crad.federation.exchange import OvertakenError
 from crad.federation.message import Message
 from crad.network.agreement import Agreement
-from crad.network.arrivals import Announced, Rounds
+from crad.network.arrivals import Announced, RoundRange
 from crad.network.identity import Identity
 from crad.network.ledger import OutgoingLedger
 from crad.network.member_exchange import MemberExchange, Terms, UnpublishedError
-from crad.network.round_deadline import Patience
+from crad.network.round_deadline import RoundDeadline
 from crad.network.store.bucket import RECEIPT_ROUNDS, Bucket, Receipts
 from crad.network.store.bucket_search import Search, Voice
 from crad.network.store.guarded_store import GuardedStore, Objects
@@ -53,7 +53,7 @@ class BucketExchange(MemberExchange):
         address = agreement.exchange if url is None else url
         self._store = store or GuardedStore(lambda: Store(address, options=options))
         self._bucket = Bucket(self._store, agreement, identity, outgoing)
-        self._rounds = Rounds(first_round=None, latest_round=None)
+        self._rounds = RoundRange(first_round=None, latest_round=None)
         self._trouble = ""  # with the store, as it was last told
 
     def readers_to_come(self) -> list[str]:
@@ -62,7 +62,7 @@ class BucketExchange(MemberExchange):
 
     def begin(self, round_index: int) -> None:
         """This member starts, or starts again, at this round: nobody need wait for an older one of it."""
-        self._rounds = Rounds(first_round=round_index, latest_round=None)
+        self._rounds = RoundRange(first_round=round_index, latest_round=None)
         self._keep_trying(lambda: self._bucket.put_state(self._rounds), what="the word that we start")
 
     def _published_before(self, round_index: int, kind: str) -> bytes | None:
@@ -83,7 +83,9 @@ class BucketExchange(MemberExchange):
         if self._keep_trying(put, what=f"our {kind} of round {round_index}"):
             self._remove_old(round_index)
 
-    def _gather(self, round_index: int, kind: str, wanted: Sequence[int], patience: Patience) -> dict[int, Message]:
+    def _gather(
+        self, round_index: int, kind: str, wanted: Sequence[int], deadline: RoundDeadline
+    ) -> dict[int, Message]:
         search = Search(
             self._bucket,
             self._inbox,
@@ -92,7 +94,7 @@ class BucketExchange(MemberExchange):
             kind=kind,
             numbers=wanted,
             away=lambda: self._not_waited_for(round_index, wanted),
-            patience=patience,
+            deadline=deadline,
             voice=Voice(
                 refuse=self._refuse,
                 notice=self._notice,

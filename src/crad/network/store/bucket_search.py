@@ -17,7 +17,7 @@ from crad.network.agreement import Agreement
 from crad.network.arrivals import Announced
 from crad.network.clock import SYSTEM_CLOCK, Clock
 from crad.network.inbox import Inbox, LateError
-from crad.network.round_deadline import PRESENT, Patience, Verdict, count_present
+from crad.network.round_deadline import PRESENT, RoundDeadline, Verdict, count_present
 from crad.network.store.bucket import Bucket
 from crad.network.store.objects import StoreError
 
@@ -60,12 +60,12 @@ class Search:
         round_index: int,
         kind: str,
         numbers: Sequence[int],
-        patience: Patience,
+        deadline: RoundDeadline,
         voice: Voice,
         away: Callable[[], frozenset[int]] = frozenset,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._bucket, self._inbox, self._patience, self._voice = bucket, inbox, patience, voice
+        self._bucket, self._inbox, self._deadline, self._voice = bucket, inbox, deadline, voice
         self._round_index, self._kind, self._last_round = round_index, kind, agreement.rounds
         self._wanted = [Wanted(number, agreement.members[number].name) for number in numbers]
         self._away, self._clock = away, clock
@@ -79,7 +79,7 @@ class Search:
         on_look()
         while not self._is_over():
             self._check_hope()
-            self._clock.sleep(min(pause_s, self._patience.next_look_s()))
+            self._clock.sleep(min(pause_s, self._deadline.next_look_s()))
             before = len(self.verdicts)
             self._look_for_all()
             on_look()
@@ -90,7 +90,7 @@ class Search:
 
     def _is_over(self) -> bool:
         numbers = [wanted.number for wanted in self._wanted]
-        return self._patience.is_over(self.verdicts, wanted=numbers, away=self._away())
+        return self._deadline.is_over(self.verdicts, wanted=numbers, away=self._away())
 
     def _look_for_all(self) -> None:
         """Find what is announced, then fetch it, the smallest first: a large body must not keep the others waiting."""
@@ -158,7 +158,7 @@ class Search:
         def chunks_from(start: int) -> Iterator[bytes]:
             for chunk in self._bucket.store.chunks(path, start=start, stop=announced.manifest.size):
                 yield chunk
-                if self._is_over() or self._patience.is_past_hope:
+                if self._is_over() or self._deadline.expired:
                     raise LateError
 
         try:
@@ -220,10 +220,10 @@ class Search:
 
     def _check_hope(self) -> None:
         there = count_present(self.verdicts)
-        if there >= self._patience.quorum:
+        if there >= self._deadline.quorum:
             return
-        text = f"round {self._round_index} has {there} of the {self._patience.quorum} others that it needs"
-        if self._patience.is_past_hope:
-            raise ExchangeError(f"{text} after {self._patience.give_up_s:g} s: join again when they are back")
-        if self._patience.is_time_for_a_word():
+        text = f"round {self._round_index} has {there} of the {self._deadline.quorum} others that it needs"
+        if self._deadline.expired:
+            raise ExchangeError(f"{text} after {self._deadline.give_up_s:g} s: join again when they are back")
+        if self._deadline.is_time_for_a_word():
             self._voice.notice(f"{text}: waiting for more")

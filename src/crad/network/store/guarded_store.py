@@ -17,7 +17,7 @@ from crad.network.store.objects import Store, StoreError
 SILENCE_S = 60.0  # without an answer, or a further megabyte
 LOOK_S = 0.5
 
-Result = TypeVar("Result")
+Answered = TypeVar("Answered")
 
 
 class Objects(Protocol):
@@ -100,7 +100,7 @@ class GuardedStore:
         if hand is not None:
             hand.leave()
 
-    def _do(self, call: Callable[[Store], Result], hand: Hand | None = None) -> Result:
+    def _do(self, call: Callable[[Store], Answered], hand: Hand | None = None) -> Answered:
         hand = hand or self._at_work()
         if hand.is_left:
             raise StoreError(f"{self.shown}: the connection was given up")

@@ -13,7 +13,7 @@ from crad.analysis.series import Row, context_rows, context_run, partition_rows,
 from crad.report.charts.chart import Chart
 from crad.report.charts.parts import ROWS, finished, slanted
 from crad.report.charts.style import PLOT_WIDTH
-from crad.runs.names import titled
+from crad.runs.names import title_of
 from crad.runs.run_records import RunRecords
 
 MANY_CLASSES = 12
@@ -54,7 +54,7 @@ def context_chart(methods: Methods) -> Chart | None:
         rows=rows,
         name="context",
         title="What clients hold and what they know",
-        caption=f"{titled(run.experiment)}, selected round {run.summary['best_round']}. "
+        caption=f"{title_of(run.experiment)}, selected round {run.summary['best_round']}. "
         "Left: validation samples of a client per class, its support (square-root shades). Right: share of the global "
         "test images of the class that its model gets right, in percent.",
         alt_text=_context_words(held, unheld),
@@ -105,7 +105,7 @@ def trust_chart(methods: Methods) -> Chart | None:
         rows=rows,
         name="trust",
         title="Who trusted whom",
-        caption=f"{titled(run.experiment)}: the share of the say (0 to 1) that a student "
+        caption=f"{title_of(run.experiment)}: the share of the say (0 to 1) that a student "
         "gave each teacher per class, averaged over its samples. The student's own row is empty. In the page, student "
         "and round can be chosen.",
         alt_text=_trust_words(rows, students[0], rounds[-1], names),

@@ -8,7 +8,7 @@ from html import escape
 
 from crad.config import Experiment
 from crad.report.svg import partition_picture
-from crad.runs.names import called
+from crad.runs.names import display_name
 from crad.runs.records import Record
 
 PLAIN_PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
@@ -102,7 +102,8 @@ def waiting_page(experiment: Experiment, partition: Record, *, label: str) -> st
     """Until a round has been tested: who holds what, and when there will be more to see."""
     first = min(experiment.eval_every, experiment.rounds)
     sentence = (
-        f"{called(experiment)} on {experiment.dataset}: {experiment.clients} clients, {experiment.rounds} rounds. "
+        f"{display_name(experiment)} on {experiment.dataset}: {experiment.clients} clients, "
+        f"{experiment.rounds} rounds. "
         f"The first result comes at round {first}."
     )
     body = f"<p>{escape(sentence)}</p><h2>Who holds what</h2><figure>{partition_picture(partition)}</figure>"

@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from crad.api import Hooks, Result
 from crad.config import Experiment
 from crad.federation.rounds import Step
 from crad.report.live.bar import starting_page, waiting_page, with_live_bar
 from crad.report.live.local_server import PageServer, Shown
 from crad.report.page import report_page
+from crad.runs.callbacks import Hooks
 from crad.runs.records import Record
+from crad.runs.result import Result
 from crad.runs.run_records import RunRecords, load_run
 
 POLL_SECONDS = 2.0

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from crad.api import Hooks, Result
 from crad.config import Experiment
+from crad.runs.callbacks import Hooks
 from crad.runs.directory import RunDirectory
 from crad.runs.records import Record
+from crad.runs.result import Result
 
 
 class LogError(Exception):

@@ -11,19 +11,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
-Told = TypeVar("Told")
+Reply = TypeVar("Reply")
 MOST_AT_ONCE = 16
 
 
-class Errand(Generic[Told]):
+class Errand(Generic[Reply]):
     """A call that has been begun; `outcome` waits for it, but not longer than is said."""
 
-    def __init__(self, call: Callable[[], Told]) -> None:
+    def __init__(self, call: Callable[[], Reply]) -> None:
         self._call = call
-        self._ended: queue.SimpleQueue[tuple[Told | None, BaseException | None]] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[tuple[Reply | None, BaseException | None]] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="crad-errand", daemon=True).start()
 
-    def outcome(self, *, until: float) -> Told:
+    def outcome(self, *, until: float) -> Reply:
         """What the call returned or raised; TimeoutError if it has not by this time of the monotonic clock."""
         try:
             told, error = self._ended.get(timeout=max(0.0, until - time.monotonic()))
@@ -41,13 +41,13 @@ class Errand(Generic[Told]):
 
 
 def all_within(
-    seconds: float, calls: Sequence[Callable[[], Told]], *, late: Callable[[int], Told], at_once: int = MOST_AT_ONCE
-) -> list[Told]:
+    seconds: float, calls: Sequence[Callable[[], Reply]], *, late: Callable[[int], Reply], at_once: int = MOST_AT_ONCE
+) -> list[Reply]:
     """The outcomes of all calls in order, some at once, each with this time in all; `late` stands in for one by place.
 
     Nobody takes another's time: whoever is slow is late alone.
     """
-    told: list[Told] = []
+    told: list[Reply] = []
     for first in range(0, len(calls), at_once):
         errands = [Errand(call) for call in calls[first : first + at_once]]
         until = time.monotonic() + seconds
@@ -59,9 +59,9 @@ def all_within(
     return told
 
 
-def as_they_come(call: Callable[[Callable[[Told], None]], None], *, seconds: float) -> Iterator[Told]:
+def as_they_come(call: Callable[[Callable[[Reply], None]], None], *, seconds: float) -> Iterator[Reply]:
     """What a call tells its listener, each as it comes; TimeoutError if the call has not ended in this time."""
-    news: queue.SimpleQueue[Told] = queue.SimpleQueue()
+    news: queue.SimpleQueue[Reply] = queue.SimpleQueue()
     until = time.monotonic() + seconds
     errand = Errand(lambda: call(news.put))
     is_over = False
@@ -76,6 +76,6 @@ def as_they_come(call: Callable[[Callable[[Told], None]], None], *, seconds: flo
         yield from _drained(news)
 
 
-def _drained(news: queue.SimpleQueue[Told]) -> Iterator[Told]:
+def _drained(news: queue.SimpleQueue[Reply]) -> Iterator[Reply]:
     while not news.empty():
         yield news.get()

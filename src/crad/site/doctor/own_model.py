@@ -15,7 +15,7 @@ from crad.federation.peer import Peer
 from crad.models import Architecture, estimate_size
 from crad.network.agreement import Agreement
 from crad.site.doctor.findings import Findings, size_text
-from crad.site.local_peer import Part, make_part, read_data
+from crad.site.local_peer import LocalPeer, make_local_peer, read_data
 from crad.site.settings import Site
 from crad.site.state_folder import state_folder
 
@@ -26,7 +26,7 @@ SHOWN_CLASSES = 12
 class Burden:
     """A member ready to take part, and how large everything is that it handles."""
 
-    part: Part
+    part: LocalPeer
     snapshot_bytes: int  # our own
     received_bytes: dict[str, int]  # of the snapshot of every other member that can teach us, by name
     largest: Architecture  # among theirs; our own where there is nobody else
@@ -88,7 +88,7 @@ def check_part(agreement: Agreement, site: Site, own: OwnData, findings: Finding
     """The member with its model, tried on its own images; and how large the others' are, without building them."""
     findings.on_step("building the model")
     try:
-        part = make_part(agreement, site, own)
+        part = make_local_peer(agreement, site, own)
         peer = Peer(part.world, part.method.roster(part.world)[part.number])
         _try_model(peer)
         snapshot = peer.snapshot(1)
@@ -112,7 +112,7 @@ def check_part(agreement: Agreement, site: Site, own: OwnData, findings: Finding
     return _weigh_others(part, site, size, findings)
 
 
-def _weigh_others(part: Part, site: Site, own_size: int, findings: Findings) -> Burden:
+def _weigh_others(part: LocalPeer, site: Site, own_size: int, findings: Findings) -> Burden:
     sizes: dict[str, int] = {}
     received: dict[str, int] = {}
     for number, member in enumerate(part.agreement.members):

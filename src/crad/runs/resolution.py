@@ -1,0 +1,21 @@
+"""An experiment as it is written down: nothing left to a default that another place or version could read otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from crad.config import Experiment
+from crad.data.catalog import absolute_name
+from crad.methods import check_recipe, resolve_method
+
+
+def resolve_experiment(experiment: Experiment) -> Experiment:
+    """Return the same experiment, said so that it can be repeated anywhere and later.
+
+    A data file or folder is named by its full path, and every setting of the method stands there.
+    """
+    method = resolve_method(experiment.method, experiment.method_settings)
+    own = {name: value for name, value in method.settings.items() if isinstance(value, bool | int | float | str)}
+    check_recipe(experiment, method)
+    whole = {"dataset": absolute_name(experiment.dataset), "method_settings": {**own, **experiment.method_settings}}
+    return Experiment(**{**experiment.model_dump(), **asdict(experiment.recipe), **whole})
