@@ -11,6 +11,8 @@ import time
 from tests.simulation.schedule import run_schedule, try_schedule
 
 TOLD = 500  # schedules between two words
+CHUNK = 20  # schedules handed out at once
+CHUNKS_A_PROCESS = 25  # killed tasks keep their stacks: thousands of schedules use up a process's mappings
 
 
 def main() -> int:
@@ -26,8 +28,8 @@ def main() -> int:
         return 0
     seeds = range(options.first, options.first + options.schedules)
     began, broken, steps = time.monotonic(), 0, 0
-    with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
-        for done, (taken, fault) in enumerate(pool.imap_unordered(try_schedule, seeds, chunksize=20), start=1):
+    with multiprocessing.get_context("spawn").Pool(options.workers, maxtasksperchild=CHUNKS_A_PROCESS) as pool:
+        for done, (taken, fault) in enumerate(pool.imap_unordered(try_schedule, seeds, chunksize=CHUNK), start=1):
             steps += taken
             if fault:
                 broken += 1
