@@ -27,7 +27,7 @@ from crad.config import Experiment
 from crad.federation.federated_data import FederatedData, build_federated_data
 from crad.federation.peer import new_model
 from crad.models import Architecture
-from crad.runs.callbacks import Hooks
+from crad.runs.callbacks import LambdaCallback
 
 PAPER_SHARD = 5000  # images a client has with CIFAR-10 among ten
 CLIENTS = 10  # as in the paper: nine teachers are three quarters of the naive loop's work
@@ -102,7 +102,7 @@ def _side_by_side(experiment: Experiment, settings: Settings) -> tuple[Rounds, c
 
     # In a process of its own: crad sets malloc for its process, and the naive loop must not profit from it.
     with TalkingChild("naive", experiment.model_dump_json()) as naive, computing_timed(parts):
-        result = crad.run(experiment, hooks=Hooks(on_round=naive_round))
+        result = crad.run(experiment, callbacks=[LambdaCallback(on_round=naive_round)])
     return gathered, result
 
 

@@ -23,7 +23,7 @@ from crad.federation.attacks import (
 )
 from crad.federation.message import read_body, read_manifest
 from crad.federation.peer import log_prior
-from crad.runs.callbacks import Hooks
+from crad.runs.callbacks import LambdaCallback
 from crad.runs.directory import identity
 from tests.conftest import change
 from tests.federation import Federation
@@ -299,7 +299,7 @@ def test_an_attack_is_the_same_in_two_processes_and_after_a_stop(tiny, tmp_path,
         raise StopError
 
     with pytest.raises(StopError):
-        crad.run(wanted, output=tmp_path / "resumed", hooks=Hooks(on_round=stop))
+        crad.run(wanted, output=tmp_path / "resumed", callbacks=[LambdaCallback(on_round=stop)])
     crad.run(wanted, output=tmp_path / "resumed", resume=True)
     assert_same_weights(tmp_path / "resumed", tmp_path / "alone")
 

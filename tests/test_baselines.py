@@ -16,7 +16,7 @@ from crad.errors import ConfigError
 from crad.federation.message import Statistics, pack, read_state
 from crad.federation.method import Learned, Method, Phase, RoundContext
 from crad.federation.teachers import TeacherCache
-from crad.runs.callbacks import Hooks
+from crad.runs.callbacks import LambdaCallback
 from tests.conftest import change
 from tests.federation import Federation
 from tests.test_resume import StopError, assert_same_end
@@ -61,7 +61,7 @@ def test_a_run_stopped_anywhere_ends_the_same(experiment, method, whole, tmp_pat
 
     chosen = with_method(experiment, method)
     with pytest.raises(StopError):
-        crad.run(chosen, output=tmp_path / "run", hooks=Hooks(on_step=stop))
+        crad.run(chosen, output=tmp_path / "run", callbacks=[LambdaCallback(on_step=stop)])
     crad.run(chosen, output=tmp_path / "run", resume=True)
     assert_same_end(tmp_path / "run", whole)
 

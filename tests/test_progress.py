@@ -20,10 +20,10 @@ def shown(width: int, *steps: Step, left_after: float | None = 7200.0) -> list[s
     display = Display(console, is_quiet=False, num_runs=41)
     assert isinstance(console.file, io.StringIO)
     lines = []
-    with display.running(LABEL, left_after=left_after) as hooks:
+    with display.running(LABEL, left_after=left_after) as shown:
         for step in (None, *steps):
             if step is not None:
-                hooks.on_step(step)
+                shown.on_step(step)
             console.file.truncate(0)
             assert display._progress is not None
             display._progress.refresh()

@@ -18,7 +18,7 @@ from crad.errors import ConfigError, RunError
 from crad.federation.federated_data import build_federated_data
 from crad.federation.tasks import Task
 from crad.methods import resolve_method
-from crad.runs.callbacks import Hooks
+from crad.runs.callbacks import LambdaCallback
 from tests.conftest import change
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'crad[ray]'")
@@ -119,8 +119,8 @@ def test_two_nodes_of_which_one_is_lost_in_the_middle(short, serial, tmp_path):
                 cluster.remove_node(second, allow_graceful=False)
 
         experiment = change(short, engine="ray", ray_address=cluster.address, workers="auto")
-        hooks = Hooks(on_step=lose_a_node, on_notice=notices.append)
-        result = crad.run(experiment, output=tmp_path / "run", hooks=hooks)
+        callback = LambdaCallback(on_step=lose_a_node, on_notice=notices.append)
+        result = crad.run(experiment, output=tmp_path / "run", callbacks=[callback])
         assert outcome(result) == outcome(serial)
         assert result.summary["hardware"]["workers"] == 2
         assert notices

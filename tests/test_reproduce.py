@@ -22,7 +22,7 @@ from crad.config import Experiment, read_toml
 from crad.errors import BusyError, DataError
 from crad.paper.experiments import NAMES
 from crad.paper.plan import one_page_of
-from crad.runs.callbacks import Hooks, join_hooks
+from crad.runs.callbacks import LambdaCallback
 from crad.runs.checkpoint import save_checkpoint
 from crad.runs.run_records import RunRecords
 
@@ -405,11 +405,11 @@ def test_two_commands_share_a_plan(tmp_path, monkeypatch):
     def second_command(record):
         second.extend(reproduce("privacy", "--output", tmp_path, rounds=1))
 
-    def run(experiment, *, hooks, **settings):
+    def run(experiment, *, callbacks, **settings):
         trained.append(experiment.private_counts)
         if len(trained) == 1:
-            hooks = join_hooks([hooks, Hooks(on_round=second_command)])
-        return really_run(experiment, hooks=hooks, **settings)
+            callbacks = [*callbacks, LambdaCallback(on_round=second_command)]
+        return really_run(experiment, callbacks=callbacks, **settings)
 
     monkeypatch.setattr(crad.api, "run", run)
     code, _, err = reproduce("privacy", "--output", tmp_path, rounds=1)

@@ -23,7 +23,7 @@ import crad
 from crad import files
 from crad.config import to_toml
 from crad.errors import RunError
-from crad.runs.callbacks import Hooks
+from crad.runs.callbacks import LambdaCallback
 from crad.runs.directory import RunDirectory
 from tests.conftest import change, hearing_ctrl_c
 from tests.test_golden import without_timing
@@ -88,7 +88,7 @@ def test_a_run_stopped_inside_or_between_rounds_ends_the_same(experiment, whole,
             raise StopError
 
     with pytest.raises(StopError):
-        crad.run(experiment, output=tmp_path / "run", hooks=Hooks(on_step=stop))
+        crad.run(experiment, output=tmp_path / "run", callbacks=[LambdaCallback(on_step=stop)])
     crad.run(experiment, output=tmp_path / "run", resume=True)
     assert_same_end(tmp_path / "run", whole)
 
@@ -227,7 +227,7 @@ def test_the_checkpoints_kept_are_the_newest_and_the_best(experiment, whole):
 
 
 def test_the_best_round_is_kept_while_newer_ones_come_and_go(experiment, tmp_path, monkeypatch):
-    monkeypatch.setattr("crad.api.best_round", lambda records: records[0])
+    monkeypatch.setattr("crad.runs.loop.best_round", lambda records: records[0])
     crad.run(change(experiment, method="local", rounds=3, models=("cnn6",)), output=tmp_path / "run")
     kept = {path.name for path in (tmp_path / "run" / "checkpoint").iterdir()}
     assert kept == {"round-00001.json", "round-00003.json", "states"}
@@ -244,7 +244,7 @@ def test_changed_data_is_noticed_on_resume(experiment, tmp_path, tiny_npz):
         raise StopError
 
     with pytest.raises(StopError):
-        crad.run(moved, output=tmp_path / "run", hooks=Hooks(on_round=stop))
+        crad.run(moved, output=tmp_path / "run", callbacks=[LambdaCallback(on_round=stop)])
     arrays = dict(np.load(copy))
     arrays["train_images"] = arrays["train_images"][::-1]
     np.savez(copy, **arrays)
@@ -269,7 +269,7 @@ def test_a_run_that_another_process_works_on_is_refused(experiment, tmp_path):
         raise StopError
 
     with pytest.raises(StopError):
-        crad.run(experiment, output=tmp_path / "run", hooks=Hooks(on_round=intrude))
+        crad.run(experiment, output=tmp_path / "run", callbacks=[LambdaCallback(on_round=intrude)])
     assert len(refused) == 1
 
 
@@ -300,7 +300,7 @@ def interrupted(experiment, path: Path, *, after: int) -> None:
             raise StopError
 
     with pytest.raises(StopError):
-        crad.run(experiment, output=path, hooks=Hooks(on_round=stop))
+        crad.run(experiment, output=path, callbacks=[LambdaCallback(on_round=stop)])
 
 
 def test_rounds_without_a_checkpoint_are_never_thrown_away(experiment, tmp_path):

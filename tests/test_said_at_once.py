@@ -21,7 +21,7 @@ from crad.files import disk_faults
 from crad.network.agreement import make_agreement
 from crad.network.identity import create_identity
 from crad.network.ledger import OutgoingLedger
-from crad.runs.callbacks import Hooks
+from crad.runs.callbacks import Callback, LambdaCallback
 from crad.runs.records import round_record
 from crad.site import join as join_module
 from crad.site.certificate import CertificateWatch, check_own_certificate, watched_certificate
@@ -117,14 +117,14 @@ WRITERS = {
 def test_a_full_disk_ends_a_join_in_one_line_and_nothing_is_lost(clinics, writer):
     state = clinics.state(0)
     with full_for(state, WRITERS[writer]), pytest.raises(RunError, match=LINE) as fault:
-        join(clinics.agreement, site(clinics), hooks=Hooks())
+        join(clinics.agreement, site(clinics), callback=Callback())
     assert str(state) in str(fault.value)
-    assert join(clinics.agreement, site(clinics), hooks=Hooks()).record["last_round"] == 2
+    assert join(clinics.agreement, site(clinics), callback=Callback()).record["last_round"] == 2
 
 
 def test_every_writer_of_a_join_is_among_those_tried(clinics):
     with full_for(clinics.state(0), None) as disk:
-        join(clinics.agreement, site(clinics), hooks=Hooks())
+        join(clinics.agreement, site(clinics), callback=Callback())
     # The model that trains alone has the same writers in a folder of its own.
     names = {name.removeprefix("alone/") for name in disk.written}
     assert {name for name in names if not any(re.search(pattern, name) for pattern in WRITERS.values())} == set()
@@ -137,7 +137,7 @@ def test_a_model_that_cannot_be_written_says_so_too(clinics, monkeypatch):
 
     monkeypatch.setattr(join_module, "export_safetensors", full)
     with pytest.raises(RunError, match=LINE):
-        join(clinics.agreement, site(clinics), hooks=Hooks())
+        join(clinics.agreement, site(clinics), callback=Callback())
 
 
 def test_a_refusal_that_cannot_be_written_down_says_so_too(tmp_path):
@@ -178,7 +178,7 @@ def test_a_ledger_that_cannot_be_written_is_said_at_once_and_ends_the_run_at_its
     assert len(said) == 1
     assert re.fullmatch(f"nothing leaves any more: {LINE}", said[0])
     with pytest.raises(RunError, match=LINE):
-        disk.checked(Hooks()).on_step(None)  # type: ignore[arg-type]
+        disk.on_step(None)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -238,7 +238,7 @@ def test_a_join_with_an_expired_certificate_is_refused_with_what_to_do(clinics, 
     with pytest.raises(
         ConfigError, match=r"our own certificate expired on 20.*: the others refuse us: crad peer renew"
     ):
-        join(agreement, site(clinics, keys=tmp_path / "keys"), hooks=Hooks())
+        join(agreement, site(clinics, keys=tmp_path / "keys"), callback=Callback())
     assert not clinics.state(0).exists(), "nothing was begun"
 
 
@@ -348,7 +348,7 @@ def test_a_join_says_it_in_its_round_and_status_has_it(clinics, monkeypatch):
         events.append(f"round {made['round']}")
         lines.append(status_line(read_status(clinics.agreement, site(clinics))))
 
-    join(clinics.agreement, site(clinics), hooks=Hooks(on_round=on_round, on_notice=events.append))
+    join(clinics.agreement, site(clinics), callback=LambdaCallback(on_round=on_round, on_notice=events.append))
     (said,) = [place for place, text in enumerate(events) if "non-finite" in text]
     assert events[said].startswith("round 1 learned nothing from clinic-1")
     assert said < events.index("round 2")

@@ -14,7 +14,7 @@ import pytest
 import crad
 from crad.cli import main
 from crad.config import Experiment, to_toml
-from crad.runs.callbacks import Follower, Hooks, join_hooks
+from crad.runs.callbacks import Callback, LambdaCallback
 from crad.runs.directory import RunDirectory
 from crad.runs.records import Record
 from crad.runs.result import Result
@@ -179,20 +179,18 @@ def test_settings_are_one_value_each():
     assert (found["method_settings.mu"], found["models"], found["train_limit"]) == (0.3, "cnn6,resnet18", "none")
 
 
-def run_followed(experiment: Experiment, path: Path, followers: list[Follower], *extra: Hooks, resume: bool) -> Result:
+def run_followed(
+    experiment: Experiment, path: Path, followers: list[Callback], *extra: Callback, resume: bool
+) -> Result:
     """As the command does it."""
-    hooks = [one.follow(experiment, path, label="") for one in followers]
     try:
-        result = crad.run(experiment, output=path, resume=resume, hooks=join_hooks([*hooks, *extra]))
-        for follower in followers:
-            follower.end(result)
+        return crad.run(experiment, output=path, resume=resume, callbacks=[*followers, *extra])
     finally:
         for follower in followers:
             follower.close()
-    return result
 
 
-def trackers(store: Path, notices: list[str]) -> list[Follower]:
+def trackers(store: Path, notices: list[str]) -> list[Callback]:
     return [Tracker(log, notice=notices.append) for log in (TensorBoardLog(), MLflowLog(store))]
 
 
@@ -200,12 +198,12 @@ class StoppedError(Exception):
     pass
 
 
-def stop_at(round_index: int) -> Hooks:
+def stop_at(round_index: int) -> Callback:
     def stop(record: Record) -> None:
         if record["round"] == round_index:
             raise StoppedError
 
-    return Hooks(on_round=stop)
+    return LambdaCallback(on_round=stop)
 
 
 def test_a_resumed_run_is_logged_without_a_gap_and_without_a_round_twice(quick, tracked, tmp_path):
@@ -277,10 +275,10 @@ def follow_again(path: Path, log: ShakyLog, notices: list[str]) -> None:
     """Tell a tracker of a complete run round by round, as if it went on now."""
     directory = RunDirectory(path)
     rounds, tracker = directory.rounds(), Tracker(log, notice=notices.append)
-    hooks = tracker.follow(directory.experiment(), path, label="")
+    tracker.on_run_begin(directory.experiment(), path)
     for record in rounds:
-        hooks.on_round(record)
-    tracker.end(Result(directory.experiment(), directory.summary(), rounds, path))
+        tracker.on_round(record)
+    tracker.on_run_end(Result(directory.experiment(), directory.summary(), rounds, path))
 
 
 @pytest.mark.parametrize(("flag", "package"), [("--tensorboard", "tensorboard"), ("--mlflow", "mlflow")])

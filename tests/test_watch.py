@@ -25,7 +25,7 @@ from crad.report.live import watch as watch_module
 from crad.report.live.bar import waiting_page, with_live_bar
 from crad.report.live.local_server import PageServer, Shown
 from crad.report.live.watch import Watch
-from crad.runs.callbacks import Hooks
+from crad.runs.callbacks import LambdaCallback
 from crad.runs.result import Result
 from crad.runs.run_records import RunRecords
 from tests.conftest import change
@@ -110,7 +110,7 @@ def told(tiny, tmp_path_factory) -> tuple[Path, list[RunRecords], Result]:
     heard: list[RunRecords] = []
     path = tmp_path_factory.mktemp("told") / "run"
     quick = change(tiny, rounds=4, eval_every=2, models=("cnn6",))
-    result = crad.run(quick, output=path, hooks=Hooks(on_records=heard.append))
+    result = crad.run(quick, output=path, callbacks=[LambdaCallback(on_records=heard.append)])
     assert [len(records.rounds) for records in heard] == [2, 3, 4]
     return path, heard, result
 
@@ -146,46 +146,43 @@ STEP = Step("learning", 3, 4, 1, 4, 0)
 
 def test_no_page_is_made_while_nobody_looks(told, made, watch):
     path, heard, _ = told
-    hooks = watch.follow(heard[0].experiment, path, label="crad")
-    assert hooks.on_records is not None
-    hooks.on_partition(heard[0].partition)
-    hooks.on_records(heard[0])
+    watch.on_run_begin(heard[0].experiment, path)
+    watch.on_partition(heard[0].partition)
+    watch.on_records(heard[0])
     assert made == []
     assert "The first result comes at round 2." in get(address_of(watch))[2], "who comes late sees this"
-    hooks.on_step(STEP)
+    watch.on_step(STEP)
     assert made == [1], "and the result at the next step"
     assert "page 1" in get(address_of(watch))[2]
 
 
 def test_a_page_is_not_made_again_before_the_last_one_is_five_percent_of_the_time(told, made, watch):
     path, heard, _ = told
-    hooks = watch.follow(heard[0].experiment, path, label="crad")
-    assert hooks.on_records is not None
+    watch.on_run_begin(heard[0].experiment, path)
     get(address_of(watch))
     began = time.monotonic()
-    hooks.on_records(heard[0])
-    hooks.on_records(heard[1])
+    watch.on_records(heard[0])
+    watch.on_records(heard[1])
     assert made == [1]
     while len(made) < 2:
-        hooks.on_step(STEP)
+        watch.on_step(STEP)
         time.sleep(0.005)
     assert time.monotonic() - began > 20 * 0.02
     for _ in range(3):
-        hooks.on_step(STEP)
+        watch.on_step(STEP)
     assert made == [1, 1], "nothing new, nothing made"
 
 
 def test_complete_runs_stay_on_the_page_beside_the_next(told, made, watch, monkeypatch):
     monkeypatch.setattr(watch_module, "PAUSE_PER_COST", 0.0)
     path, heard, result = told
-    watch.follow(heard[0].experiment, path, label="crad")
+    watch.on_run_begin(heard[0].experiment, path)
     get(address_of(watch))
-    watch.end(result)
-    hooks = watch.follow(heard[0].experiment, path, label="local")
-    assert hooks.on_records is not None
-    hooks.on_partition(heard[0].partition)
+    watch.on_run_end(result)
+    watch.on_run_begin(heard[0].experiment, path)
+    watch.on_partition(heard[0].partition)
     assert "page 1" in get(address_of(watch))[2], "the results are not taken away again"
-    hooks.on_records(heard[0])
+    watch.on_records(heard[0])
     assert made == [1, 2]
 
 

@@ -25,7 +25,7 @@ from crad.federation.method import Learned
 from crad.federation.peer import Evaluation
 from crad.federation.tasks import Task, TaskOutcome
 from crad.methods import resolve_method
-from crad.runs.callbacks import Hooks
+from crad.runs.callbacks import LambdaCallback
 from crad.training.evaluation import ClassScore
 from tests.conftest import change, hearing_ctrl_c
 from tests.test_resume import assert_same_end
@@ -83,7 +83,9 @@ def test_killed_workers_are_replaced_and_their_clients_done_again(experiment, al
             killed.append(pid)
 
     crad.run(
-        change(experiment, workers=2), output=tmp_path / "run", hooks=Hooks(on_step=kill, on_notice=notices.append)
+        change(experiment, workers=2),
+        output=tmp_path / "run",
+        callbacks=[LambdaCallback(on_step=kill, on_notice=notices.append)],
     )
     assert len(killed) == 2
     assert_same_end(tmp_path / "run", alone)
@@ -153,7 +155,7 @@ def test_a_run_begun_with_two_workers_is_continued_by_one(experiment, alone, tmp
             raise KeyError
 
     with pytest.raises(KeyError):
-        crad.run(change(experiment, workers=2), output=tmp_path / "run", hooks=Hooks(on_step=stop))
+        crad.run(change(experiment, workers=2), output=tmp_path / "run", callbacks=[LambdaCallback(on_step=stop)])
     crad.run(experiment, output=tmp_path / "run", resume=True)
     assert_same_end(tmp_path / "run", alone)
 
@@ -168,7 +170,7 @@ def test_runs_of_one_comparison_share_their_workers(experiment, alone, tmp_path)
     with kept_workers():
         for name, settings in (("other", {"method": "local", "seed": 6}), ("run", {})):
             again = change(experiment, workers=2, **settings)
-            crad.run(again, output=tmp_path / name, hooks=Hooks(on_step=note))
+            crad.run(again, output=tmp_path / name, callbacks=[LambdaCallback(on_step=note)])
     assert len(set(pids)) == 1
     assert_same_end(tmp_path / "run", alone)
     assert not children(os.getpid())
@@ -353,7 +355,7 @@ def test_what_only_this_process_knows_is_run_here_or_refused(tiny, monkeypatch):
     notices: list[str] = []
     own = change(tiny, method="__main__:OWN_METHOD", rounds=1)
     monkeypatch.setattr("crad.engines.count_cores", lambda: 2)
-    result = crad.run(change(own, workers="auto"), hooks=Hooks(on_notice=notices.append))
+    result = crad.run(change(own, workers="auto"), callbacks=[LambdaCallback(on_notice=notices.append)])
     assert result.summary["hardware"]["workers"] == 1
     assert "known to this process alone" in notices[0]
     with pytest.raises(ConfigError, match=r"'__main__:OWN_METHOD' is known to this process alone"):

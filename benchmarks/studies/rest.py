@@ -12,7 +12,7 @@ from typing import Any
 import crad
 from benchmarks.engine import computing_timed
 from crad.config import Experiment
-from crad.runs.callbacks import Hooks
+from crad.runs.callbacks import LambdaCallback
 
 
 def main() -> None:
@@ -38,9 +38,11 @@ def main() -> None:
         device="cpu",
         engine="serial",
     )
-    forget_measuring = Hooks(on_round=show, on_step=lambda step: parts.clear() if step.stage == "measuring" else None)
+    forget_measuring = LambdaCallback(
+        on_round=show, on_step=lambda step: parts.clear() if step.stage == "measuring" else None
+    )
     with computing_timed(parts):
-        crad.run(experiment, hooks=forget_measuring)
+        crad.run(experiment, callbacks=[forget_measuring])
 
 
 if __name__ == "__main__":

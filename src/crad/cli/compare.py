@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from crad.cli.follow_options import Following
+from crad.cli.callback_options import CallbackOptions
 from crad.cli.lists import parse_methods, parse_seeds, settings_by_method
 from crad.cli.options import AsJson, ConfigFile, Quiet, Settings, with_experiment_flags
-from crad.cli.run import default_output, finish_following, run_shown
+from crad.cli.run import default_output, run_shown, show_report
 from crad.config import Experiment, make_experiment
 from crad.errors import ConfigError
 
 if TYPE_CHECKING:
-    from crad.runs.callbacks import Follower
+    from crad.runs.callbacks import Callback
     from crad.runs.result import Result
 
 DEFAULT_METHODS = "local,uniform,crad"
@@ -37,7 +37,7 @@ FolderOfRuns = Annotated[
 @with_experiment_flags(without=("method", "seed"))
 def compare_command(
     settings: Settings,
-    following: Following,
+    callback_options: CallbackOptions,
     methods: Methods = DEFAULT_METHODS,
     seeds: Seeds = None,
     config: ConfigFile = None,
@@ -51,14 +51,18 @@ def compare_command(
     """
     experiments = _experiments(settings, methods, seeds, config)
     _compare(
-        experiments, output or default_output(experiments[0], "compare"), following, is_quiet=quiet, as_json=as_json
+        experiments,
+        output or default_output(experiments[0], "compare"),
+        callback_options,
+        is_quiet=quiet,
+        as_json=as_json,
     )
 
 
 @with_experiment_flags(without=("method", "seed", "preset"))
 def demo_command(
     settings: Settings,
-    following: Following,
+    callback_options: CallbackOptions,
     methods: Methods = DEFAULT_METHODS,
     seeds: Seeds = None,
     output: FolderOfRuns = None,
@@ -70,7 +74,9 @@ def demo_command(
     Example: crad demo --seeds 1,2,3
     """
     experiments = _experiments({**settings, "preset": "demo"}, methods, seeds, None)
-    _compare(experiments, output or default_output(experiments[0], "demo"), following, is_quiet=quiet, as_json=as_json)
+    _compare(
+        experiments, output or default_output(experiments[0], "demo"), callback_options, is_quiet=quiet, as_json=as_json
+    )
 
 
 def _experiments(settings: Settings, methods: str, seeds: str | None, config: Path | None) -> list[Experiment]:
@@ -94,15 +100,15 @@ def _experiments(settings: Settings, methods: str, seeds: str | None, config: Pa
 
 
 def _compare(
-    experiments: Sequence[Experiment], folder: Path, following: Following, *, is_quiet: bool, as_json: bool
+    experiments: Sequence[Experiment], folder: Path, callback_options: CallbackOptions, *, is_quiet: bool, as_json: bool
 ) -> None:
-    with following.followers(folder) as followers:
-        _compare_followed(experiments, folder, followers, is_quiet=is_quiet, as_json=as_json)
-        finish_following(followers, folder)
+    with callback_options.callbacks(folder) as callbacks:
+        _compare_with(callbacks, experiments, folder, is_quiet=is_quiet, as_json=as_json)
+        show_report(callbacks, folder)
 
 
-def _compare_followed(
-    experiments: Sequence[Experiment], folder: Path, followers: Sequence[Follower], *, is_quiet: bool, as_json: bool
+def _compare_with(
+    callbacks: Sequence[Callback], experiments: Sequence[Experiment], folder: Path, *, is_quiet: bool, as_json: bool
 ) -> None:
     from rich.console import Console
 
@@ -128,7 +134,7 @@ def _compare_followed(
                 is_resumed=is_there,
                 is_partition_shown=not results,
                 hint=hint,
-                followers=followers,
+                callbacks=callbacks,
             )
             seconds = duration(result.summary["total_seconds"])
             display.say(

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from crad.cli.follow_options import Following, following_flags
+from crad.cli.callback_options import CallbackOptions, callback_flags
 from crad.config import ALIASES, PRESETS, Experiment
 
 Settings = dict[str, Any]
@@ -26,21 +26,21 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON 
 def with_experiment_flags(*, without: tuple[str, ...] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command one flag per field of `Experiment`; those that were set arrive as `settings`.
 
-    A command with a parameter `following` gets the flags of those who follow a run, too.
+    A command with a parameter `callback_options` gets the flags of those who hear of a run, too.
     """
     names = [name for name in (*Experiment.model_fields, *ALIASES) if name not in without]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         taken = inspect.signature(command, eval_str=True).parameters
-        own = [parameter for name, parameter in taken.items() if name not in ("settings", "following")]
-        others = following_flags() if "following" in taken else []
+        own = [parameter for name, parameter in taken.items() if name not in ("settings", "callback_options")]
+        others = callback_flags() if "callback_options" in taken else []
 
         @functools.wraps(command)
         def wrapper(**values: Any) -> None:  # noqa: ANN401  # whatever the flags hold
             given = {name: values.pop(name) for name in names}
             settings = {name: value for name, value in given.items() if value is not None}
             if others:
-                values["following"] = Following(**{flag.name: values.pop(flag.name) for flag in others})
+                values["callback_options"] = CallbackOptions(**{flag.name: values.pop(flag.name) for flag in others})
             command(settings=settings, **values)
 
         parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + others

@@ -195,8 +195,8 @@ def join_command(site: SiteFile = PEER_TOML, quiet: Quiet = False, as_json: AsJs
 
     settings, agreement = _read(site)
     display = Display(Console(stderr=True), is_quiet=quiet)
-    with display.running(f"{settings.name} in {agreement.name}", is_partition_shown=False) as hooks:
-        outcome = join(agreement, settings, hooks=hooks)
+    with display.running(f"{settings.name} in {agreement.name}", is_partition_shown=False) as shown:
+        outcome = join(agreement, settings, callback=shown)
     if as_json:
         typer.echo(json.dumps(outcome.record, indent=1))
         return

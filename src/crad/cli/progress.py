@@ -17,7 +17,7 @@ from crad.cli.terminal_tables import partition_table
 
 if TYPE_CHECKING:
     from crad.federation.rounds import Step
-    from crad.runs.callbacks import Hooks
+    from crad.runs.callbacks import Callback
     from crad.runs.records import Record
 
 SLOW_STAGE_SECONDS = 5.0
@@ -44,24 +44,25 @@ class Display:
     @contextmanager
     def running(
         self, label: str, *, is_partition_shown: bool = True, left_after: float | None = None
-    ) -> Iterator[Hooks]:
+    ) -> Iterator[Callback]:
         """Show one run while it goes on; with the seconds of the runs after it, also when all will be done."""
-        from crad.runs.callbacks import Hooks
+        from crad.runs.callbacks import Callback, LambdaCallback
 
         self._begun_runs += 1
         self._label = label if self._num_runs == 1 else f"[{self._begun_runs}/{self._num_runs}] {label}"
         self._started, self._first_round, self._task = time.monotonic(), None, None
         self._left_after = left_after
+        partition = self._partition if is_partition_shown else None
         if self._is_quiet:
-            yield Hooks()
+            yield Callback()
         elif self._console.is_terminal:
             with _live(self._console) as self._progress:
                 # Data and worker processes come before the first step; how many rounds there are is known with it.
                 self._task = self._progress.add_task(self._label, total=None, status="preparing", left="", all_left="")
-                yield Hooks(self._partition if is_partition_shown else _ignore, self._live_step, _ignore, self.say)
+                yield LambdaCallback(on_partition=partition, on_step=self._live_step, on_notice=self.say)
         else:
-            yield Hooks(
-                self._partition if is_partition_shown else _ignore, self._note_step, self._plain_round, self.say
+            yield LambdaCallback(
+                on_partition=partition, on_step=self._note_step, on_round=self._plain_round, on_notice=self.say
             )
 
     def say(self, text: str) -> None:
@@ -129,10 +130,6 @@ class Display:
             f"validation {record['validation_accuracy']:5.2f} %{tested}  "
             f"left {duration(self._left(record['round']))}{f'  {all_left}' if all_left else ''}"
         )
-
-
-def _ignore(record: Record) -> None:
-    return None
 
 
 class _Status(TextColumn):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from crad.cli.follow_options import Following
+from crad.cli.callback_options import CallbackOptions
 from crad.cli.options import AsJson, ConfigFile, Output, Quiet, Settings, with_experiment_flags
 from crad.cli.signals import Terminated
 from crad.config import EXECUTION_FIELDS, Experiment, make_experiment
@@ -19,7 +19,7 @@ from crad.errors import ConfigError
 
 if TYPE_CHECKING:
     from crad.cli.progress import Display
-    from crad.runs.callbacks import Follower
+    from crad.runs.callbacks import Callback
     from crad.runs.result import Result
 
 ResumeFlag = Annotated[
@@ -30,7 +30,7 @@ ResumeFlag = Annotated[
 @with_experiment_flags()
 def run_command(
     settings: Settings,
-    following: Following,
+    callback_options: CallbackOptions,
     config: ConfigFile = None,
     output: Output = None,
     resume: ResumeFlag = None,
@@ -52,10 +52,10 @@ def run_command(
         experiment = make_experiment(settings, path=config)
         directory = output or default_output(experiment, experiment.method)
     display = Display(Console(stderr=True), is_quiet=quiet)
-    with following.followers(directory) as followers:
-        result = run_shown(display, experiment, directory, is_resumed=resume is not None, followers=followers)
+    with callback_options.callbacks(directory) as callbacks:
+        result = run_shown(display, experiment, directory, is_resumed=resume is not None, callbacks=callbacks)
         report_outcome(result, is_quiet=quiet, as_json=as_json)
-        finish_following(followers, directory)
+        show_report(callbacks, directory)
 
 
 def run_shown(
@@ -66,7 +66,7 @@ def run_shown(
     is_resumed: bool,
     is_partition_shown: bool = True,
     hint: str | None = None,
-    followers: Sequence[Follower] = (),
+    callbacks: Sequence[Callback] = (),
     label: str | None = None,
     left_after: float | None = None,
 ) -> Result:
@@ -75,17 +75,12 @@ def run_shown(
     `left_after`: seconds that the runs after this one will take, where that is known.
     """
     from crad.api import run
-    from crad.runs.callbacks import join_hooks
     from crad.runs.names import title_of
 
     label = label or title_of(experiment)
     try:
         with display.running(label, is_partition_shown=is_partition_shown, left_after=left_after) as shown:
-            hooks = join_hooks([shown, *(one.follow(experiment, directory, label=label) for one in followers)])
-            result = run(experiment, output=directory, resume=is_resumed, hooks=hooks)
-        for follower in followers:
-            follower.end(result)
-        return result
+            return run(experiment, output=directory, resume=is_resumed, callbacks=[shown, *callbacks])
     except (KeyboardInterrupt, Terminated):
         if directory.exists():
             cure = hint or f"crad run --resume {shlex.quote(str(directory))}"
@@ -93,10 +88,10 @@ def run_shown(
         raise
 
 
-def finish_following(followers: Sequence[Follower], folder: Path) -> None:
-    """Everything is written and told: the followers may show the report in this folder."""
-    for follower in followers:
-        follower.finish(folder / "report.html")
+def show_report(callbacks: Sequence[Callback], folder: Path) -> None:
+    """Tell those who heard of the runs that everything is written, and where the report is."""
+    for callback in callbacks:
+        callback.on_report(folder / "report.html")
 
 
 def report_outcome(result: Result, *, is_quiet: bool, as_json: bool) -> None:

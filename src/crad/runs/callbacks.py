@@ -1,14 +1,12 @@
-"""Those who follow a run from outside, beside the display: a page in the browser, a log of scalars.
+"""Those who hear of a run: the display, a page in the browser, a log of scalars, a user's own.
 
-A follower only listens: with or without one a run ends with the same bits.
+A callback only listens: with or without one a run ends with the same bits. All methods are called in the run's thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
 
 from crad.config import Experiment
 from crad.federation.rounds import Step
@@ -16,60 +14,114 @@ from crad.runs.records import Record
 from crad.runs.result import Result
 from crad.runs.run_records import RunRecords
 
-News = TypeVar("News")
 
+class Callback:
+    """Hears of one run after the other; override what is of interest."""
 
-@dataclass(frozen=True)
-class Hooks:
-    """What a display wants to hear: the data is divided, a client has learned, a round is complete."""
+    wants_records = False  # they cost a summary each round: made only where somebody wants them
 
-    on_partition: Callable[[Record], None] = lambda partition: None
-    on_step: Callable[[Step], None] = lambda step: None
-    on_round: Callable[[Record], None] = lambda record: None
-    on_notice: Callable[[str], None] = lambda text: None  # something went wrong and was put right
-    on_records: Callable[[RunRecords], None] | None = None  # all so far, after every round once one was tested
+    def on_run_begin(self, experiment: Experiment, directory: Path | None) -> None:
+        """Hear that a run is about to begin or to go on in this directory; None: it writes nothing."""
 
+    def on_partition(self, partition: Record) -> None:
+        """Hear that the data is divided."""
 
-class Follower(Protocol):
-    """Follows one run after the other; all its methods are called in the thread of the run."""
+    def on_step(self, step: Step) -> None:
+        """Hear that one client has published, learned or been measured."""
 
-    def follow(self, experiment: Experiment, directory: Path, *, label: str) -> Hooks:
-        """A run is about to begin or to be continued in this directory: what the follower wants to hear of it."""
-        ...
+    def on_round(self, record: Record) -> None:
+        """Hear that a round is complete and on disk."""
 
-    def end(self, result: Result) -> None:
-        """That run is complete, and everything it writes is written."""
-        ...
+    def on_records(self, records: RunRecords) -> None:
+        """Hear all that there is so far, after every round once one was tested; only where `wants_records`."""
 
-    def finish(self, report: Path) -> None:
-        """No other run will come, and here is the report on all of them."""
-        ...
+    def on_notice(self, text: str) -> None:
+        """Hear that something went wrong and was put right."""
+
+    def on_run_end(self, result: Result) -> None:
+        """Hear that the run is complete, and everything it writes is written."""
+
+    def on_report(self, report: Path) -> None:
+        """Hear that no other run will come, and where the report on all of them is."""
 
     def close(self) -> None:
         """Let go of everything, also after an interruption; called last and once."""
-        ...
 
 
-def join_hooks(several: Sequence[Hooks]) -> Hooks:
-    """One set of hooks that tells all of them, in their order."""
-    return Hooks(
-        on_partition=_each([hooks.on_partition for hooks in several]),
-        on_step=_each([hooks.on_step for hooks in several]),
-        on_round=_each([hooks.on_round for hooks in several]),
-        on_notice=_each([hooks.on_notice for hooks in several]),
-        on_records=_records(several),
-    )
+class LambdaCallback(Callback):
+    """A callback made of functions, for those who want to hear of one or two things."""
+
+    def __init__(
+        self,
+        *,
+        on_partition: Callable[[Record], None] | None = None,
+        on_step: Callable[[Step], None] | None = None,
+        on_round: Callable[[Record], None] | None = None,
+        on_records: Callable[[RunRecords], None] | None = None,
+        on_notice: Callable[[str], None] | None = None,
+    ) -> None:
+        given = {
+            "on_partition": on_partition,
+            "on_step": on_step,
+            "on_round": on_round,
+            "on_records": on_records,
+            "on_notice": on_notice,
+        }
+        for name, function in given.items():
+            if function is not None:
+                setattr(self, name, function)
+        self.wants_records = on_records is not None
 
 
-def _each(listeners: Sequence[Callable[[News], None]]) -> Callable[[News], None]:
-    def tell(news: News) -> None:
-        for listener in listeners:
-            listener(news)
+class CallbackList(Callback):
+    """Several callbacks as one: each is told, in their order."""
 
-    return tell
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self._callbacks = tuple(callbacks)
+        self.wants_records = any(one.wants_records for one in callbacks)
 
+    def on_run_begin(self, experiment: Experiment, directory: Path | None) -> None:
+        """Tell everybody."""
+        for one in self._callbacks:
+            one.on_run_begin(experiment, directory)
 
-def _records(several: Sequence[Hooks]) -> Callable[[RunRecords], None] | None:
-    # Records cost a summary each round: they are made only where somebody wants them.
-    wanted = [hooks.on_records for hooks in several if hooks.on_records is not None]
-    return _each(wanted) if wanted else None
+    def on_partition(self, partition: Record) -> None:
+        """Tell everybody."""
+        for one in self._callbacks:
+            one.on_partition(partition)
+
+    def on_step(self, step: Step) -> None:
+        """Tell everybody."""
+        for one in self._callbacks:
+            one.on_step(step)
+
+    def on_round(self, record: Record) -> None:
+        """Tell everybody."""
+        for one in self._callbacks:
+            one.on_round(record)
+
+    def on_records(self, records: RunRecords) -> None:
+        """Tell those who want them."""
+        for one in self._callbacks:
+            if one.wants_records:
+                one.on_records(records)
+
+    def on_notice(self, text: str) -> None:
+        """Tell everybody."""
+        for one in self._callbacks:
+            one.on_notice(text)
+
+    def on_run_end(self, result: Result) -> None:
+        """Tell everybody."""
+        for one in self._callbacks:
+            one.on_run_end(result)
+
+    def on_report(self, report: Path) -> None:
+        """Tell everybody."""
+        for one in self._callbacks:
+            one.on_report(report)
+
+    def close(self) -> None:
+        """Close everybody."""
+        for one in self._callbacks:
+            one.close()

@@ -27,6 +27,7 @@ from crad.errors import BusyError, RunError
 from crad.files import write_atomically, write_flushed, write_once
 from crad.runs.records import Record
 
+PARTITION_FILE = "partition.json"
 MEMBER_FILE = "secret"  # what the folder of a member has, and of a simulation has not
 ROUND_KEYS = frozenset({"round", "active", "validation_accuracy", "global_accuracy", "local_accuracy", "clients"})
 SUMMARY_KEYS = frozenset({"schema", "method", "seed", "best_round", "global_accuracy", "hardware", "train_images"})
@@ -80,7 +81,7 @@ class RunDirectory:
 
     def check_same_data(self, partition: Record) -> None:
         """Refuse a run whose data is not what it was when the run began."""
-        if self.read_json("partition.json") != partition:
+        if self.read_json(PARTITION_FILE) != partition:
             raise RunError(f"the data of {self.path} has changed since that run began; put the old files back")
 
     @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from crad.analysis.confusions import confusion_sentence
@@ -15,7 +15,7 @@ from crad.network.agreement import Agreement
 from crad.network.identity import load_identity
 from crad.network.ledger import totals
 from crad.report.participant import participant_page, participant_record
-from crad.runs.callbacks import Hooks
+from crad.runs.callbacks import Callback, CallbackList, LambdaCallback
 from crad.runs.directory import RunDirectory
 from crad.runs.export import export_onnx, export_safetensors, trained_model
 from crad.runs.records import Record
@@ -38,31 +38,33 @@ class Joined:
     folder: Path
 
 
-def join(agreement: Agreement, site: Site, *, hooks: Hooks) -> Joined:
+def join(agreement: Agreement, site: Site, *, callback: Callback) -> Joined:
     """Take part until the last round, train alone for comparison, and write what came of both."""
     with disk_faults(state_folder(agreement, site)):
         identity = load_identity(site.keys)
         check_identity(agreement, identity, site.name)
         check_own_certificate(agreement, identity)
-        with watched_certificate(agreement, identity, notice=hooks.on_notice):
-            return _join(agreement, site, hooks=hooks)
+        with watched_certificate(agreement, identity, notice=callback.on_notice):
+            return _join(agreement, site, callback=callback)
 
 
-def _join(agreement: Agreement, site: Site, *, hooks: Hooks) -> Joined:
+def _join(agreement: Agreement, site: Site, *, callback: Callback) -> Joined:
     earlier = stale_state_warning(agreement, site)
     if earlier is not None:
-        hooks.on_notice(earlier)
+        callback.on_notice(earlier)
     part = prepare_local_peer(agreement, site)
     for name, reason in part.named_left_out.items():
-        hooks.on_notice(f"{name} is left out as a teacher: {reason}")
-    disk = LedgerDisk(part.folder, notice=hooks.on_notice)
-    with open_exchange(part, site, notice=hooks.on_notice, on_fault=disk.note) as exchange:
-        federated = take_part(part, exchange, hooks=disk.checked(hooks))
-        hooks.on_notice(f"{_rounds_done(federated, agreement)}; now the same model without the others, for comparison")
-        alone = train_for_comparison(part, hooks=disk.checked(Hooks(on_step=hooks.on_step)))
-        late = wait_for_readers(part, exchange, notice=hooks.on_notice, check=disk.check)
+        callback.on_notice(f"{name} is left out as a teacher: {reason}")
+    disk = LedgerDisk(part.folder, notice=callback.on_notice)
+    with open_exchange(part, site, notice=callback.on_notice, on_fault=disk.note) as exchange:
+        federated = take_part(part, exchange, callback=CallbackList([disk, callback]))
+        callback.on_notice(
+            f"{_rounds_done(federated, agreement)}; now the same model without the others, for comparison"
+        )
+        alone = train_for_comparison(part, callback=CallbackList([disk, LambdaCallback(on_step=callback.on_step)]))
+        late = wait_for_readers(part, exchange, notice=callback.on_notice, check=disk.check)
         if late:
-            hooks.on_notice(f"not fetched by {', '.join(late)} within the agreed deadline; ending without them")
+            callback.on_notice(f"not fetched by {', '.join(late)} within the agreed deadline; ending without them")
     record = participant_record(
         federation=agreement.name,
         member=site.name,
@@ -78,7 +80,7 @@ def _join(agreement: Agreement, site: Site, *, hooks: Hooks) -> Joined:
         rounds_agreed=agreement.rounds,
         proven=exchange.witness.proven(),
     )
-    _write_outcome(part, federated, record, hooks=hooks)
+    _write_outcome(part, federated, record, callback=callback)
     Status(part.folder / STATUS).say(
         state="finished",
         federation=agreement.name,
@@ -96,7 +98,7 @@ def _rounds_done(federated: Trained, agreement: Agreement) -> str:
     return "all rounds done" if taken == agreement.rounds else f"took part in {taken} of {agreement.rounds} rounds"
 
 
-class LedgerDisk:
+class LedgerDisk(Callback):
     """Hears from any thread that the ledger's disk is full, says so at once, and ends the run at its next step."""
 
     def __init__(self, folder: Path, *, notice: Callable[[str], None]) -> None:
@@ -114,17 +116,12 @@ class LedgerDisk:
         if self._fault is not None:
             raise self._fault
 
-    def checked(self, hooks: Hooks) -> Hooks:
-        """The same hooks, with a check at every step."""
-
-        def on_step(step: Step) -> None:
-            self.check()
-            hooks.on_step(step)
-
-        return replace(hooks, on_step=on_step)
+    def on_step(self, step: Step) -> None:
+        """Look at every step."""
+        self.check()
 
 
-def _write_outcome(part: LocalPeer, federated: Trained, record: Record, *, hooks: Hooks) -> None:
+def _write_outcome(part: LocalPeer, federated: Trained, record: Record, *, callback: Callback) -> None:
     """The selected model for use, and the report."""
     directory = RunDirectory(part.folder)
     architecture = part.world.architecture_of(part.number)
@@ -135,6 +132,6 @@ def _write_outcome(part: LocalPeer, federated: Trained, record: Record, *, hooks
     try:
         export_onnx(model, part.world, part.folder / "model.onnx", log_prior_C=prior_C)
     except ConfigError as error:
-        hooks.on_notice(f"no model.onnx: {error}")
+        callback.on_notice(f"no model.onnx: {error}")
     directory.write_json("participant.json", record)
     directory.write_text("report.html", participant_page(record, versions=versions()))

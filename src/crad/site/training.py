@@ -10,19 +10,17 @@ from pathlib import Path
 from crad.analysis.confusions import confused_members, confusion_sentence
 from crad.config import to_toml
 from crad.engines.serial import SerialEngine
-from crad.errors import RunError
 from crad.federation.exchange import Exchange, MemoryExchange
 from crad.federation.method import Method
 from crad.federation.roster import Roster
-from crad.federation.rounds import RoundLoop, Step
+from crad.federation.rounds import Step
 from crad.files import write_atomically
 from crad.methods.alone import LOCAL
 from crad.network.member_exchange import MemberExchange
-from crad.runs.callbacks import Hooks
-from crad.runs.checkpoint import latest_round, load_checkpoint, save_checkpoint
-from crad.runs.directory import RunDirectory
-from crad.runs.records import Record, partition_record, round_record
-from crad.runs.selection import best_round
+from crad.runs.callbacks import Callback, CallbackList, LambdaCallback
+from crad.runs.directory import PARTITION_FILE, RunDirectory
+from crad.runs.loop import RunLoop
+from crad.runs.records import Record, partition_record
 from crad.site.local_peer import LocalPeer
 from crad.site.state_folder import STATUS
 from crad.site.status import Status
@@ -38,48 +36,63 @@ class Trained:
     state: Path
 
 
-def take_part(part: LocalPeer, exchange: MemberExchange, *, hooks: Hooks) -> Trained:
-    """All rounds of the federation that are still to come, with this exchange; survives being stopped anywhere."""
-    status, unused = Status(part.folder / STATUS), UnusedTeachers(part.agreement)
-    meaning, taken = Meaning(part, notice=hooks.on_notice), len(RunDirectory(part.folder).rounds())
+def take_part(part: LocalPeer, exchange: MemberExchange, *, callback: Callback) -> Trained:
+    """Run all rounds of the federation that are still to come, with this exchange; survives being stopped anywhere."""
+    status = StatusCallback(part, exchange, notice=callback.on_notice)
+    unused = LambdaCallback(on_round=status.say_unused)  # after the line of the round itself
+    trained = _train(part, part.method, part.folder, exchange, callback=CallbackList([status, callback, unused]))
+    status.say_trained()
+    return trained
 
-    def on_step(step: Step) -> None:
-        status.say(state=step.stage, round=step.round_index, rounds=step.rounds)
-        hooks.on_step(step)
 
-    def on_round(record: Record) -> None:
-        nonlocal taken
-        taken += 1
-        missing = record["missing"].get(str(part.number), [])
-        names = [part.agreement.members[index].name for index in missing]
-        meaning.hear(record)
-        status.say(
+class StatusCallback(Callback):
+    """Keeps status.json up to date, and says who cannot be learned from or seems to mean something else."""
+
+    def __init__(self, part: LocalPeer, exchange: MemberExchange, *, notice: Callable[[str], None]) -> None:
+        self._part, self._exchange, self._status = part, exchange, Status(part.folder / STATUS)
+        self._meaning, self._unused = Meaning(part, notice=notice), UnusedTeachers(part.agreement)
+        self._notice = notice
+        self._taken = len(RunDirectory(part.folder).rounds())
+        self._status.say(
+            state="starting",
+            federation=part.agreement.name,
+            member=part.agreement.members[part.number].name,
+            left_out=part.named_left_out,
+            confused=self._meaning.sentences,
+        )
+
+    def on_step(self, step: Step) -> None:
+        """Say which round and stage this member is in."""
+        self._status.say(state=step.stage, round=step.round_index, rounds=step.rounds)
+
+    def on_round(self, record: Record) -> None:
+        """Say what the round came to: who was missing, away, refused, proven or confused."""
+        self._taken += 1
+        missing = record["missing"].get(str(self._part.number), [])
+        self._meaning.hear(record)
+        self._status.say(
             state="collecting",
             round=record["round"],
-            rounds=part.experiment.rounds,
-            taken_part=taken,
-            missing=names,
-            away=exchange.away(record["round"] + 1),
-            proven=exchange.witness.proven(),
-            refused=unused.of(record),
-            confused=meaning.sentences,
+            rounds=self._part.experiment.rounds,
+            taken_part=self._taken,
+            missing=[self._part.agreement.members[index].name for index in missing],
+            away=self._exchange.away(record["round"] + 1),
+            proven=self._exchange.witness.proven(),
+            refused=self._unused.of(record),
+            confused=self._meaning.sentences,
             validation_accuracy=record["validation_accuracy"],
             round_seconds=record["timing"]["seconds"],
         )
-        hooks.on_round(record)
-        for line in unused.news(record):
-            hooks.on_notice(line)
 
-    status.say(
-        state="starting",
-        federation=part.agreement.name,
-        member=part.agreement.members[part.number].name,
-        left_out=part.named_left_out,
-        confused=meaning.sentences,
-    )
-    trained = _train(part, part.method, part.folder, exchange, on_step=on_step, on_round=on_round)
-    status.say(state="trained", round=part.experiment.rounds, rounds=part.experiment.rounds)
-    return trained
+    def say_unused(self, record: Record) -> None:
+        """Say whose snapshot came and could not be learned from, each member and reason once."""
+        for line in self._unused.news(record):
+            self._notice(line)
+
+    def say_trained(self) -> None:
+        """Say that all rounds are over."""
+        rounds = self._part.experiment.rounds
+        self._status.say(state="trained", round=rounds, rounds=rounds)
 
 
 class Meaning:
@@ -104,45 +117,21 @@ class Meaning:
         return [confusion_sentence(entry) for entry in entries]
 
 
-def train_for_comparison(part: LocalPeer, *, hooks: Hooks) -> Trained:
-    """The same model, data and number of rounds without anybody else."""
-    return _train(part, LOCAL, part.folder / "alone", MemoryExchange(), on_step=hooks.on_step, on_round=hooks.on_round)
+def train_for_comparison(part: LocalPeer, *, callback: Callback) -> Trained:
+    """Train the same model on the same data for as many rounds without anybody else."""
+    return _train(part, LOCAL, part.folder / "alone", MemoryExchange(), callback=callback)
 
 
-def _train(
-    part: LocalPeer,
-    method: Method,
-    folder: Path,
-    exchange: Exchange,
-    *,
-    on_step: Callable[[Step], None],
-    on_round: Callable[[Record], None],
-) -> Trained:
+def _train(part: LocalPeer, method: Method, folder: Path, exchange: Exchange, *, callback: Callback) -> Trained:
     directory = RunDirectory(folder)
     _begin(directory, part)
     roster = Roster(part.world, method.roster(part.world), directory.checkpoint_folder, here={part.number})
     with directory.locked(), closing(SerialEngine(part.world, method)) as engine:
-        records = _restore(directory, roster)
-        loop = RoundLoop(method, roster, exchange=exchange, engine=engine)
-        for done in loop.run(after=records[-1]["round"] if records else 0, on_step=on_step):
-            records.append(round_record(done, roster))
-            directory.append_round(records[-1])
-            best = best_round(records)
-            save_checkpoint(
-                roster,
-                round_index=done.index,
-                changed=set(done.learned),
-                keep=set() if best is None else {best["round"]},
-            )
-            on_round(records[-1])
-        best = best_round(records)
-        if best is None:
-            raise RunError(f"{folder}: the federation was over before this member took part in a round")
-        load_checkpoint(roster, round_index=best["round"])
-        state = roster[part.number].state
-        if state is None:
-            raise RunError(f"{folder}: this member never learned; was it ever drawn to take part?")
-        return Trained(records, dict(best), state)
+        loop = RunLoop(method, roster, exchange=exchange, engine=engine, directory=directory, has_gaps=True)
+        records = loop.restore()
+        loop.run(records, callback=callback)
+        best, state = loop.select(records, part.number)
+        return Trained(records, best, state)
 
 
 def _begin(directory: RunDirectory, part: LocalPeer) -> None:
@@ -152,13 +141,5 @@ def _begin(directory: RunDirectory, part: LocalPeer) -> None:
         directory.check_same_data(partition)
         return
     directory.path.mkdir(parents=True, exist_ok=True)
-    directory.write_json("partition.json", partition)
+    directory.write_json(PARTITION_FILE, partition)
     write_atomically(directory.experiment_file, to_toml(part.experiment).encode())
-
-
-def _restore(directory: RunDirectory, roster: Roster) -> list[Record]:
-    reached = latest_round(roster.folder)
-    records = directory.cut_rounds(after=reached or 0, has_gaps=True)
-    if reached is not None:
-        load_checkpoint(roster, round_index=reached)
-    return records

@@ -1,4 +1,4 @@
-"""What the page of a run shows, and when it is made anew."""
+"""What the page of a run shows, and when it is made again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from crad.federation.rounds import Step
 from crad.report.live.bar import starting_page, waiting_page, with_live_bar
 from crad.report.live.local_server import PageServer, Shown
 from crad.report.page import report_page
-from crad.runs.callbacks import Hooks
+from crad.runs.callbacks import Callback
+from crad.runs.names import title_of
 from crad.runs.records import Record
 from crad.runs.result import Result
 from crad.runs.run_records import RunRecords, load_run
@@ -25,8 +26,10 @@ PAUSE_PER_COST = 19.0  # a page that took one second rests for nineteen: 5 % of 
 LAST_LOOK_SECONDS = 6.0  # how long a finished run waits at most for its page to be fetched
 
 
-class Watch:
-    """A follower that shows the runs on a page of this machine, which refreshes itself."""
+class Watch(Callback):
+    """Shows the runs on a page of this machine, which refreshes itself."""
+
+    wants_records = True
 
     def __init__(self, port: int = 0, *, announce: Callable[[str], None]) -> None:
         """Listen on this port; 0 is any free one. A port that is taken is refused here.
@@ -36,7 +39,8 @@ class Watch:
         self._server = PageServer(port)
         self._announce: Callable[[str], None] | None = announce
         self._token = secrets.token_hex(4)  # a tab of an earlier run on the same port must not take this for its own
-        self._number = 0
+        self._experiment: Experiment | None = None
+        self._number, self._label = 0, ""
         self._text = ""
         self._report: Path | None = None
         self._done: list[RunRecords] = []
@@ -45,37 +49,41 @@ class Watch:
         self._next_build = 0.0
         self._show(starting_page("a run begins"), "The run begins.")
 
-    def follow(self, experiment: Experiment, directory: Path, *, label: str) -> Hooks:
+    def on_run_begin(self, experiment: Experiment, directory: Path | None) -> None:
         """Show the run that begins now beside those that are complete."""
+        assert directory is not None, "a watched run has a directory"
         self._report = directory.resolve() / "report.html"
-        self._current = None
+        self._current, self._experiment, self._label = None, experiment, title_of(experiment)
+        self._say(f"{self._label}: the data is being read and divided.")
 
-        def divided(partition: Record) -> None:
-            if not self._done:
-                self._show(waiting_page(experiment, partition, label=label), f"{label}: the data is divided.")
-            if self._announce is not None:
-                self._announce(self._server.address)
-                self._announce = None
+    def on_partition(self, partition: Record) -> None:
+        """Show how the data is divided, and say once where the page is."""
+        if not self._done:
+            assert self._experiment is not None, "a run has begun"
+            page = waiting_page(self._experiment, partition, label=self._label)
+            self._show(page, f"{self._label}: the data is divided.")
+        if self._announce is not None:
+            self._announce(self._server.address)
+            self._announce = None
 
-        def stepped(step: Step) -> None:
-            self._say(f"Live. {label}: round {max(1, step.round_index)} of {step.rounds} is running.")
-            self._refresh()
+    def on_step(self, step: Step) -> None:
+        """Say how far the run is."""
+        self._say(f"Live. {self._label}: round {max(1, step.round_index)} of {step.rounds} is running.")
+        self._refresh()
 
-        def heard(records: RunRecords) -> None:
-            self._current, self._is_stale = records, True
-            self._refresh()
+    def on_records(self, records: RunRecords) -> None:
+        """Take the new records for the next page."""
+        self._current, self._is_stale = records, True
+        self._refresh()
 
-        self._say(f"{label}: the data is being read and divided.")
-        return Hooks(on_partition=divided, on_step=stepped, on_records=heard)
-
-    def end(self, result: Result) -> None:
-        """A run is complete; it stays on the page beside those that follow."""
+    def on_run_end(self, result: Result) -> None:
+        """Keep a complete run on the page beside those that follow."""
         assert result.directory is not None, "a watched run has a directory"
         self._done.append(load_run(result.directory))
         self._current, self._is_stale = None, True
         self._refresh()
 
-    def finish(self, report: Path) -> None:
+    def on_report(self, report: Path) -> None:
         """Show the finished report and, where somebody is looking, wait until it has been fetched."""
         self._report = report.resolve()
         self._show(report.read_text(encoding="utf-8"), f"Finished. This page is {self._report}", is_finished=True)
@@ -88,7 +96,7 @@ class Watch:
         self._server.close()
 
     def _refresh(self) -> None:
-        """Make the page anew if there is news, somebody to read it, and the last one was paid for."""
+        """Make the page again if there is news, somebody to read it, and the last one was paid for."""
         now = time.monotonic()
         if not self._is_stale or now < self._next_build or not self._server.was_asked_within(LOOKING_SECONDS):
             return

@@ -1,4 +1,4 @@
-"""A follower that logs every round once, also over interruptions and while a server is away."""
+"""A callback that logs every round once, also over interruptions and while a server is away."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from crad.config import Experiment
-from crad.runs.callbacks import Hooks
+from crad.runs.callbacks import Callback
 from crad.runs.directory import RunDirectory
 from crad.runs.records import Record
 from crad.runs.result import Result
@@ -39,7 +39,7 @@ class Log(Protocol):
         ...
 
 
-class Tracker:
+class Tracker(Callback):
     """Brings every round of the runs it follows into a log, exactly once."""
 
     def __init__(self, log: Log, *, notice: Callable[[str], None]) -> None:
@@ -51,44 +51,44 @@ class Tracker:
         self._waiting: list[Record] = []
         self._is_failing = False
 
-    def follow(self, experiment: Experiment, directory: Path, *, label: str) -> Hooks:
+    def on_run_begin(self, experiment: Experiment, directory: Path | None) -> None:
         """Log the run that begins or goes on in this directory; nothing is written before its first round is."""
+        assert directory is not None, "a tracked run has a directory"
         self._directory, self._logged, self._waiting = RunDirectory(directory), None, []
-        return Hooks(on_round=self._hear)
 
-    def end(self, result: Result) -> None:
+    def on_round(self, record: Record) -> None:
+        """Log a round, and those that could not be logged before."""
+        if self._logged is None and not self._waiting:  # a resumed run may have rounds that no log has seen
+            self._waiting = self._tracked.rounds()
+        else:
+            self._waiting.append(record)
+        self._try(self._waiting)
+
+    def on_run_end(self, result: Result) -> None:
         """Log what is still missing, and the outcome."""
-        assert self._directory is not None, "it was followed"
         self._try(result.rounds, summary=result.summary)
-
-    def finish(self, report: Path) -> None:
-        """Nothing is left to say: every run had its own end."""
 
     def close(self) -> None:
         """Write out what is under way."""
         self._log.close()
 
-    def _hear(self, record: Record) -> None:
-        assert self._directory is not None, "it was followed"
-        if self._logged is None and not self._waiting:  # a resumed run may have rounds that no log has seen
-            self._waiting = self._directory.rounds()
-        else:
-            self._waiting.append(record)
-        self._try(self._waiting)
+    @property
+    def _tracked(self) -> RunDirectory:
+        assert self._directory is not None, "a run has begun"
+        return self._directory
 
     def _try(self, rounds: list[Record], *, summary: Record | None = None) -> None:
-        assert self._directory is not None, "it was followed"
         try:
             if self._logged is None:
-                self._logged = self._log.open(self._directory)
+                self._logged = self._log.open(self._tracked)
             for record in rounds:
                 if record["round"] not in self._logged:
                     self._log.log_round(record)
                     self._logged.add(record["round"])
             if summary is not None:
-                self._log.end(self._directory, summary)
+                self._log.end(self._tracked, summary)
         except LogError as error:
-            self._logged = None  # opened anew next time, to see what has arrived
+            self._logged = None  # opened again next time, to see what has arrived
             self._say_failing(error, is_last=summary is not None)
             return
         self._waiting = []
@@ -97,9 +97,8 @@ class Tracker:
             self._is_failing = False
 
     def _say_failing(self, error: LogError, *, is_last: bool) -> None:
-        assert self._directory is not None, "it was followed"
         if is_last:
-            cure = f"crad run --resume {self._directory.path} --{self._log.name} logs it"
+            cure = f"crad run --resume {self._tracked.path} --{self._log.name} logs it"
             self._notice(f"{self._log.name}: the log is not complete ({error}); {cure}")
         elif not self._is_failing:
             self._notice(f"{self._log.name}: a round could not be logged ({error}); the run goes on and tries again")

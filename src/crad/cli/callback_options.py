@@ -1,4 +1,4 @@
-"""The flags of those who follow a run: `--watch`, `--tensorboard`, `--mlflow`."""
+"""The flags of those who hear of a run: `--watch`, `--tensorboard`, `--mlflow`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import typer
 from crad.errors import ConfigError
 
 if TYPE_CHECKING:
-    from crad.runs.callbacks import Follower
+    from crad.runs.callbacks import Callback
 
 
-PANEL = "Following"
+PANEL = "Watching and logging"
 WatchFlag = Annotated[
     bool, typer.Option("--watch", help="Show the growing report on a page of this machine.", rich_help_panel=PANEL)
 ]
@@ -45,8 +45,8 @@ MLflowFlag = Annotated[
 
 
 @dataclass(frozen=True)
-class Following:
-    """Who is to follow a run."""
+class CallbackOptions:
+    """Who is to hear of a run."""
 
     watch: WatchFlag = False
     port: PortFlag = None
@@ -54,21 +54,21 @@ class Following:
     mlflow: MLflowFlag = False
 
     @contextmanager
-    def followers(self, store: Path) -> Iterator[list[Follower]]:
-        """Those that were asked for; one that cannot be had is refused here, before anything is written.
+    def callbacks(self, store: Path) -> Iterator[list[Callback]]:
+        """Open those that were asked for; one that cannot be had is refused here, before anything is written.
 
         `store` is the folder of everything that this command writes.
         """
         if self.port is not None and not self.watch:
             raise ConfigError("--port is the port of the page that --watch shows: add --watch")
-        following: list[Follower] = []
+        opened: list[Callback] = []
         with ExitStack() as stack:
-            for follower in self._wanted(store):
-                stack.callback(follower.close)
-                following.append(follower)
-            yield following
+            for callback in self._wanted(store):
+                stack.callback(callback.close)
+                opened.append(callback)
+            yield opened
 
-    def _wanted(self, store: Path) -> Iterator[Follower]:
+    def _wanted(self, store: Path) -> Iterator[Callback]:
         if self.tensorboard:
             from crad.runs.tracking import Tracker
             from crad.runs.tracking.tensorboard import TensorBoardLog
@@ -85,14 +85,14 @@ class Following:
             yield Watch(self.port or 0, announce=lambda address: _say(f"Watch it at {address}"))
 
 
-def following_flags() -> list[inspect.Parameter]:
-    """One parameter of a command for each field."""
-    kinds = get_type_hints(Following, include_extras=True)
+def callback_flags() -> list[inspect.Parameter]:
+    """Return one parameter of a command for each field."""
+    kinds = get_type_hints(CallbackOptions, include_extras=True)
     return [
         inspect.Parameter(
             field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=kinds[field.name]
         )
-        for field in fields(Following)
+        for field in fields(CallbackOptions)
     ]
 
 

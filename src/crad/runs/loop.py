@@ -1,0 +1,110 @@
+"""THE resumable loop: train a round, record it, checkpoint it, select, go on. One for a simulation and a real member.
+
+What trains is `federation/rounds.py`; here is what makes it survive an interruption anywhere. The line of a round is
+written before its checkpoint: a checkpoint without its line would lose a round, a line without its checkpoint is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from crad.errors import RunError
+from crad.federation.exchange import Exchange
+from crad.federation.method import Method
+from crad.federation.roster import Roster
+from crad.federation.rounds import Round, RoundLoop
+from crad.federation.tasks import Engine
+from crad.runs.callbacks import Callback
+from crad.runs.checkpoint import latest_round, load_checkpoint, save_checkpoint
+from crad.runs.directory import RunDirectory
+from crad.runs.records import Record, round_record
+from crad.runs.selection import best_round
+
+
+class RunLoop:
+    """The rounds of one run, each complete on disk before the next begins; without a directory nothing is written.
+
+    Who was away while the others went on `has_gaps` in its rounds.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        roster: Roster,
+        *,
+        exchange: Exchange,
+        engine: Engine,
+        directory: RunDirectory | None,
+        has_gaps: bool = False,
+    ) -> None:
+        self._rounds = RoundLoop(method, roster, exchange=exchange, engine=engine)
+        self._roster, self._directory, self._has_gaps = roster, directory, has_gaps
+
+    def restore(self) -> list[Record]:
+        """Return the records up to the last complete round, with the roster as it was after it."""
+        directory = self._directory
+        if directory is None:
+            return []
+        reached = latest_round(self._roster.folder)
+        if not self._has_gaps:
+            self._check_restorable(directory, reached)
+        records = directory.cut_rounds(after=reached or 0, has_gaps=self._has_gaps)
+        if reached is not None:
+            load_checkpoint(self._roster, round_index=reached)
+        return records
+
+    def run(
+        self,
+        records: list[Record],
+        *,
+        callback: Callback,
+        on_progress: Callable[[list[Record]], None] = lambda records: None,
+    ) -> None:
+        """Run the rounds that are still to come and add their records; `on_progress` gets all of them each time."""
+        reached = records[-1]["round"] if records else 0
+        for done in self._rounds.run(after=reached, on_step=callback.on_step):
+            records.append(round_record(done, self._roster))
+            self._save(records, done)
+            callback.on_round(records[-1])
+            on_progress(records)
+
+    def select(self, records: list[Record], peer: int) -> tuple[Record, Path]:
+        """Return the round with the highest validation accuracy, and where this peer's state after it lies."""
+        best = best_round(records)
+        if best is None:
+            raise RunError(f"{self._place}: the federation was over before this member took part in a round")
+        load_checkpoint(self._roster, round_index=best["round"])
+        state = self._roster[peer].state
+        if state is None:
+            raise RunError(f"{self._place}: this member never learned; was it ever drawn to take part?")
+        return dict(best), state
+
+    @property
+    def _place(self) -> Path:
+        return self._roster.folder if self._directory is None else self._directory.path
+
+    def _check_restorable(self, directory: RunDirectory, reached: int | None) -> None:
+        directory.full_rounds()  # damaged records are refused before anything is cut
+        written = len(directory.rounds())
+        if reached is None and written > 1:  # one may be there: a line is written before its checkpoint
+            raise RunError(
+                f"{directory.path} has {written} rounds but no checkpoint of them that this version reads; "
+                "put checkpoint/ back, or begin again with another --output"
+            )
+
+    def _save(self, records: list[Record], done: Round) -> None:
+        if self._directory is None:
+            self._roster.forget_states()
+            return
+        for learned in done.learned.values():
+            for name, content in learned.artifacts.items():
+                self._directory.write_artifact(name, content)
+        self._directory.append_round(records[-1])
+        best = best_round(records)
+        save_checkpoint(
+            self._roster,
+            round_index=records[-1]["round"],
+            changed=set(done.learned),
+            keep=set() if best is None else {best["round"]},
+        )
