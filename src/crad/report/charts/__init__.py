@@ -5,11 +5,13 @@ Altair and vl-convert are the extra `crad[report]`; they are imported when the f
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Sequence
+from importlib import import_module
 
 from crad.analysis.groups import by_method, worlds
 from crad.errors import ConfigError
-from crad.report.charts.chart import Chart, labelled
+from crad.report.charts.chart import CHARTS, Chart, labelled
 from crad.report.charts.export import INSTALL, charts_available, javascript, save_chart
 from crad.report.charts.style import theme
 from crad.runs.run_records import RunRecords
@@ -37,21 +39,10 @@ def make_charts(runs: Sequence[RunRecords]) -> list[Chart]:
 
 
 def _charts_of(runs: Sequence[RunRecords], label: str) -> list[Chart]:
-    from crad.report.charts import bars, heat, lines
-
     methods = by_method(runs)
     if not methods:
         return []
-    makers = (
-        lines.accuracy_chart,
-        bars.gains_chart,
-        lines.classes_chart,
-        lines.support_chart,
-        heat.context_chart,
-        heat.partition_chart,
-        heat.trust_chart,
-        bars.cost_chart,
-        lines.bytes_chart,
-    )
-    found = [chart for maker in makers for chart in [maker(methods)] if chart is not None]
+    for module in pkgutil.iter_modules(__path__):  # each registers its charts
+        import_module(f"{__name__}.{module.name}")
+    found = [chart for place in sorted(CHARTS) for chart in [CHARTS[place](methods)] if chart is not None]
     return [labelled(chart, label) for chart in found] if label else found

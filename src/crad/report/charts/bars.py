@@ -8,7 +8,7 @@ import altair as alt
 
 from crad.analysis.groups import Methods
 from crad.analysis.series import ALONE, Row, cost_rows, gain_rows
-from crad.report.charts.chart import Chart
+from crad.report.charts.chart import Chart, on_page
 from crad.report.charts.parts import ROWS, finished, listing, method_axis, method_colour, methods_in
 from crad.report.charts.style import PLOT_WIDTH
 from crad.report.tables import mib
@@ -17,6 +17,7 @@ ROW_HEIGHT = 30
 WIDTH = PLOT_WIDTH - 50  # names of methods stand beside it
 
 
+@on_page(20)
 def gains_chart(methods: Methods) -> Chart | None:
     """What joining brought every client over training alone."""
     rows = gain_rows(methods)
@@ -68,6 +69,7 @@ def gains_chart(methods: Methods) -> Chart | None:
     )
 
 
+@on_page(80)
 def cost_chart(methods: Methods) -> Chart | None:
     """Payload and time of a round."""
     rows = [

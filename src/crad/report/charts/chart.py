@@ -1,11 +1,16 @@
-"""What a chart is, apart from how it was made: a specification, its data, and words for those who cannot see it."""
+"""What a chart is, apart from how it was made: a specification, its data, and words for those who cannot see it.
+
+A new chart is a function under `@on_page(place)` in any module of this folder.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from crad.analysis.groups import Methods
 from crad.analysis.series import Row
 
 
@@ -19,6 +24,21 @@ class Chart:
     alt: str  # the main finding, in a sentence
     spec: dict[str, Any]
     rows: list[Row]
+
+
+ChartMaker = Callable[[Methods], Chart | None]  # None: there is no data for it
+CHARTS: dict[int, ChartMaker] = {}  # by their place on the page
+
+
+def on_page(place: int) -> Callable[[ChartMaker], ChartMaker]:
+    """Put a chart on the page of every run and comparison, in the order of the places."""
+
+    def register(maker: ChartMaker) -> ChartMaker:
+        assert place not in CHARTS, f"{CHARTS[place].__name__} has place {place} already"
+        CHARTS[place] = maker
+        return maker
+
+    return register
 
 
 def labelled(chart: Chart, label: str) -> Chart:

@@ -10,7 +10,7 @@ import altair as alt
 
 from crad.analysis.groups import Methods
 from crad.analysis.series import Row, context_rows, context_run, partition_rows, trust_rows
-from crad.report.charts.chart import Chart
+from crad.report.charts.chart import Chart, on_page
 from crad.report.charts.parts import ROWS, finished, slanted
 from crad.report.charts.style import PLOT_WIDTH
 from crad.runs.names import title_of
@@ -38,6 +38,7 @@ SAMPLES = Shade("samples", "private samples", "blues", is_count=True)
 SAY = Shade("weight", "share of the say for a class (of 1)", "purples", who="teacher")
 
 
+@on_page(50)
 def context_chart(methods: Methods) -> Chart | None:
     """Support beside accuracy, clients x classes."""
     run = context_run(methods)
@@ -61,6 +62,7 @@ def context_chart(methods: Methods) -> Chart | None:
     )
 
 
+@on_page(60)
 def partition_chart(methods: Methods) -> Chart | None:
     """Private samples, clients x classes."""
     run = next(iter(methods.values()))[0]
@@ -80,6 +82,7 @@ def partition_chart(methods: Methods) -> Chart | None:
     )
 
 
+@on_page(70)
 def trust_chart(methods: Methods) -> Chart | None:
     """Who trusted whom: teacher x class, for one student and round at a time."""
     run = context_run(methods)

@@ -9,7 +9,7 @@ import altair as alt
 
 from crad.analysis.groups import Methods
 from crad.analysis.series import METRICS, Row, accuracy_rows, class_rows, support_rows, traffic_rows
-from crad.report.charts.chart import Chart
+from crad.report.charts.chart import Chart, on_page
 from crad.report.charts.curves import MARKS_PER_LINE, by_place, drawn, levels, lines, split, spread
 from crad.report.charts.parts import finished, listing, methods_in, seeds_note
 from crad.report.charts.style import PLOT_HEIGHT, PLOT_WIDTH
@@ -18,6 +18,7 @@ LOG_RATIO = 8  # totals further apart than this are unreadable on a linear axis
 MIB = 2**20
 
 
+@on_page(10)
 def accuracy_chart(methods: Methods) -> Chart | None:
     """Global and local accuracy over rounds."""
     rows = accuracy_rows(methods)
@@ -46,6 +47,7 @@ def accuracy_chart(methods: Methods) -> Chart | None:
     )
 
 
+@on_page(30)
 def classes_chart(methods: Methods) -> Chart | None:
     """Global accuracy per class, from most to fewest private samples."""
     rows = class_rows(methods)
@@ -70,6 +72,7 @@ def classes_chart(methods: Methods) -> Chart | None:
     )
 
 
+@on_page(40)
 def support_chart(methods: Methods) -> Chart | None:
     """Global accuracy by how much a client itself holds of a class."""
     rows = support_rows(methods)
@@ -92,6 +95,7 @@ def support_chart(methods: Methods) -> Chart | None:
     )
 
 
+@on_page(90)
 def bytes_chart(methods: Methods) -> Chart | None:
     """Global accuracy against what a client has exchanged so far."""
     rows = [{**row, "mib": row["payload_bytes"] / MIB} for row in traffic_rows(methods)]
