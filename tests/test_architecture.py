@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -83,3 +85,23 @@ def test_every_public_name_is_there():
         assert getattr(crad, name) is not None
     with pytest.raises(AttributeError, match="aggregat"):
         crad.aggregat  # noqa: B018
+
+
+def test_the_tree_in_the_docs_is_the_tree():
+    """Every module outside `cli` is named in ARCHITECTURE.md, and nothing that is not there."""
+    text = (SOURCE.parent.parent / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    tree = text[text.index("src/crad/\n") : text.index("experiments/  ")]
+    named = re.findall(r"\b(\w+\.py)\b", tree)
+    there = [path.name for path in modules() if path.name not in ("__init__.py", "__main__.py")]
+    outside = [path.name for path in modules() if path.parent.name != "cli" and path.name in there]
+    assert set(outside) - set(named) == set(), "not named"
+    assert set(named) - set(there) == set(), "named and not there"
+
+
+def test_the_layers_in_the_docs_are_those_that_are_checked():
+    text = (SOURCE.parent.parent / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    drawn = text[text.index("```\ncli\n") + 4 : text.index("`aggregation` is pure")].split("```")[0]
+    settings = tomllib.loads((SOURCE.parent.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    [contract] = settings["tool"]["importlinter"]["contracts"]
+    checked = [sorted(layer.split(" | ")) for layer in contract["layers"]]
+    assert [sorted(line.split()) for line in drawn.strip().splitlines()] == checked
