@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import crad
-from crad.aggregation import Tally, credibility, verify
+from crad.aggregation import Tally, TeacherStats, credibility, verify
 from crad.aggregation.filters import FILTERS, weighted_median
 from crad.config import PUBLISHED, RECIPES, Experiment
 from crad.errors import ConfigError
@@ -258,16 +258,17 @@ def test_a_teacher_that_is_left_out_is_not_counted():
 
 def test_pooled_evidence_adds_up_and_own_evidence_stands_alone():
     # Teacher 0 says 0.75 of 8 samples of class 0, as the student finds it: it is believed.
-    counts_KC = tensor([[8, 4, 10], [0, 0, 0]])
-    accuracies_KC = tensor([[0.75, 0.5, 0.8], [0, 0, 0]])
-    pooled = verify(counts_KC, accuracies_KC, counted(), source="pooled")
-    assert pooled.credibility_K.tolist() == [1, 1]
+    stats = TeacherStats(tensor([[8, 4, 10], [0, 0, 0]]), tensor([[0.75, 0.5, 0.8], [0, 0, 0]]))
+    assert credibility(stats, counted()).tolist() == [1, 1]
+    pooled = verify(stats, counted(), source="pooled")
     assert pooled.counts_KC.tolist() == [[12, 6, 10], [4, 2, 0]]
     assert pooled.accuracies_KC[0].tolist() == pytest.approx([9 / 12, 3 / 6, 0.8])
+    assert pooled.support_KC is not None
+    assert pooled.false_alarms_KC is not None
     assert pooled.support_KC.tolist() == [[11, 5, 10], [0, 1, 0]], "published samples and the own that it got right"
     assert pooled.false_alarms_KC[0].tolist() == pytest.approx([0, 1 / 4, 1 / 6])
     assert pooled.false_alarms_KC[1].tolist() == pytest.approx([0, 0, 5 / 6]), "measured for a class that is not held"
-    own = verify(counts_KC, accuracies_KC, counted(), source="own")
+    own = verify(stats, counted(), source="own")
     assert own.counts_KC.tolist() == [[4, 2, 10], [4, 2, 0]], "published where the student has nothing"
     assert own.accuracies_KC[0].tolist() == pytest.approx([3 / 4, 1 / 2, 0.8])
 
@@ -278,10 +279,11 @@ def test_a_teacher_that_claims_what_is_not_so_loses_its_published_figures():
     said_KB = torch.stack([torch.zeros(40, dtype=torch.long), labels_B])
     tally.add(torch.nn.functional.one_hot(said_KB, 2).float(), labels_B, torch.tensor([True, True]))
     counts_KC = torch.full((2, 2), CLAIMED_SAMPLES, dtype=torch.float64)
-    believed_K = credibility(counts_KC, torch.ones_like(counts_KC), tally)
+    claimed = TeacherStats(counts_KC, torch.ones_like(counts_KC))
+    believed_K = credibility(claimed, tally)
     assert believed_K[0].item() < 1e-6, "20 of 40 right, all claimed"
     assert believed_K[1].item() == 1, "all claimed, all right"
-    seen = verify(counts_KC, torch.ones_like(counts_KC), tally, source="pooled")
+    seen = verify(claimed, tally, source="pooled")
     assert seen.counts_KC[0].tolist() == pytest.approx([20, 20], abs=1e-2)
 
 
@@ -292,7 +294,7 @@ def test_credibility_is_a_share_and_grows_with_what_is_found(n, a, right, more):
         tally = Tally(1, 2)
         tally.samples_C += tensor([120, 0])
         tally.hits_KC += tensor([[hits, 0]])
-        return credibility(tensor([[n, 0]]), tensor([[a, 0]]), tally).item()
+        return credibility(TeacherStats(tensor([[n, 0]]), tensor([[a, 0]])), tally).item()
 
     assert 0 <= of(right) <= of(right + more) <= 1
 

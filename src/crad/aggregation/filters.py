@@ -122,7 +122,7 @@ def weighted_median(value_KBC: Tensor, weight_KC: Tensor) -> Tensor:
 def _votes(evidence: Evidence) -> Tensor:
     """The precision of the supported, [K,C]; where all have none, each counts one."""
     supported_KC = evidence.supported_KC.cpu()
-    votes_KC = reliability(evidence) * supported_KC
+    votes_KC = reliability(evidence.stats, epsilon=evidence.epsilon) * supported_KC
     return torch.where(votes_KC.sum(dim=0) > 0, votes_KC, supported_KC.to(votes_KC))
 
 

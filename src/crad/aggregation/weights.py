@@ -15,7 +15,7 @@ from crad.errors import AggregationError
 
 def precision(evidence: Evidence, selection: Selection) -> Tensor:
     """Inverse variance of the class accuracy. Eq. 7."""
-    return _per_class(reliability(evidence), evidence)
+    return _per_class(reliability(evidence.stats, epsilon=evidence.epsilon), evidence)
 
 
 def equal(evidence: Evidence, selection: Selection) -> Tensor:
@@ -59,9 +59,10 @@ def lower_confidence_bound(evidence: Evidence, selection: Selection) -> Tensor:
 
 def inverse_cross_entropy(evidence: Evidence, selection: Selection) -> Tensor:
     """Inverse of the teacher's own mean cross-entropy on its validation samples of the class."""
-    if evidence.cross_entropy_KC is None:
+    cross_entropies_KC = evidence.stats.cross_entropies_KC
+    if cross_entropies_KC is None:
         raise AggregationError("rule 'inverse-ce' needs cross_entropy [K,C], a third published statistic")
-    return _per_class(1 / (evidence.cross_entropy_KC + evidence.epsilon), evidence)
+    return _per_class(1 / (cross_entropies_KC + evidence.epsilon), evidence)
 
 
 def _variance(evidence: Evidence) -> Tensor:

@@ -84,14 +84,14 @@ class RunInspector:
 
     def _view(self, student: int, image: int, row: int, label: int, q_NBC: Tensor, trace: Trace) -> ImageTrace:
         names = self.panel.world.dataset.class_names
-        known, support_KC = self.panel.known(student), self.panel.support(student)
-        alarms_KC = known["false_alarms"]
+        stats = self.panel.stats(student)
+        alarms_KC = stats.false_alarms_KC
         teachers = [
             TeacherView(
                 client=self.panel.teachers[n].index,
                 architecture=self.panel.teachers[n].member.architecture.id,
-                count=float(support_KC[k, label]),
-                accuracy=float(known["accuracies"][k, label]),
+                count=float(stats.speaking_KC[k, label]),
+                accuracy=float(stats.accuracies_KC[k, label]),
                 probability=float(q_NBC[n, row, label]),
                 state=str(trace.state[k, row, label]),
                 weight=float(trace.weight[k, row, label]),

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from crad.aggregation import Tally, Trace, explain
+from crad.aggregation import Tally, TeacherStats, Trace, check_evidence, trace
 from crad.data.preprocessing import ImageSet
 from crad.device import repeatable
 from crad.errors import RunError
@@ -25,7 +25,7 @@ from crad.federation.roster import PeerSlot, Roster
 from crad.federation.tasks import load_tensors
 from crad.inference.engine import PreparedTeacher, TeacherEngine, soft_predictions
 from crad.methods import resolve_method
-from crad.methods.distillation import Known, known_of
+from crad.methods.distillation import known_stats, stack_statistics
 from crad.runs.checkpoint import latest_round, load_checkpoint, saved_rounds
 from crad.runs.directory import RunDirectory
 from crad.runs.records import partition_record
@@ -94,28 +94,22 @@ class Panel:
 
     def combine(self, student: int, q_NBC: Tensor) -> Trace:
         """What the rule makes of the student's teachers, step by step."""
-        return explain(
+        evidence = check_evidence(
             q_NBC[self.of_student(student)],
-            **self.known(student),
-            rule=self._rule,
+            self.stats(student),
             min_support=self.experiment.min_support,
             epsilon=self.experiment.epsilon,
-            unsupported=self.experiment.unsupported,
         )
+        return trace(evidence, self._rule, unsupported=self.experiment.unsupported)
 
-    def known(self, student: int) -> Known:
-        """What the student knows of its teachers: what they published, and what it counts on its own samples."""
-        statistics = [self.statistics[k] for k in self.of_student(student)]
-        return known_of(statistics, self._tally_of(student), source=self._source)
+    def stats(self, student: int) -> TeacherStats:
+        """Return what the student knows of its teachers: what they published, and what it counts on its own samples."""
+        published = stack_statistics([self.statistics[k] for k in self.of_student(student)])
+        return known_stats(published, self._tally_of(student), source=self._source)
 
     def is_liar(self, client: int) -> bool:
         """Whether it attacked the others."""
         return client in draw_attackers(self.experiment)
-
-    def support(self, student: int) -> Tensor:
-        """Samples that speak for each of the student's teachers, [K,C]."""
-        known = self.known(student)
-        return known["counts"] if known["support"] is None else known["support"]
 
     def _run_of(self, place: PeerSlot) -> PreparedTeacher:
         """One teacher at a time comes from its resting state."""

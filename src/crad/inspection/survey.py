@@ -118,13 +118,13 @@ def _student_record(panel: Panel, student: int, q_NBC: Tensor) -> Record:
 
 def _verified_record(panel: Panel, student: int) -> Record:
     """What the student knows of its teachers where that is not what they published."""
-    known = panel.known(student)
-    if known["false_alarms"] is None:
+    stats = panel.stats(student)
+    if stats.false_alarms_KC is None:
         return {}
     return {
-        "support": _rounded(panel.support(student)),
-        "accuracies": _rounded(known["accuracies"]),
-        "false_alarms": _rounded(known["false_alarms"]),
+        "support": _rounded(stats.speaking_KC),
+        "accuracies": _rounded(stats.accuracies_KC),
+        "false_alarms": _rounded(stats.false_alarms_KC),
     }
 
 

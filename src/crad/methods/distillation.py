@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from crad.aggregation import (
     Confusions,
     Rule,
     Tally,
+    TeacherStats,
     check_evidence,
     combine,
     credibility,
@@ -99,11 +100,12 @@ def distil(
         return Learned(alone.losses, notes={"refused": refused} if refused else {})
     recipe = peer.world.experiment.recipe
     size = len(snapshots), peer.num_classes
-    judged = Judged(rule.with_filter(recipe.filter), recipe.evidence, Tally(*size), Confusions(*size))
+    published = stack_statistics([snapshot.statistics for snapshot in snapshots])
+    judge = TeacherJudge(rule.with_filter(recipe.filter), recipe.evidence, published, Tally(*size), Confusions(*size))
     trust = TrustMeter(*size)
 
     def loss_for(block: Block) -> BlockLoss:
-        target_BC = make_target(peer, block, snapshots, context.shelf, judged=judged, trust=trust, refused=refused)
+        target_BC = make_target(peer, block, snapshots, context.shelf, judge=judge, trust=trust, refused=refused)
         if target_BC is None:
             return own_labels(block, log_prior_C=peer.log_prior_C)
         if loss_towards is None:
@@ -121,16 +123,17 @@ def distil(
     return Learned(
         losses,
         trust={snapshot.peer: row for snapshot, row in zip(snapshots, trust.means(), strict=True)},
-        notes=notes | judged.notes(snapshots),
+        notes=notes | judge.notes(snapshots),
     )
 
 
 @dataclass(frozen=True)
-class Judged:
+class TeacherJudge:
     """By which rule and on what evidence the teachers are judged, and what the student has counted of it so far."""
 
     rule: Rule
     source: EvidenceSource
+    published: TeacherStats
     tally: Tally
     confusions: Confusions
 
@@ -149,21 +152,20 @@ class Judged:
         if self.source != "reported":
             self.tally.add(q_KBC, labels_B, sound_K)
 
-    def known(self, statistics: Sequence[Statistics], teachers_K: Tensor) -> Known:
-        """What the rule is told of these teachers, a mask over all."""
-        return known_of(statistics, self.tally, source=self.source, teachers_K=teachers_K)
+    def stats(self) -> TeacherStats:
+        """Return what the rule is told of the teachers."""
+        return known_stats(self.published, self.tally, source=self.source)
 
     def notes(self, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
-        """For the records: how far each teacher's own figures were believed, and who means other classes than we."""
-        counts_KC, accuracies_KC, _ = statistics_tensors([s.statistics for s in snapshots])
+        """Return for the records how far each teacher's figures were believed, and who means other classes than we."""
         confused = [
             {**asdict(one), "teacher": snapshots[one.teacher].peer}
-            for one in find_confusions(counts_KC, accuracies_KC, self.confusions.tally_KCC)
+            for one in find_confusions(self.published, self.confusions.tally_KCC)
         ]
         notes: dict[str, Any] = {"confused": confused} if confused else {}
         if self.source == "reported":
             return notes
-        believed_K = credibility(counts_KC, accuracies_KC, self.tally)
+        believed_K = credibility(self.published, self.tally)
         return notes | {
             "credibility": {
                 str(snapshot.peer): round(believed, 4)
@@ -191,7 +193,7 @@ def make_target(
     snapshots: Sequence[Snapshot],
     shelf: TeacherCache,
     *,
-    judged: Judged,
+    judge: TeacherJudge,
     trust: TrustMeter,
     refused: dict[str, str],
 ) -> Tensor | None:
@@ -207,63 +209,28 @@ def make_target(
     if not sound_K.any():
         return None
     q_KBC = q_KBC[sound_K.to(q_KBC.device)]
-    judged.look(q_KBC, block, sound_K)
-    evidence = check_evidence(
-        q_KBC,
-        **judged.known([snapshot.statistics for snapshot in snapshots], sound_K),
-        min_support=experiment.min_support,
-        epsilon=experiment.epsilon,
-    )
-    made = combine(evidence, judged.rule, unsupported=experiment.unsupported)
+    judge.look(q_KBC, block, sound_K)
+    stats = judge.stats().select(sound_K)
+    evidence = check_evidence(q_KBC, stats, min_support=experiment.min_support, epsilon=experiment.epsilon)
+    made = combine(evidence, judge.rule, unsupported=experiment.unsupported)
     trust.add(made.share_KBC, sound_K)
     return made.target_BC
 
 
-class Known(TypedDict):
-    """What a rule is told of the teachers beside their predictions, each [K,C]; the names are those of `aggregate`."""
-
-    counts: Tensor
-    accuracies: Tensor
-    cross_entropy: Tensor | None
-    support: Tensor | None
-    false_alarms: Tensor | None
-    others: Tensor | None
+def known_stats(published: TeacherStats, tally: Tally | None, *, source: EvidenceSource) -> TeacherStats:
+    """Return the published figures, those that the student counted, or both."""
+    return published if source == "reported" or tally is None else verify(published, tally, source=source)
 
 
-def known_of(
-    statistics: Sequence[Statistics], tally: Tally | None, *, source: EvidenceSource, teachers_K: Tensor | None = None
-) -> Known:
-    """The published figures, those that the student counted, or both, of the teachers in a mask."""
-    counts_KC, accuracies_KC, cross_entropies_KC = statistics_tensors(statistics)
-    chosen_K = torch.ones(len(statistics), dtype=torch.bool) if teachers_K is None else teachers_K
-    cross_entropy = None if cross_entropies_KC is None else cross_entropies_KC[chosen_K]
-    if source == "reported" or tally is None:
-        return Known(
-            counts=counts_KC[chosen_K],
-            accuracies=accuracies_KC[chosen_K],
-            cross_entropy=cross_entropy,
-            support=None,
-            false_alarms=None,
-            others=None,
-        )
-    seen = verify(counts_KC, accuracies_KC, tally, source=source)
-    return Known(
-        counts=seen.counts_KC[chosen_K],
-        accuracies=seen.accuracies_KC[chosen_K],
-        cross_entropy=cross_entropy,
-        support=seen.support_KC[chosen_K],
-        false_alarms=seen.false_alarms_KC[chosen_K],
-        others=seen.others_KC[chosen_K],
-    )
-
-
-def statistics_tensors(statistics: Sequence[Statistics]) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Counts, accuracies and, where everybody published them, cross-entropies [K,C], exactly as published."""
-    counts_KC = torch.tensor([one.counts for one in statistics], dtype=torch.float64)
-    accuracies_KC = torch.tensor([one.accuracies for one in statistics], dtype=torch.float64)
+def stack_statistics(statistics: Sequence[Statistics]) -> TeacherStats:
+    """Return what teachers published, exactly as published; cross-entropies only where everybody sent them."""
     columns = [one.cross_entropies for one in statistics if one.cross_entropies is not None]
     is_complete = len(columns) == len(statistics)
-    return counts_KC, accuracies_KC, torch.tensor(columns, dtype=torch.float64) if is_complete else None
+    return TeacherStats(
+        counts_KC=torch.tensor([one.counts for one in statistics], dtype=torch.float64),
+        accuracies_KC=torch.tensor([one.accuracies for one in statistics], dtype=torch.float64),
+        cross_entropies_KC=torch.tensor(columns, dtype=torch.float64) if is_complete else None,
+    )
 
 
 def decode_all(messages: Mapping[int, Message], context: RoundContext) -> tuple[list[Snapshot], dict[str, str]]:
