@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from crad.config import Experiment
 from crad.federation import teachers as shelf
-from crad.federation.federated_data import build_federated_data
+from crad.federation.context import build_run_context
 from crad.federation.teachers import TeacherCache
 from crad.inference import compiled
 from crad.inference.compiled import repays
@@ -212,8 +212,8 @@ def test_a_run_says_how_many_inputs_its_teachers_see(monkeypatch):
     experiment = Experiment(
         dataset="digits", clients=6, active=4, rounds=5, local_epochs=2, models=("cnn6", "resnet18-half"), device="cpu"
     )
-    world = build_federated_data(experiment)
-    images_of_one = sum(len(shard.train) for shard in world.shards) / 6
+    context = build_run_context(experiment)
+    images_of_one = sum(len(shard.train) for shard in context.data.shards) / 6
     # 3 peers of 2 architectures, 2 epochs, active in 4 of 6 of 5 rounds
-    assert shelf._expected_samples(world) == int(images_of_one * 1.5 * 2 * 5 * 4 / 6)
-    assert TeacherCache(world)._engine._samples == shelf._expected_samples(world)
+    assert shelf._expected_samples(context) == int(images_of_one * 1.5 * 2 * 5 * 4 / 6)
+    assert TeacherCache(context)._engine._samples == shelf._expected_samples(context)

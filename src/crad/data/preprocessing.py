@@ -36,6 +36,11 @@ class Preprocessor:
     std: Tensor
     augmentation: str
 
+    @property
+    def device(self) -> torch.device:
+        """Return where images are made inputs."""
+        return self.mean.device
+
     def inputs(self, images: Tensor) -> Tensor:
         """Normalised float inputs, channels last in memory as the convolutions like it."""
         normalised = (images.float() - self.mean) / self.std
@@ -46,7 +51,9 @@ class Preprocessor:
         return AUGMENTATIONS[self.augmentation](images, generator)
 
 
-def image_set(images: NDArray[np.uint8], labels: NDArray[np.int64], *, pad_to: int | None, device: str) -> ImageSet:
+def image_set(
+    images: NDArray[np.uint8], labels: NDArray[np.int64], *, pad_to: int | None, device: str | torch.device
+) -> ImageSet:
     """Images and their labels as tensors on the device."""
     tensor = image_tensor(images, pad_to=pad_to)
     return ImageSet(tensor.to(device), torch.from_numpy(labels.astype(np.int64)).to(device))

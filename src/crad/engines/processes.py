@@ -21,7 +21,7 @@ from crad.device import MALLOC_SETTINGS
 from crad.engines.shared_arrays import describe_dataset, write_arrays
 from crad.engines.wire import outcome_from_bytes, task_to_bytes
 from crad.errors import RunError
-from crad.federation.federated_data import FederatedData
+from crad.federation.context import RunContext
 from crad.federation.tasks import Task, TaskOutcome
 from crad.memory import peak_memory_bytes
 
@@ -34,18 +34,16 @@ GRACE_SECONDS = 5.0  # for a worker to end when told to
 class ProcessEngine:
     """Keeps a fixed number of worker processes busy."""
 
-    def __init__(
-        self, world: FederatedData, *, workers: int, notice: Callable[[str], None] = lambda text: None
-    ) -> None:
-        self._world = world
+    def __init__(self, context: RunContext, *, workers: int, notice: Callable[[str], None] = lambda text: None) -> None:
+        self._context = context
         self._notice = notice
         # Without a name from the start: nothing is left behind, however this process ends.
         self._data: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed in `close`
         self._order = json.dumps(
             {
-                "experiment": world.experiment.model_dump(),
-                "arrays": write_arrays(world.dataset, self._data),
-                "dataset": describe_dataset(world.dataset),
+                "experiment": context.experiment.model_dump(),
+                "arrays": write_arrays(context.data.dataset, self._data),
+                "dataset": describe_dataset(context.data.dataset),
             }
         ).encode()
         self.workers = workers

@@ -22,7 +22,7 @@ from crad.data.dataset import Dataset
 from crad.device import tune_malloc
 from crad.engines.shared_arrays import ARRAYS
 from crad.errors import ConfigError
-from crad.federation.federated_data import build_federated_data
+from crad.federation.context import build_run_context
 from crad.federation.message import Message
 from crad.federation.tasks import Task, TaskOutcome, TaskRunner
 from crad.methods import resolve_method
@@ -55,7 +55,7 @@ class Host:
         parts: dict[str, Any] = {**order.dataset, **dict(zip(ARRAYS, arrays, strict=True))}
         dataset = Dataset(**parts)
         method = resolve_method(experiment.method, experiment.method_settings)
-        self._bench = TaskRunner(build_federated_data(experiment, dataset), method)
+        self._bench = TaskRunner(build_run_context(experiment, dataset), method)
         self._messages: dict[Reference, Message] = {}
         self._batch: tuple[int, int] = (0, 0)
 

@@ -28,7 +28,7 @@ from crad.engines.processes import GRACE_SECONDS, MAX_DEATHS
 from crad.engines.ray_actor import Host, Order, Raw, Reference, own_versions
 from crad.engines.shared_arrays import ARRAYS, describe_dataset
 from crad.errors import ConfigError, CradError, RunError
-from crad.federation.federated_data import FederatedData
+from crad.federation.context import RunContext
 from crad.federation.message import Message
 from crad.federation.tasks import Task, TaskOutcome, write_whole
 from crad.memory import peak_memory_bytes
@@ -41,25 +41,25 @@ class RayEngine:
 
     def __init__(
         self,
-        world: FederatedData,
+        context: RunContext,
         *,
         workers: int | Literal["auto"] = "auto",
         address: str | None = None,
         notice: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._world = world
+        self._context = context
         self._notice = notice
         self._seats: list[_Seat] = []
         self._bodies: dict[int, tuple[Message, Reference]] = {}
         self._peak = 0
-        most = world.experiment.active or world.experiment.clients
+        most = context.experiment.active or context.experiment.clients
         wanted = most if workers == "auto" else min(workers, most)
         cpus = min(wanted, count_cores()) if workers == "auto" else wanted
         self._membership = Membership(address=address, cpus=cpus)
         try:
             self.workers = self._count_workers(wanted, is_asked_for=workers != "auto")
-            self._order = _order_for(world)
-            self._arrays = [ray.put(np.ascontiguousarray(getattr(world.dataset, name))) for name in ARRAYS]
+            self._order = _order_for(context)
+            self._arrays = [ray.put(np.ascontiguousarray(getattr(context.data.dataset, name))) for name in ARRAYS]
             self._fill_seats()
         except BaseException:
             self.close()
@@ -108,7 +108,7 @@ class RayEngine:
 
     def _count_workers(self, wanted: int, *, is_asked_for: bool) -> int:
         resources = ray.cluster_resources()
-        kinds = ["CPU", "GPU"] if self._world.device == "cuda" else ["CPU"]
+        kinds = ["CPU", "GPU"] if self._context.device == "cuda" else ["CPU"]
         present = min(int(resources.get(kind, 0)) for kind in kinds)
         if present == 0:
             raise ConfigError(f"the Ray cluster has no {' or no '.join(kinds)} to give: ray status shows what it has")
@@ -118,7 +118,7 @@ class RayEngine:
 
     def _fill_seats(self) -> None:
         """New actors for those that are gone; the cluster starts them as soon as it has a CPU for each."""
-        gpus = 1 if self._world.device == "cuda" else 0
+        gpus = 1 if self._context.device == "cuda" else 0
         kind = ray.remote(Host).options(num_cpus=1, num_gpus=gpus, max_restarts=0)
         while len(self._seats) < self.workers:
             self._seats.append(_Seat(kind.remote(), self._order, self._arrays))
@@ -236,10 +236,10 @@ def _listen(reference: Reference, answer: futures.Future[TaskOutcome | None]) ->
         answer.set_exception(error)
 
 
-def _order_for(world: FederatedData) -> Order:
+def _order_for(context: RunContext) -> Order:
     return Order(
-        experiment={**world.experiment.model_dump(), "device": world.device},
-        dataset=describe_dataset(world.dataset),
+        experiment={**context.experiment.model_dump(), "device": context.device},
+        dataset=describe_dataset(context.data.dataset),
         path=tuple(str(Path(entry).absolute()) for entry in sys.path),
         versions=own_versions(),
     )

@@ -24,7 +24,7 @@ def task_to_bytes(task: Task) -> bytes:
     entry = {
         "verb": task.verb,
         "peer": task.peer,
-        "standing": None if task.standing is None else evaluation_to_json(task.standing),
+        "standing": None if task.evaluation is None else evaluation_to_json(task.evaluation),
         "state": None if task.state is None else str(task.state),
         "round_index": task.round_index,
         "phase": task.phase,
@@ -61,7 +61,7 @@ def outcome_to_bytes(outcome: TaskOutcome) -> bytes:
     entry = {
         "verb": outcome.verb,
         "peer": outcome.peer,
-        "standing": evaluation_to_json(outcome.standing),
+        "standing": evaluation_to_json(outcome.evaluation),
         "learned": None if learned is None else {**vars(learned), "artifacts": _texts(learned.artifacts)},
         "manifest": None if outcome.manifest is None else outcome.manifest.decode(ANY_BYTES),
         "receiver": outcome.receiver,

@@ -24,7 +24,7 @@ from crad.data.dataset import Dataset
 from crad.engines.shared_arrays import map_arrays
 from crad.engines.wire import outcome_to_bytes, task_from_bytes
 from crad.errors import CradError
-from crad.federation.federated_data import build_federated_data
+from crad.federation.context import build_run_context
 from crad.federation.tasks import TaskRunner
 from crad.memory import reset_peak_memory
 from crad.methods import resolve_method
@@ -62,9 +62,9 @@ def _set_up(order: dict[str, Any], data: int) -> TaskRunner:
     os.close(data)  # the mapping stays
     parts: dict[str, Any] = {**order["dataset"], **map_arrays(content, order["arrays"])}
     dataset = Dataset(**{**parts, "class_names": tuple(parts["class_names"])})
-    world = build_federated_data(experiment, dataset)
-    reset_peak_memory(world.device)  # of the run before
-    return TaskRunner(world, resolve_method(experiment.method, experiment.method_settings))
+    context = build_run_context(experiment, dataset)
+    reset_peak_memory(context.device)  # of the run before
+    return TaskRunner(context, resolve_method(experiment.method, experiment.method_settings))
 
 
 def _end_with_parent(leash: int) -> None:

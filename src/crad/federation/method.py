@@ -13,8 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from crad.aggregation import Rule
 from crad.errors import ConfigError
-from crad.federation.attacks import acts_as
-from crad.federation.federated_data import FederatedData
+from crad.federation.context import RunContext
 from crad.federation.message import Message
 from crad.federation.peer import Peer, PeerSpec
 from crad.federation.teachers import TeacherCache
@@ -35,7 +34,7 @@ class RoundContext:
 
     def purpose(self, peer: Peer, *words: str | int) -> tuple[str | int, ...]:
         """The words that name a random stream of this peer in this round."""
-        return ("peer", acts_as(peer.world, peer.index), "round", self.round_index, *words)
+        return ("peer", peer.identity, "round", self.round_index, *words)
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Learned:
 class RoundParticipants:
     """Who takes part in a round: the drawn clients, then the members that own no data."""
 
-    world: FederatedData
+    context: RunContext
     members: tuple[PeerSpec, ...]
     round_index: int
 
@@ -88,9 +87,11 @@ class Phase:
     has_statistics: bool = True  # what is published says how the model does; if not, nobody need measure it before
 
 
-def one_peer_per_client(world: FederatedData) -> list[PeerSpec]:
+def one_peer_per_client(context: RunContext) -> list[PeerSpec]:
     """The usual roster: client i is peer i with its own shard and architecture."""
-    return [PeerSpec(i, clients=(i,), architecture=world.architecture_of(i)) for i in range(world.experiment.clients)]
+    return [
+        PeerSpec(i, clients=(i,), architecture=context.architecture_of(i)) for i in range(context.experiment.clients)
+    ]
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class Method:
 
     name: str
     phases: tuple[Phase, ...]
-    roster: Callable[[FederatedData], list[PeerSpec]] = one_peer_per_client
+    roster: Callable[[RunContext], list[PeerSpec]] = one_peer_per_client
     rule: Rule | None = None  # how it combines teachers, where it does; what `crad explain` traces
     common_images: CommonImages = "none"  # images beside the private ones that everybody sees
     payload: Payload = "sent"  # which bytes of a client the tables count
@@ -130,9 +131,9 @@ class MethodSpec(BaseModel):
         """What everybody does in a round, in order."""
         raise NotImplementedError(f"{type(self).__name__} must say its phases")
 
-    def roster(self, world: FederatedData) -> list[PeerSpec]:
+    def roster(self, context: RunContext) -> list[PeerSpec]:
         """Who takes part: one member per client unless the method says otherwise."""
-        return one_peer_per_client(world)
+        return one_peer_per_client(context)
 
     def build(self, name: str) -> Method:
         """The method with these settings."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from crad.federation.federated_data import FederatedData
+from crad.federation.context import RunContext
 from crad.federation.peer import Evaluation, PeerSpec
 
 
@@ -16,7 +16,7 @@ class PeerSlot:
     """One member as the loop sees it: no model, only where its state lies."""
 
     member: PeerSpec
-    standing: Evaluation | None = None  # None until it has been measured for the first time
+    evaluation: Evaluation | None = None  # None until it has been measured for the first time
     state: Path | None = None  # None: it has not learned yet, its first weights follow from the seed
 
     @property
@@ -26,19 +26,19 @@ class PeerSlot:
 
     @property
     def measured(self) -> Evaluation:
-        """Its standing, which everybody has once the rounds have begun."""
-        assert self.standing is not None, "measured at the beginning"
-        return self.standing
+        """Its evaluation, which everybody has once the rounds have begun."""
+        assert self.evaluation is not None, "measured at the beginning"
+        return self.evaluation
 
 
 class Roster:
     """All members of one run. A state is a file that is never changed, only replaced by another file."""
 
     def __init__(
-        self, world: FederatedData, members: Sequence[PeerSpec], folder: Path, *, here: Collection[int] | None = None
+        self, context: RunContext, members: Sequence[PeerSpec], folder: Path, *, here: Collection[int] | None = None
     ) -> None:
         """`here`: whose work is done by this loop, in a simulation everybody's; the others are elsewhere."""
-        self.world = world
+        self.context = context
         self.folder = folder
         self.here = frozenset(member.index for member in members) if here is None else frozenset(here)
         self._places = {member.index: PeerSlot(member) for member in members}
@@ -62,10 +62,10 @@ class Roster:
     def __getitem__(self, index: int) -> PeerSlot:
         return self._places[index]
 
-    def update(self, index: int, *, standing: Evaluation, state: Path | None = None) -> None:
+    def update(self, index: int, *, evaluation: Evaluation, state: Path | None = None) -> None:
         """A member was measured, or has learned and has a new state."""
         place = self._places[index]
-        self._places[index] = replace(place, standing=standing, state=place.state if state is None else state)
+        self._places[index] = replace(place, evaluation=evaluation, state=place.state if state is None else state)
 
     def new_state(self, index: int, *, round_index: int, phase: int) -> Path:
         """Where the state goes that a member will have after a phase of a round."""

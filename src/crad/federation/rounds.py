@@ -1,4 +1,4 @@
-"""The loop: draw who is active, let everybody publish, then learn, then measure. One loop for every world."""
+"""The loop: draw who is active, let everybody publish, then learn, then measure. One loop everywhere."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class RoundLoop:
         self._roster = roster
         self._exchange = exchange
         self._engine = engine
-        self._experiment = roster.world.experiment
+        self._experiment = roster.context.experiment
         self._pace: dict[tuple[str, int, str], float] = {}  # seconds per unit of work: verb, phase, architecture
 
     def run(self, *, after: int = 0, on_step: OnStep = lambda step: None) -> Iterator[Round]:
@@ -129,7 +129,7 @@ class RoundLoop:
         clients = [member for member in members if member.clients]
         drawn = draw_active(len(clients), self._experiment.active, self._experiment.seed, round_index)
         helpers = [member for member in members if not member.clients]
-        return RoundParticipants(self._roster.world, (*(clients[i] for i in drawn), *helpers), round_index)
+        return RoundParticipants(self._roster.context, (*(clients[i] for i in drawn), *helpers), round_index)
 
     def _traffic(self, before: Mapping[tuple[int, int], int], published: dict[int, int]) -> Traffic:
         """What was exchanged since these totals between two members each."""
@@ -145,11 +145,11 @@ class RoundLoop:
         return Traffic(sent, received, published, helper_sent, helper_received)
 
     def _measure(self, on_step: OnStep) -> None:
-        """Everybody's first standing: the metrics average over all clients, also those that are never drawn."""
-        new = [place for place in self._roster.own() if place.standing is None]
+        """Everybody's first evaluation: the metrics average over all clients, also those that are never drawn."""
+        new = [place for place in self._roster.own() if place.evaluation is None]
         tasks = [self._task("begin", place) for place in new]
         for position, outcome in enumerate(self._engine.each(tasks), start=1):
-            self._roster.update(outcome.peer, standing=outcome.standing)
+            self._roster.update(outcome.peer, evaluation=outcome.evaluation)
             on_step(self._step("measuring", 0, position, len(tasks), outcome))
 
     def _publish(self, number: int, phase: Phase, routes: Routes, round_index: int) -> list[tuple[int, int]]:
@@ -219,7 +219,7 @@ class RoundLoop:
         stale = [place for place in self._roster.own() if place.measured.local is None and place.member.clients]
         tasks = [self._task("test", place, round_index) for place in stale]
         for position, outcome in enumerate(self._engine.each(tasks), start=1):
-            self._roster.update(outcome.peer, standing=outcome.standing)
+            self._roster.update(outcome.peer, evaluation=outcome.evaluation)
             self._note_pace(outcome)
             on_step(self._step("testing", round_index, position, len(tasks), outcome))
         return [place.index for place in stale]
@@ -230,7 +230,7 @@ class RoundLoop:
         return Task(
             verb,
             place.index,
-            place.standing,
+            place.evaluation,
             place.state,
             round_index=round_index,
             phase=phase,
@@ -240,14 +240,14 @@ class RoundLoop:
 
     def _take(self, outcome: TaskOutcome, phase: int, round_index: int) -> None:
         state = self._roster.new_state(outcome.peer, round_index=round_index, phase=phase)
-        self._roster.update(outcome.peer, standing=outcome.standing, state=state)
+        self._roster.update(outcome.peer, evaluation=outcome.evaluation, state=state)
         self._note_pace(outcome, phase)
 
     def _size(self, verb: Verb, place: PeerSlot) -> int:
         """How much there is to do: learning grows with the shard, the test images are the same for everybody."""
         if verb != "learn":
             return 1
-        return max(1, sum(len(self._roster.world.shards[client].train) for client in place.member.clients))
+        return max(1, sum(len(self._roster.context.data.shards[client].train) for client in place.member.clients))
 
     def _note_pace(self, outcome: TaskOutcome, phase: int = 0) -> None:
         place = self._roster[outcome.peer]
@@ -261,7 +261,7 @@ class RoundLoop:
         return pace * self._size(verb, place)
 
     def _step(self, stage: Stage, round_index: int, position: int, total: int, outcome: TaskOutcome) -> Step:
-        accuracies = [score.accuracy for score in outcome.standing.validation]
+        accuracies = [score.accuracy for score in outcome.evaluation.validation]
         losses = {} if outcome.learned is None else outcome.learned.losses
         return Step(
             stage=stage,

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from crad.device import repeatable
 from crad.errors import RunError
-from crad.federation.attacks import acts_as
-from crad.federation.federated_data import FederatedData
+from crad.federation.context import RunContext
 from crad.federation.message import Message, encode, map_file, read_state
 from crad.federation.method import Learned, Method, RoundContext
 from crad.federation.peer import Evaluation, Peer
@@ -37,7 +36,7 @@ class Task:
 
     verb: Verb
     peer: int
-    standing: Evaluation | None = None  # None before the beginning
+    evaluation: Evaluation | None = None  # None before the beginning
     state: Path | memoryview | None = None  # None: the first weights, which follow from the seed
     round_index: int = 0
     phase: int = 0
@@ -54,7 +53,7 @@ class TaskOutcome:
 
     verb: Verb
     peer: int
-    standing: Evaluation
+    evaluation: Evaluation
     learned: Learned | None = None
     manifest: bytes | None = None  # of the message that was published
     content: bytes | None = None  # the new state or the message's body, where no file was named for it
@@ -87,13 +86,13 @@ class Engine(Protocol):
 class TaskRunner:
     """Does tasks, one at a time: only the peer at work has its model in memory."""
 
-    def __init__(self, world: FederatedData, method: Method) -> None:
-        self._world = world
+    def __init__(self, context: RunContext, method: Method) -> None:
+        self._context = context
         self._method = method
-        self._members = {member.index: member for member in method.roster(world)}
+        self._members = {member.index: member for member in method.roster(context)}
         self._models: dict[str, torch.nn.Module] = {}  # of the last peer of an architecture: the next one overwrites it
-        self._measuring = TeacherEngine(device=world.device)  # always in full precision
-        self.shelf = TeacherCache(world)
+        self._measuring = TeacherEngine(device=context.device)  # always in full precision
+        self.shelf = TeacherCache(context)
 
     def do(self, task: Task) -> TaskOutcome:
         """Do a task; the outcome depends on the task alone."""
@@ -105,30 +104,30 @@ class TaskRunner:
             "test": self._test,
         }
         kind = self._method.phases[task.phase].kind
-        actor = acts_as(self._world, task.peer)
-        words = ("peer", actor, "round", task.round_index, kind if task.verb == "learn" else task.verb, "torch")
-        with repeatable(torch_seed(self._world.experiment.seed, *words), self._world.device):
+        identity = self._context.adversary.identity(task.peer)
+        words = ("peer", identity, "round", task.round_index, kind if task.verb == "learn" else task.verb, "torch")
+        with repeatable(torch_seed(self._context.experiment.seed, *words), self._context.device):
             outcome = verbs[task.verb](self._at_work(task), task)
-        return _timed(outcome, time.perf_counter() - started, peak_memory_bytes(self._world.device))
+        return _timed(outcome, time.perf_counter() - started, peak_memory_bytes(self._context.device))
 
     def _at_work(self, task: Task) -> Peer:
         member = self._members[task.peer]
         # A user's module may keep something outside its state: it is built anew each time and measured as it is.
         is_ours = member.architecture.name in ARCHITECTURES
         known = self._models.get(member.architecture.id) if is_ours and task.state is not None else None
-        peer = Peer(self._world, member, model=known, engine=self._measuring if is_ours else None)
+        peer = Peer(self._context, member, model=known, engine=self._measuring if is_ours else None)
         self._models[member.architecture.id] = peer.model
         if task.state is not None:
-            assert task.standing is not None, "a state comes with its standing"
+            assert task.evaluation is not None, "a state comes with its evaluation"
             is_training = task.verb not in ("publish", "test")
-            peer.load_state(load_tensors(task.state), task.standing, with_momentum=is_training)
-        elif task.standing is not None:
-            peer.standing = task.standing
+            peer.load_state(load_tensors(task.state), task.evaluation, with_momentum=is_training)
+        elif task.evaluation is not None:
+            peer.evaluation = task.evaluation
         return peer
 
     def _begin(self, peer: Peer, task: Task) -> TaskOutcome:
         peer.revalidate()
-        return TaskOutcome(task.verb, peer.index, peer.standing)
+        return TaskOutcome(task.verb, peer.index, peer.evaluation)
 
     def _publish(self, peer: Peer, task: Task) -> TaskOutcome:
         publish = self._method.phases[task.phase].publish
@@ -138,7 +137,7 @@ class TaskRunner:
         return TaskOutcome(
             task.verb,
             peer.index,
-            peer.standing,
+            peer.evaluation,
             manifest=None if message is None else message.manifest,
             receiver=task.receiver,
             content=content,
@@ -150,14 +149,14 @@ class TaskRunner:
         _check_converging(peer, learned.losses, task.round_index)
         if task.is_measured:
             peer.revalidate()
-            sums = [total for one in peer.standing.validation for total in one.cross_entropy_sums]
+            sums = [total for one in peer.evaluation.validation for total in one.cross_entropy_sums]
             _check_converging(peer, {"validation": sum(sums)}, task.round_index)
         content = _deliver(encode(peer.state()), task.save_to)
-        return TaskOutcome(task.verb, peer.index, peer.standing, learned=learned, content=content)
+        return TaskOutcome(task.verb, peer.index, peer.evaluation, learned=learned, content=content)
 
     def _test(self, peer: Peer, task: Task) -> TaskOutcome:
         peer.test()
-        return TaskOutcome(task.verb, peer.index, peer.standing)
+        return TaskOutcome(task.verb, peer.index, peer.evaluation)
 
 
 def load_tensors(stored: Path | memoryview) -> dict[str, Tensor]:
@@ -193,5 +192,5 @@ def _check_converging(peer: Peer, losses: Mapping[str, float], round_index: int)
         name, value = next(iter(wrong.items()))
         raise RunError(
             f"client {peer.index} ({peer.architecture}) diverged in round {round_index}: its {name} loss is {value}; "
-            f"lower lr (now {peer.world.experiment.lr:g}) or clip_norm (now {peer.world.experiment.clip_norm:g})"
+            f"lower lr (now {peer.experiment.lr:g}) or clip_norm (now {peer.experiment.clip_norm:g})"
         )

@@ -39,7 +39,7 @@ class Case:
 
 def find_cases(panel: Panel, q_NBC: Tensor, *, students: Sequence[int]) -> list[Case]:
     """The clearest successes and failures in turn, at most one of each kind per image."""
-    labels_B = panel.world.global_test.labels[: q_NBC.shape[1]]
+    labels_B = panel.context.data.global_test.labels[: q_NBC.shape[1]]
     best: dict[str, list[Case]] = {"success": [], "failure": []}
     gains, losses, shortfalls = [], [], []
     for student in students:

@@ -17,8 +17,7 @@ from crad.aggregation import Tally, TeacherStats, Trace, check_evidence, trace
 from crad.data.preprocessing import ImageSet
 from crad.device import repeatable
 from crad.errors import RunError
-from crad.federation.attacks import draw_attackers
-from crad.federation.federated_data import FederatedData, build_federated_data
+from crad.federation.context import RunContext, build_run_context
 from crad.federation.method import Method
 from crad.federation.peer import Peer, class_statistics, training_images
 from crad.federation.roster import PeerSlot, Roster
@@ -40,8 +39,8 @@ SEARCHED_OUTPUTS = 10_000  # of one image by one teacher: many clients look thro
 class Panel:
     """Every client of a run as a teacher of every other, as they stood at the selected round."""
 
-    def __init__(self, run: Path, *, world: FederatedData | None = None) -> None:
-        """`world`: the run's data, where the caller has it at hand."""
+    def __init__(self, run: Path, *, context: RunContext | None = None) -> None:
+        """`context`: the run's, where the caller has it at hand."""
         directory = RunDirectory(run)
         self.experiment = directory.experiment()
         method = resolve_method(self.experiment.method, self.experiment.method_settings)
@@ -54,16 +53,18 @@ class Panel:
         self._rule, self._source = method.rule.with_filter(recipe.filter), recipe.evidence
         self._tallies: dict[int, Tally] = {}
         self.round_index = _selected_round(directory)
-        self.world = world or build_federated_data(self.experiment)
-        directory.check_same_data(partition_record(self.world))
-        self.roster = Roster(self.world, method.roster(self.world), directory.checkpoint_folder)
+        self.context = context or build_run_context(self.experiment)
+        directory.check_same_data(partition_record(self.context.data))
+        self.roster = Roster(self.context, method.roster(self.context), directory.checkpoint_folder)
         load_checkpoint(self.roster, round_index=self.round_index)
-        self._engine = TeacherEngine(device=self.world.device, precision=self.experiment.teacher_precision)
+        self._engine = TeacherEngine(device=self.context.device, precision=self.experiment.teacher_precision)
         # With partial participation some have never learned; nobody has been taught by them either. An attacker
         # stands here with what it published, not with what it knows.
         self.teachers = [place for place in self.roster if place.state is not None] or list(self.roster)
         self.statistics = [
-            class_statistics(self.world, place.index, place.measured, with_cross_entropy=self._rule.needs_cross_entropy)
+            class_statistics(
+                self.context, place.index, place.measured, with_cross_entropy=self._rule.needs_cross_entropy
+            )
             for place in self.teachers
         ]
 
@@ -76,15 +77,15 @@ class Panel:
     def searched(self) -> list[int]:
         """The test images among which cases are looked for."""
         limit = max(50, SEARCHED_OUTPUTS // len(self.teachers))
-        return list(range(min(SEARCHED_IMAGES, limit, len(self.world.global_test))))
+        return list(range(min(SEARCHED_IMAGES, limit, len(self.context.data.global_test))))
 
     def outputs(self, images: Sequence[int]) -> Tensor:
         """What every client says about these test images, q_NBC."""
-        where = torch.tensor(images, device=self.world.global_test.images.device)
-        with repeatable(0, self.world.device):
+        where = torch.tensor(images, device=self.context.data.global_test.images.device)
+        with repeatable(0, self.context.device):
             return soft_predictions(
                 [partial(self._run_of, place) for place in self.teachers],
-                self.world.preparation.inputs(self.world.global_test.images[where]),
+                self.context.data.preparation.inputs(self.context.data.global_test.images[where]),
                 temperature=self.experiment.temperature,
             )
 
@@ -109,11 +110,11 @@ class Panel:
 
     def is_liar(self, client: int) -> bool:
         """Whether it attacked the others."""
-        return client in draw_attackers(self.experiment)
+        return client in self.context.adversary.members
 
     def _run_of(self, place: PeerSlot) -> PreparedTeacher:
         """One teacher at a time comes from its resting state."""
-        peer = Peer(self.world, place.member)
+        peer = Peer(self.context, place.member)
         if place.state is not None:
             peer.load_state(load_tensors(place.state), place.measured)
         if self.is_liar(place.index):
@@ -131,22 +132,23 @@ class Panel:
         """Every teacher once over everybody's training samples, as they are: what each student would count of it."""
         parts = [self._training_part(place) for place in self.roster]
         self._tallies = {
-            place.index: Tally(len(self.of_student(place.index)), self.world.num_classes) for place in self.roster
+            place.index: Tally(len(self.of_student(place.index)), self.context.data.num_classes)
+            for place in self.roster
         }
-        with repeatable(0, self.world.device):
+        with repeatable(0, self.context.device):
             for n, teacher in enumerate(self.teachers):
                 run = self._run_of(teacher)
                 for place, part in zip(self.roster, parts, strict=True):
                     chosen = self.of_student(place.index)
                     if n not in chosen or not len(part):
                         continue
-                    said_1BC = run(self.world.preparation.inputs(part.images)).unsqueeze(0)
+                    said_1BC = run(self.context.data.preparation.inputs(part.images)).unsqueeze(0)
                     mask_K = torch.arange(len(chosen)) == chosen.index(n)
                     self._tallies[place.index].add(said_1BC, part.labels, mask_K, is_new=n == chosen[0])
 
     def _training_part(self, place: PeerSlot) -> ImageSet:
         """Some of its training samples, spread over the shard: files are often ordered by class."""
-        own = training_images(self.world, place.index, place.member.clients)
+        own = training_images(self.context, place.index, place.member.clients)
         limit = TALLIED_OUTPUTS // (len(self.teachers) * len(self.roster))
         step = math.ceil(len(own) / min(TALLIED_IMAGES, max(FEWEST_TALLIED, limit)))
         every = slice(None, None, max(1, step))

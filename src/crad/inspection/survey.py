@@ -30,7 +30,7 @@ def make_survey(panel: Panel) -> Record:
     cases = find_cases(panel, q_NBC, students=panel.students)
     students = _spread([case.student for case in cases[:2]], panel.students, limit=_most_students(panel))
     cases = [case for case in cases if case.student in students]
-    room = SURVEY_NUMBERS // (len(students) * len(panel.teachers) * panel.world.num_classes)
+    room = SURVEY_NUMBERS // (len(students) * len(panel.teachers) * panel.context.data.num_classes)
     images = _spread([case.image for case in cases], _by_class(panel, searched), limit=min(SURVEY_IMAGES, max(2, room)))
     shown = torch.tensor(images, device=q_NBC.device)
     return {
@@ -41,7 +41,7 @@ def make_survey(panel: Panel) -> Record:
         "min_support": panel.experiment.min_support,
         "searched_images": len(searched),
         "rules": {"success": SUCCESS_RULE, "failure": FAILURE_RULE},
-        "classes": list(panel.world.dataset.class_names),
+        "classes": list(panel.context.data.dataset.class_names),
         "teachers": [_teacher_record(panel, k) for k in range(len(panel.teachers))],
         "images": [_image_record(panel, image) for image in images],
         "probabilities": _rounded(q_NBC[:, shown].transpose(0, 1)),
@@ -51,7 +51,7 @@ def make_survey(panel: Panel) -> Record:
                 "kind": case.kind,
                 "student": case.student,
                 "image": case.image,
-                "class": int(panel.world.global_test.labels[case.image]),
+                "class": int(panel.context.data.global_test.labels[case.image]),
                 "margin": round(case.margin, DIGITS),
             }
             for case in cases
@@ -61,13 +61,13 @@ def make_survey(panel: Panel) -> Record:
 
 
 def _most_students(panel: Panel) -> int:
-    room = SURVEY_NUMBERS // (2 * len(panel.teachers) * panel.world.num_classes)
+    room = SURVEY_NUMBERS // (2 * len(panel.teachers) * panel.context.data.num_classes)
     return max(1, min(SURVEY_STUDENTS, room))
 
 
 def _by_class(panel: Panel, searched: Sequence[int]) -> list[int]:
     """The searched images in an order that takes one of every class in turn."""
-    labels = panel.world.global_test.labels.tolist()
+    labels = panel.context.data.global_test.labels.tolist()
     seen: dict[int, int] = {}
     turns = []
     for image in searched:
@@ -88,11 +88,11 @@ def _teacher_record(panel: Panel, k: int) -> Record:
 
 
 def _image_record(panel: Panel, image: int) -> Record:
-    pixels = panel.world.dataset.test_images[image : image + 1]
+    pixels = panel.context.data.dataset.test_images[image : image + 1]
     picture = contact_sheet(pixels, columns=1, gap=0)
     return {
         "index": image,
-        "label": int(panel.world.global_test.labels[image]),
+        "label": int(panel.context.data.global_test.labels[image]),
         "png": base64.b64encode(picture).decode(),
     }
 

@@ -60,7 +60,7 @@ class Dfml(MethodSpec):
 
     def _learn_mutually(self, peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
         snapshots, refused = decode_all(messages, context)
-        group = {peer.index: peer.model, **trainable_models(peer.world, snapshots, _probe(peer), refused)}
+        group = {peer.index: peer.model, **trainable_models(peer.context, snapshots, _probe(peer), refused)}
         models = {index: group[index] for index in sorted(group)}
         alpha = alpha_at(context.round_index, period=self.period)
         loss = mutual_epochs(
@@ -105,7 +105,7 @@ class Dfml(MethodSpec):
 
 def _probe(peer: Peer) -> Tensor:
     """A few of the own images: enough to see that a model gives numbers."""
-    return peer.world.preparation.inputs(peer.train.images[:PROBED_IMAGES])
+    return peer.data.preparation.inputs(peer.train.images[:PROBED_IMAGES])
 
 
 def alpha_at(round_index: int, *, period: int) -> float:
@@ -130,19 +130,19 @@ def mutual_epochs(
     is_by_size: bool,
 ) -> float:
     """All models learn from each other on the peer's own training data; the mean loss over models and samples."""
-    experiment = peer.world.experiment
+    experiment = peer.experiment
     if len(models) < 2:
         return 0.0
     sizes = [float(sum(parameter.numel() for parameter in model.parameters())) for model in models.values()]
     weights_M = torch.tensor(sizes if is_by_size else [1.0] * len(sizes), dtype=torch.float64)
-    weights_M = (weights_M / weights_M.sum()).float().to(peer.world.device)
+    weights_M = (weights_M / weights_M.sum()).float().to(peer.context.device)
     trained = [_Trained(model, make_optimizer(model, experiment)) for model in models.values()]
     log_share_C = log_shares(peer.train.labels, num_classes=peer.num_classes)
     total, samples = 0.0, 0
     for epoch in range(epochs):
         blocks = epoch_blocks(
             peer.train,
-            preparation=peer.world.preparation,
+            preparation=peer.data.preparation,
             batch_size=experiment.batch_size,
             seed=experiment.seed,
             purpose=context.purpose(peer, "mutual", epoch),
@@ -210,7 +210,7 @@ def _give_back(peer: Peer, context: RoundContext) -> Message | None:
 
 
 def _aggregator(scene: RoundParticipants) -> int:
-    rng = stream(scene.world.experiment.seed, "round", scene.round_index, "aggregator")
+    rng = stream(scene.context.experiment.seed, "round", scene.round_index, "aggregator")
     return scene.clients[int(rng.integers(len(scene.clients)))]
 
 

@@ -29,8 +29,7 @@ from crad.aggregation import (
 )
 from crad.config import EvidenceSource
 from crad.errors import SnapshotError
-from crad.federation.attacks import attack_of
-from crad.federation.federated_data import FederatedData
+from crad.federation.context import RunContext
 from crad.federation.message import Message, Statistics
 from crad.federation.method import Learned, Method, Phase, RoundContext
 from crad.federation.peer import SNAPSHOT, Peer, new_model
@@ -58,7 +57,7 @@ def distillation_method(name: str, rule: str | Rule | None = None) -> Method:
 
 
 def trainable_models(
-    world: FederatedData, snapshots: Sequence[Snapshot], inputs: Tensor, refused: dict[str, str]
+    run: RunContext, snapshots: Sequence[Snapshot], inputs: Tensor, refused: dict[str, str]
 ) -> dict[int, nn.Module]:
     """The snapshots as modules that can be trained or gone through, by peer.
 
@@ -66,7 +65,7 @@ def trainable_models(
     """
     models = {}
     for snapshot in snapshots:
-        model = new_model(world, Architecture.parse(snapshot.architecture), seed=0)
+        model = new_model(run, Architecture.parse(snapshot.architecture), seed=0)
         model.load_state_dict(snapshot.tensors)
         if bool(logits_on(model, inputs).isfinite().all()):
             models[snapshot.peer] = model
@@ -92,13 +91,12 @@ def distil(
 
     `loss_towards` is given the block, the target and how many teachers it is made of.
     """
-    attack = attack_of(peer.world, peer.index)
-    is_deaf = attack is not None and attack.is_one
-    snapshots, refused = ([], {}) if is_deaf else decode_all(messages, context)
+    listens = peer.context.adversary.listens(peer.index)
+    snapshots, refused = decode_all(messages, context) if listens else ([], {})
     if not snapshots:
         alone = train_alone(peer, messages, context)  # nobody to learn from: no target, only own labels
         return Learned(alone.losses, notes={"refused": refused} if refused else {})
-    recipe = peer.world.experiment.recipe
+    recipe = peer.experiment.recipe
     size = len(snapshots), peer.num_classes
     published = stack_statistics([snapshot.statistics for snapshot in snapshots])
     judge = TeacherJudge(rule.with_filter(recipe.filter), recipe.evidence, published, Tally(*size), Confusions(*size))
@@ -176,7 +174,7 @@ class TeacherJudge:
 
 def student_loss(peer: Peer, block: Block, target_BC: Tensor) -> BlockLoss:
     """Eq. 9 on the labels of a block and the targets for it."""
-    experiment = peer.world.experiment
+    experiment = peer.experiment
     return lambda logits_BC, where: distillation_loss(
         logits_BC,
         block.targets[where],
@@ -198,7 +196,7 @@ def make_target(
     refused: dict[str, str],
 ) -> Tensor | None:
     """The combined prediction of all teachers for a block, [B,C]; None where no teacher gives numbers."""
-    experiment = peer.world.experiment
+    experiment = peer.experiment
     teachers = [partial(shelf.get, snapshot) for snapshot in snapshots]
     q_KBC = soft_predictions(teachers, block.inputs, temperature=experiment.temperature)
     # Weights can be finite and still overflow on some input: such a teacher is left out, the others go on.

@@ -39,7 +39,7 @@ class FedMkd(MethodSpec):
         return [Phase(SNAPSHOT, publish=publish_snapshot, learn=self._learn)]
 
     def _learn(self, peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
-        experiment = peer.world.experiment
+        experiment = peer.experiment
         own = context.shelf.freeze(peer.model, peer.architecture.id)
         shares = [0.0]
 

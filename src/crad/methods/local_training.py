@@ -33,12 +33,12 @@ def train_epochs(
     augmentation depend on (seed, peer, round) alone, so every method sees the same ones; `words` name other epochs
     than the round's usual ones, `matching` says what is made of the samples before anybody sees them.
     """
-    experiment = peer.world.experiment
+    experiment = peer.experiment
     meter = LossMeter()
     for epoch in range(experiment.local_epochs if epochs is None else epochs):
         blocks = epoch_blocks(
             peer.train,
-            preparation=peer.world.preparation,
+            preparation=peer.data.preparation,
             batch_size=experiment.batch_size,
             seed=experiment.seed,
             purpose=context.purpose(peer, *words, "epoch", epoch),

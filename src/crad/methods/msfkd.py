@@ -58,11 +58,11 @@ class Msfkd(DigestSpec):
         chosen = select(torch.stack(list(outputs.values())), keep_fraction=self.keep_fraction)
         loss = digest_targets(
             peer,
-            peer.world.proxy_inputs[chosen.kept],
+            peer.data.proxy_inputs[chosen.kept],
             chosen.target_BC[chosen.kept],
             context,
             spec=self,
-            loss_of=partial(softened_divergence, temperature=peer.world.experiment.temperature),
+            loss_of=partial(softened_divergence, temperature=peer.experiment.temperature),
         )
         share_K = chosen.is_teacher_KB.cpu().double().mean(dim=1).tolist()
         notes = {
@@ -110,5 +110,5 @@ def entropy(q: Tensor) -> Tensor:
 
 
 def _soft(peer: Peer) -> Tensor:
-    logits_BC = logits_on(peer.model, peer.world.proxy_inputs)
-    return torch.softmax(logits_BC / peer.world.experiment.temperature, dim=1)
+    logits_BC = logits_on(peer.model, peer.data.proxy_inputs)
+    return torch.softmax(logits_BC / peer.experiment.temperature, dim=1)

@@ -79,7 +79,7 @@ def digest_targets(
     peer: Peer, inputs: Tensor, target_BC: Tensor, context: RoundContext, *, spec: DigestSpec, loss_of: DigestLoss
 ) -> float:
     """Draw the peer's model to the targets; its optimiser is not that of the private epochs and goes on next round."""
-    experiment = peer.world.experiment
+    experiment = peer.experiment
     optimizer = torch.optim.Adam(peer.model.parameters(), lr=spec.digest_lr)
     restore_optimizer(peer.memory, DIGEST, peer.model, optimizer)
     losses = [
