@@ -15,7 +15,7 @@ from crad.federation import teachers as shelf
 from crad.federation.context import build_run_context
 from crad.federation.teachers import TeacherCache
 from crad.inference import compiled
-from crad.inference.compiled import repays
+from crad.inference.compiled import is_worth_compiling
 from crad.inference.engine import TEACHER_BATCH, PlainForward, TeacherEngine
 
 LONG = 10**15  # expected samples
@@ -95,12 +95,12 @@ def graphs() -> int:
 
 def test_the_choice_by_hand():
     # 1e9 FLOP a sample at 1e11 a second: 0.01 s, of which 0.001 s is saved; 60 s are 60 000 samples.
-    assert not repays(flops_per_sample=1e9, samples=59_000, device="cpu")
-    assert repays(flops_per_sample=1e9, samples=61_000, device="cpu")
+    assert not is_worth_compiling(flops_per_sample=1e9, samples=59_000, device="cpu")
+    assert is_worth_compiling(flops_per_sample=1e9, samples=61_000, device="cpu")
     # Another device is a hundred times as fast, so it takes a hundred times as many.
-    assert not repays(flops_per_sample=1e9, samples=5_900_000, device="cuda")
-    assert repays(flops_per_sample=1e9, samples=6_100_000, device="cuda")
-    assert not repays(flops_per_sample=0, samples=LONG, device="cpu")
+    assert not is_worth_compiling(flops_per_sample=1e9, samples=5_900_000, device="cuda")
+    assert is_worth_compiling(flops_per_sample=1e9, samples=6_100_000, device="cuda")
+    assert not is_worth_compiling(flops_per_sample=0, samples=LONG, device="cpu")
 
 
 def test_the_operations_of_a_sample_are_counted():

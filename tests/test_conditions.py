@@ -191,11 +191,11 @@ def test_over_the_draws_of_an_aggregator_dfml_sends_two_times_nine_tenths_of_the
     """Every client is drawn sooner or later, so that on average a tenth of the models stays where it is."""
     method = resolve_method("dfml")
     federation = Federation(change(tiny, method="dfml", clients=10, rounds=400))
-    drawn = [next(iter(method.phases[1].routes(federation.rounds._scene(r)))) for r in range(1, 401)]
+    drawn = [next(iter(method.phases[1].routes(federation.rounds._participants(r)))) for r in range(1, 401)]
     counts = np.bincount(drawn, minlength=10)
     assert counts.min() > 20
     for r, aggregator in enumerate(drawn[:5], start=1):
-        routes = method.phases[2].routes(federation.rounds._scene(r))
+        routes = method.phases[2].routes(federation.rounds._participants(r))
         assert routes == {i: () if i == aggregator else (aggregator,) for i in range(10)}
 
 

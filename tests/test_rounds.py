@@ -97,7 +97,7 @@ def test_students_learn_from_snapshots_of_the_round_before(tiny, monkeypatch):
     federation = start(tiny)
     before = weights(federation.peers())
     seen: dict[int, dict[str, torch.Tensor]] = {}
-    shelf = federation.engine.bench.shelf
+    shelf = federation.engine.runner.teachers
     decode = shelf.decode
 
     def spy(message, *, sender, round_index):
@@ -318,7 +318,7 @@ def test_a_class_without_samples_publishes_the_cross_entropy_of_a_guess():
 def test_only_the_snapshots_of_this_round_are_held(tiny):
     federation = start(change(tiny, active=2, rounds=4))
     for done in federation.running:
-        assert len(federation.engine.bench.shelf._decoded) == 2
+        assert len(federation.engine.runner.teachers._decoded) == 2
         assert [path.name for path in federation.roster.folder.glob("messages-*")] == [f"messages-{done.index:05d}"]
 
 

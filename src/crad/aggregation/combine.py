@@ -42,7 +42,7 @@ class Combination:
 
     @property
     def share_KBC(self) -> Tensor:  # noqa: N802  # tensors carry their shape in the name
-        """The weights as shares of one over the teachers; zero throughout where nobody was heard."""
+        """Return the weights as shares of one over the teachers; zero throughout where nobody was heard."""
         total_BC = self.weight_KBC.sum(dim=0)
         return self.weight_KBC / torch.where(total_BC > 0, total_BC, 1)
 
@@ -86,7 +86,7 @@ def explain(
     false_alarms: Tensor | None = None,
     others: Tensor | None = None,
 ) -> Trace:
-    """The same combination as `aggregate`, with who was kept, dropped and trusted at every step."""
+    """Combine as `aggregate` does, and return who was kept, dropped and trusted at every step."""
     stats = TeacherStats(counts, accuracies, cross_entropy, support, false_alarms, others)
     return trace(check_evidence(q, stats, min_support=min_support, epsilon=epsilon), rule, unsupported=unsupported)
 
@@ -133,7 +133,7 @@ def combine(evidence: Evidence, rule: str | Rule, *, unsupported: Unsupported) -
 
 
 def _kept_weights(rule: Rule, evidence: Evidence, selection: Selection) -> tuple[Tensor, Tensor]:
-    """The weights of the kept and their sum over the teachers, which is zero only where nobody is kept."""
+    """Return the weights of the kept and their sum over the teachers, which is zero only where nobody is kept."""
     keep_KBC, given_KBC = selection.keep_KBC, rule.weigh(evidence, selection)
     if ((given_KBC > 0) & (given_KBC < torch.inf)).all():
         weight_KBC = keep_KBC.to(given_KBC.dtype).mul_(given_KBC)  # several times faster than torch.where

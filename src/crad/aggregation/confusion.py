@@ -57,7 +57,7 @@ class Confusions:
 
 
 def find_confusions(stats: TeacherStats, tally_KCC: Tensor) -> list[Confusion]:
-    """What a teacher calls by another name than the student, although it says that it knows the class.
+    """Return what a teacher calls by another name than the student, although it says that it knows the class.
 
     Accused is only who claims to know a class, is hardly ever right about the student's samples of it, calls most of
     them by one other name, and does not call other samples so nearly as often. Two of these must hold beyond chance:
@@ -93,7 +93,7 @@ def find_confusions(stats: TeacherStats, tally_KCC: Tensor) -> list[Confusion]:
 
 
 def _is_particular(tally_KCC: Tensor, favourite_KC: Tensor) -> Tensor:
-    """Whether the answer is given to samples of this class clearly more often than to all others, [K,C]."""
+    """Return whether the answer is given to samples of this class clearly more often than to all others, [K,C]."""
     samples_KC = tally_KCC.sum(dim=2)
     said_KC = tally_KCC.gather(2, favourite_KC.unsqueeze(2)).squeeze(2)
     others_KC = samples_KC.sum(dim=1, keepdim=True) - samples_KC
@@ -105,14 +105,14 @@ def _is_particular(tally_KCC: Tensor, favourite_KC: Tensor) -> Tensor:
 
 
 def _least_claimed(stats: TeacherStats) -> Tensor:
-    """The least accuracy that goes with what a teacher has measured of itself, [K,C]."""
+    """Return the least accuracy that goes with what a teacher has measured of itself, [K,C]."""
     counts_KC, accuracies_KC = stats.counts_KC, stats.accuracies_KC
     deviation_KC = accuracy_variance(counts_KC, accuracies_KC).sqrt()
     return smoothed_accuracy(counts_KC, accuracies_KC) - CLAIM_DEVIATIONS * deviation_KC
 
 
 def _wilson(hits: Tensor, among: Tensor, deviations: float) -> Tensor:
-    """The upper end of Wilson's interval for a share, or the lower one; it needs no large numbers."""
+    """Return the upper end of Wilson's interval for a share, or the lower one; it needs no large numbers."""
     among = among.clamp(min=1)
     share, extra = hits / among, deviations**2 / among
     spread = (share * (1 - share) / among + extra / (4 * among)).sqrt()

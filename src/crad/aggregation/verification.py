@@ -42,7 +42,7 @@ class Tally:
 
     @property
     def others_C(self) -> Tensor:  # noqa: N802  # tensors carry their shape in the name
-        """Samples of other classes, [C]."""
+        """Return how many samples are of other classes, [C]."""
         return self.samples_C.sum() - self.samples_C
 
 

@@ -15,7 +15,7 @@ from crad.federation.tasks import Engine
 
 
 def make_engine(context: RunContext, method: Method, *, notice: Callable[[str], None] = lambda text: None) -> Engine:
-    """The engine that the settings ask for; `auto` takes one process per core where that is more than one.
+    """Make the engine that the settings ask for; `auto` takes one process per core where that is more than one.
 
     `notice` hears of what went wrong and was put right, such as a worker that died.
     """
@@ -41,7 +41,7 @@ def make_engine(context: RunContext, method: Method, *, notice: Callable[[str], 
 
 
 def count_workers(context: RunContext) -> int:
-    """How many processes a run on this machine uses: never more than clients that can work at once."""
+    """Return how many processes a run on this machine uses: never more than clients that can work at once."""
     experiment = context.experiment
     if experiment.engine == "serial":
         return 1
@@ -53,14 +53,14 @@ def count_workers(context: RunContext) -> int:
 
 
 def count_cores() -> int:
-    """The cores that this process may use."""
+    """Return the cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)  # not on a Mac
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     return max(1, min(cores, _container_cores() or cores))
 
 
 def _container_cores() -> int | None:
-    """What a container may use of the machine, None where there is no limit."""
+    """Return what a container may use of the machine, None where there is no limit."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):
@@ -69,6 +69,6 @@ def _container_cores() -> int | None:
 
 
 def _only_in_this_process(experiment: Experiment) -> str | None:
-    """A model or method of a script or notebook, which no other process can import."""
+    """Return a model or method of a script or notebook, which no other process can import."""
     names = (*experiment.models, experiment.method)
     return next((name for name in names if name.startswith("__main__:")), None)

@@ -66,7 +66,7 @@ class RayEngine:
             raise
 
     def each(self, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
-        """The outcomes as they come."""
+        """Return the outcomes as they come."""
         waiting = deque(sorted(tasks, key=lambda task: -task.cost))
         deaths: Counter[int] = Counter()
         self._forget_bodies(tasks)
@@ -91,7 +91,10 @@ class RayEngine:
                 self._remove(seat)
 
     def peak_memory_bytes(self) -> int:
-        """This process's peak and the sum of the actors', at most: pages that several look into count for each."""
+        """Return this process's peak and the sum of the actors', at most.
+
+        Pages that several look into count for each.
+        """
         return peak_memory_bytes("cpu") + self._peak
 
     def close(self) -> None:
@@ -117,7 +120,7 @@ class RayEngine:
         return min(wanted, present)
 
     def _fill_seats(self) -> None:
-        """New actors for those that are gone; the cluster starts them as soon as it has a CPU for each."""
+        """Start new actors for those that are gone; the cluster has them as soon as it has a CPU for each."""
         gpus = 1 if self._context.device == "cuda" else 0
         kind = ray.remote(Host).options(num_cpus=1, num_gpus=gpus, max_restarts=0)
         while len(self._seats) < self.workers:
@@ -129,7 +132,7 @@ class RayEngine:
         seat.give(task, state, letters)
 
     def _body(self, message: Message) -> Reference:
-        """The one reference to a message's body that all receivers share."""
+        """Return the one reference to a message's body that all receivers share."""
         if id(message) not in self._bodies:
             self._bodies[id(message)] = (message, _put(message.body))  # held, so that no other gets its id
         return self._bodies[id(message)][1]
@@ -184,7 +187,7 @@ class _Seat:
 
     @property
     def is_free(self) -> bool:
-        """Whether it has set up and has nothing to do."""
+        """Return whether it has set up and has nothing to do."""
         return self._is_ready and self.task is None
 
     def give(self, task: Task, state: Reference | None, letters: dict[int, tuple[bytes, Reference]]) -> None:
@@ -194,7 +197,7 @@ class _Seat:
         self._ask(self._actor.do.remote(bare, state, letters))
 
     def receive(self) -> TaskOutcome | None:
-        """Its answer: an outcome whose content is stored, or None when it has set up. What it raised is raised here."""
+        """Take its answer: an outcome whose content is stored, or None when it has set up; raise what it raised."""
         assert self.answer is not None, "it was asked"
         try:
             outcome: TaskOutcome | None = self.answer.result()
@@ -219,7 +222,7 @@ class _Seat:
             ray.kill(self._actor, no_restart=True)
 
     def join(self) -> None:
-        """After `end`: wait until nobody here waits for the actor any more."""
+        """Wait, after `end`, until nobody here waits for the actor any more."""
         self._listener.join(GRACE_SECONDS)
 
     def _ask(self, reference: Reference) -> None:
@@ -246,7 +249,7 @@ def _order_for(context: RunContext) -> Order:
 
 
 def _put(content: Path | bytes | memoryview) -> Reference:
-    """Copied once into this node's shared memory; other nodes fetch it from here."""
+    """Copy once into this node's shared memory; other nodes fetch it from here."""
     raw: Raw = np.memmap(content, mode="r") if isinstance(content, Path) else np.frombuffer(content, np.uint8)
     return ray.put(np.asarray(raw))  # a plain array: others look into it without a copy
 
@@ -257,6 +260,6 @@ def _raised_by_work(error: RayTaskError) -> Exception:
 
 
 def _first_sentence(error: RayError) -> str:
-    """Ray's last line says why, at great length."""
+    """Return why from Ray's last line, which says it at great length."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[-1].strip().split(". ")[0].rstrip(".")

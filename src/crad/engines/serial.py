@@ -19,16 +19,16 @@ class SerialEngine:
     def __init__(self, context: RunContext, method: Method) -> None:
         if context.device == "cpu":
             tune_malloc()
-        self.bench = TaskRunner(context, method)
+        self.runner = TaskRunner(context, method)
         self._device = context.device
 
     def each(self, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
-        """The outcomes in the order of the tasks, each as soon as it is there."""
-        return (self.bench.do(task) for task in tasks)
+        """Return the outcomes in the order of the tasks, each as soon as it is there."""
+        return (self.runner.do(task) for task in tasks)
 
     def peak_memory_bytes(self) -> int:
-        """The highest memory of this process."""
+        """Return the highest memory of this process."""
         return peak_memory_bytes(self._device)
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Do nothing: nothing was started."""

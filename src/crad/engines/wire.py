@@ -16,7 +16,7 @@ ANY_BYTES = "latin-1"  # every byte is a character and back
 
 
 def task_to_bytes(task: Task) -> bytes:
-    """A task whose state and messages lie in files."""
+    """Write a task whose state and messages lie in files."""
     messages = {
         sender: [message.manifest.decode(ANY_BYTES), str(message.file)] for sender, message in task.messages.items()
     }
@@ -37,7 +37,7 @@ def task_to_bytes(task: Task) -> bytes:
 
 
 def task_from_bytes(content: bytes) -> Task:
-    """What `task_to_bytes` wrote."""
+    """Read what `task_to_bytes` wrote."""
     entry = json.loads(content)
     messages = entry["messages"].items()
     return Task(
@@ -55,7 +55,7 @@ def task_from_bytes(content: bytes) -> Task:
 
 
 def outcome_to_bytes(outcome: TaskOutcome) -> bytes:
-    """An outcome whose content lies in a file."""
+    """Write an outcome whose content lies in a file."""
     assert outcome.content is None, "workers on this machine write files"
     learned = outcome.learned
     entry = {
@@ -72,7 +72,7 @@ def outcome_to_bytes(outcome: TaskOutcome) -> bytes:
 
 
 def outcome_from_bytes(content: bytes) -> TaskOutcome:
-    """What `outcome_to_bytes` wrote."""
+    """Read what `outcome_to_bytes` wrote."""
     entry = json.loads(content)
     return TaskOutcome(
         entry["verb"],

@@ -161,7 +161,7 @@ def draw_attackers(experiment: Experiment) -> frozenset[int]:
 
 
 def with_trigger(images: Tensor) -> Tensor:
-    """Copies of images [N,channels,H,W] with a chequered patch in the lower right corner."""
+    """Return copies of images [N,channels,H,W] with a chequered patch in the lower right corner."""
     side = max(2, min(images.shape[2:]) // TRIGGER_SHARE)
     places = torch.arange(side, device=images.device)
     patch = ((places[:, None] + places[None, :]) % 2 * 255).to(images.dtype)
@@ -171,7 +171,7 @@ def with_trigger(images: Tensor) -> Tensor:
 
 
 def output_layer(model: nn.Module, inputs: Tensor, num_classes: int) -> tuple[str, ...]:
-    """The tensors whose negation negates the model's logits: weight and bias of its last linear layer.
+    """Return the tensors whose negation negates the model's logits: weight and bias of its last linear layer.
 
     Found by trying, for a module's layers need not run in the order in which they stand; none: there is no such layer.
     """
@@ -195,7 +195,7 @@ def _flip(labels: Tensor, num_classes: int) -> Tensor:
 
 
 def _flip_pairs(labels: Tensor, num_classes: int) -> Tensor:
-    """2i and 2i+1 change places; of an odd number of classes the last stays."""
+    """Swap 2i and 2i+1; of an odd number of classes the last stays."""
     swapped = labels ^ 1
     return torch.where(swapped < num_classes, swapped, labels)
 
@@ -210,7 +210,7 @@ def _poisoned(images: ImageSet, rng: np.random.Generator) -> ImageSet:
 
 
 def _noise(peer: Peer, round_index: int) -> dict[str, Tensor]:
-    """Noise of the model's own scale."""
+    """Return noise of the model's own scale."""
     generator = torch_stream(peer.experiment.seed, "peer", peer.index, "round", round_index, "lie")
     noise = {}
     for name, tensor in peer.model.state_dict().items():
@@ -224,12 +224,12 @@ def _noise(peer: Peer, round_index: int) -> dict[str, Tensor]:
 
 
 def _negative(peer: Peer, round_index: int) -> dict[str, Tensor]:
-    """Its own model with every logit negated."""
+    """Return its own model with every logit negated."""
     return _negated(peer.model.state_dict(), _output_layer_of(peer.context, peer.model))
 
 
 def _first(peer: Peer, round_index: int) -> dict[str, Tensor]:
-    """Its model as it was before it had learned anything."""
+    """Return its model as it was before it had learned anything."""
     return peer.first_model().state_dict()
 
 

@@ -29,11 +29,11 @@ class RoundContext:
     """What a phase knows of the round beside the peer itself."""
 
     round_index: int
-    shelf: TeacherCache
+    teachers: TeacherCache
     receiver: int | None = None  # whom a message is for, in a phase that has one for each
 
     def purpose(self, peer: Peer, *words: str | int) -> tuple[str | int, ...]:
-        """The words that name a random stream of this peer in this round."""
+        """Return the words that name a random stream of this peer in this round."""
         return ("peer", peer.identity, "round", self.round_index, *words)
 
 
@@ -57,18 +57,18 @@ class RoundParticipants:
 
     @property
     def clients(self) -> tuple[int, ...]:
-        """The members with data, in order."""
+        """Return the members with data, in order."""
         return tuple(member.index for member in self.members if member.clients)
 
     @property
     def helpers(self) -> tuple[int, ...]:
-        """The members without data."""
+        """Return the members without data."""
         return tuple(member.index for member in self.members if not member.clients)
 
 
-def all_to_all(scene: RoundParticipants) -> Routes:
-    """Every client learns from every other client."""
-    return {one: tuple(other for other in scene.clients if other != one) for one in scene.clients}
+def all_to_all(participants: RoundParticipants) -> Routes:
+    """Let every client learn from every other client."""
+    return {one: tuple(other for other in participants.clients if other != one) for one in participants.clients}
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Phase:
 
 
 def one_peer_per_client(context: RunContext) -> list[PeerSpec]:
-    """The usual roster: client i is peer i with its own shard and architecture."""
+    """Return the usual roster: client i is peer i with its own shard and architecture."""
     return [
         PeerSpec(i, clients=(i,), architecture=context.architecture_of(i)) for i in range(context.experiment.clients)
     ]
@@ -128,15 +128,15 @@ class MethodSpec(BaseModel):
     is_reconstruction: ClassVar[bool] = False
 
     def phases(self) -> Sequence[Phase]:
-        """What everybody does in a round, in order."""
+        """Return what everybody does in a round, in order."""
         raise NotImplementedError(f"{type(self).__name__} must say its phases")
 
     def roster(self, context: RunContext) -> list[PeerSpec]:
-        """Who takes part: one member per client unless the method says otherwise."""
+        """Return who takes part: one member per client unless the method says otherwise."""
         return one_peer_per_client(context)
 
     def build(self, name: str) -> Method:
-        """The method with these settings."""
+        """Return the method with these settings."""
         return Method(
             name,
             tuple(self.phases()),

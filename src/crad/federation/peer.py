@@ -47,7 +47,7 @@ class Evaluation:
 
 
 def evaluation_to_json(evaluation: Evaluation) -> dict[str, Any]:
-    """As a plain dictionary; floats survive JSON exactly."""
+    """Return an evaluation as a plain dictionary; floats survive JSON exactly."""
     local, overall = evaluation.local, evaluation.overall
     return {
         "validation": [vars(score) for score in evaluation.validation],
@@ -60,7 +60,7 @@ def evaluation_to_json(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def evaluation_from_json(entry: Mapping[str, Any]) -> Evaluation:
-    """What `evaluation_to_json` wrote."""
+    """Read what `evaluation_to_json` wrote."""
     local, overall, plain, triggered = entry["local"], entry["overall"], entry.get("plain"), entry.get("triggered")
     return Evaluation(
         validation=tuple(_score_from_json(score) for score in entry["validation"]),
@@ -137,12 +137,12 @@ class Peer:
 
     @cached_property
     def train(self) -> ImageSet:
-        """The training part of its shards."""
+        """Return the training part of its shards."""
         return training_images(self.context, self.index, self.clients)
 
     @cached_property
     def log_prior_C(self) -> Tensor | None:  # noqa: N802  # tensors carry their shape in the name
-        """The logarithm of its own class shares, where it plays a part."""
+        """Return the logarithm of its own class shares, where it plays a part."""
         return log_prior(self.context, self.clients, peer=self.index)
 
     @property
@@ -150,12 +150,12 @@ class Peer:
         return [self.data.shards[client] for client in self.clients]
 
     def first_model(self) -> nn.Module:
-        """Its network before it has learned anything, built anew."""
+        """Build its network again as it was before it had learned anything."""
         seed = torch_seed(self.experiment.seed, "peer", self.identity, "weights")
         return first_model(self.context, self._member, seed=seed)
 
     def snapshot(self, round_index: int, *, with_cross_entropy: bool = False) -> Message:
-        """The frozen model with its class statistics, as bytes."""
+        """Return the frozen model with its class statistics, as bytes."""
         return pack(
             self.published_weights(round_index),
             kind=SNAPSHOT,
@@ -170,7 +170,7 @@ class Peer:
         return self.context.adversary.published_weights(self, round_index)
 
     def statistics(self, *, with_cross_entropy: bool = False) -> Statistics:
-        """What the peer says of itself per class, from its validation half; counts noised if private."""
+        """Return what the peer says of itself per class, from its validation half; counts noised if private."""
         return class_statistics(self.context, self.index, self.evaluation, with_cross_entropy=with_cross_entropy)
 
     def revalidate(self) -> None:
@@ -186,7 +186,10 @@ class Peer:
         self.evaluation = replace(self.evaluation, variants=variants)
 
     def state(self) -> dict[str, Tensor]:
-        """Model, momentum and memory, everything a checkpoint needs of the peer's tensors: themselves, not copies."""
+        """Return model, momentum and memory, everything a checkpoint needs of the peer's tensors.
+
+        Themselves, not copies.
+        """
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         tensors |= {f"memory.{name}": tensor for name, tensor in self.memory.items()}
         for variant, weights in self.variants.items():
@@ -263,7 +266,7 @@ class Peer:
 
 
 def training_indices(context: RunContext, clients: Sequence[int]) -> NDArray[np.int64]:
-    """Where the training parts of these clients' shards lie among all images."""
+    """Return where the training parts of these clients' shards lie among all images."""
     nothing = np.empty(0, dtype=np.int64)  # a roster member may own no data at all
     return np.concatenate([nothing, *(context.data.shards[client].train for client in clients)])
 
@@ -276,7 +279,7 @@ def training_images(context: RunContext, peer: int, clients: Sequence[int]) -> I
 
 
 def log_prior(context: RunContext, clients: Sequence[int], *, peer: int | None = None) -> Tensor | None:
-    """The logarithm of the clients' class shares, under `local_loss = "balanced"`; None: it plays no part.
+    """Return the logarithm of the clients' class shares, under `local_loss = "balanced"`; None: it plays no part.
 
     The private loss adds it to the logits, so these do without it: plain, they are the model's global face, and with
     it the local one.
@@ -293,7 +296,7 @@ def log_prior(context: RunContext, clients: Sequence[int], *, peer: int | None =
 def class_statistics(
     context: RunContext, peer: int, evaluation: Evaluation, *, with_cross_entropy: bool = False
 ) -> Statistics:
-    """What a peer publishes of itself per class, from its validation half; counts noised if private."""
+    """Return what a peer publishes of itself per class, from its validation half; counts noised if private."""
     nothing = ClassScore(
         (0,) * context.data.num_classes, (0,) * context.data.num_classes, (0.0,) * context.data.num_classes
     )
@@ -310,7 +313,7 @@ def class_statistics(
 
 
 def count_noise(context: RunContext, peer: int) -> NDArray[np.float64]:
-    """One draw per client, class and run: counts do not change over the rounds, so neither may the noise."""
+    """Draw once per client, class and run: counts do not change over the rounds, so neither may the noise."""
     epsilon = context.experiment.private_counts
     if epsilon is None:
         return np.zeros(context.data.num_classes)
@@ -321,7 +324,7 @@ def count_noise(context: RunContext, peer: int) -> NDArray[np.float64]:
 
 
 def new_model(context: RunContext, architecture: Architecture, *, seed: int) -> nn.Module:
-    """An untrained model for this federation's images and classes, on its device."""
+    """Build an untrained model for this federation's images and classes, on its device."""
     if context.allowance is not None and not context.allowance.has(architecture):
         # The name may be a partner's, and building it would import whatever it says.
         raise ConfigError(f"model {architecture.id!r} is not allowed here: see architectures in peer.toml")
@@ -330,7 +333,7 @@ def new_model(context: RunContext, architecture: Architecture, *, seed: int) -> 
 
 
 def first_model(context: RunContext, member: PeerSpec, *, seed: int) -> nn.Module:
-    """A member's network before it has learned anything."""
+    """Build a member's network before it has learned anything."""
     if member.build is None:
         return new_model(context, member.architecture, seed=seed)
     with torch.random.fork_rng(devices=[]):

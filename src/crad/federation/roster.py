@@ -21,12 +21,12 @@ class PeerSlot:
 
     @property
     def index(self) -> int:
-        """Its number on the roster."""
+        """Return its number on the roster."""
         return self.member.index
 
     @property
     def measured(self) -> Evaluation:
-        """Its evaluation, which everybody has once the rounds have begun."""
+        """Return its evaluation, which everybody has once the rounds have begun."""
         assert self.evaluation is not None, "measured at the beginning"
         return self.evaluation
 
@@ -37,7 +37,7 @@ class Roster:
     def __init__(
         self, context: RunContext, members: Sequence[PeerSpec], folder: Path, *, here: Collection[int] | None = None
     ) -> None:
-        """`here`: whose work is done by this loop, in a simulation everybody's; the others are elsewhere."""
+        """Place everybody; `here`: whose work is done by this loop, in a simulation everybody's."""
         self.context = context
         self.folder = folder
         self.here = frozenset(member.index for member in members) if here is None else frozenset(here)
@@ -46,7 +46,7 @@ class Roster:
 
     @property
     def states(self) -> Path:
-        """The folder of the resting states."""
+        """Return the folder of the resting states."""
         return self.folder / "states"
 
     def __iter__(self) -> Iterator[PeerSlot]:
@@ -56,23 +56,23 @@ class Roster:
         return len(self._places)
 
     def own(self) -> list[PeerSlot]:
-        """The places whose work is done here."""
+        """Return the places whose work is done here."""
         return [place for place in self if place.index in self.here]
 
     def __getitem__(self, index: int) -> PeerSlot:
         return self._places[index]
 
     def update(self, index: int, *, evaluation: Evaluation, state: Path | None = None) -> None:
-        """A member was measured, or has learned and has a new state."""
+        """Note that a member was measured, or has learned and has a new state."""
         place = self._places[index]
         self._places[index] = replace(place, evaluation=evaluation, state=place.state if state is None else state)
 
     def new_state(self, index: int, *, round_index: int, phase: int) -> Path:
-        """Where the state goes that a member will have after a phase of a round."""
+        """Return where the state goes that a member will have after a phase of a round."""
         return self.states / f"peer-{index:04d}-round-{round_index:05d}-phase-{phase}.safetensors"
 
     def messages_of(self, round_index: int) -> Path:
-        """The folder of the messages that are published in a round."""
+        """Return the folder of the messages that are published in a round."""
         return self.folder / f"messages-{round_index:05d}"
 
     def forget_messages(self, before: int | None = None) -> None:

@@ -1,13 +1,13 @@
 """What is done for one peer, as a function of bytes: the same in this process, in another one, on another machine.
 
-A `Task` says what to do and where the peer's state and its messages lie; an `Outcome` says what came of it. A `Bench`
-is a process's place of work: it holds the data and one model per architecture, and does one task at a time.
+A `Task` says what to do and where the peer's state and its messages lie; a `TaskOutcome` says what came of it. A
+`TaskRunner` is a process's place of work: it holds the data and a model per architecture, and does one task at a time.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -67,15 +67,15 @@ class Engine(Protocol):
 
     @property
     def workers(self) -> int:
-        """How many processes do tasks at the same time."""
+        """Return how many processes do tasks at the same time."""
         ...
 
     def each(self, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
-        """The outcomes as they come, in any order."""
+        """Return the outcomes as they come, in any order."""
         ...
 
     def peak_memory_bytes(self) -> int:
-        """The highest memory of all processes together."""
+        """Return the highest memory of all processes together."""
         ...
 
     def close(self) -> None:
@@ -92,27 +92,30 @@ class TaskRunner:
         self._members = {member.index: member for member in method.roster(context)}
         self._models: dict[str, torch.nn.Module] = {}  # of the last peer of an architecture: the next one overwrites it
         self._measuring = TeacherEngine(device=context.device)  # always in full precision
-        self.shelf = TeacherCache(context)
+        self.teachers = TeacherCache(context)
 
     def do(self, task: Task) -> TaskOutcome:
         """Do a task; the outcome depends on the task alone."""
         started = time.perf_counter()
-        verbs: dict[Verb, Callable[[Peer, Task], TaskOutcome]] = {
-            "begin": self._begin,
-            "publish": self._publish,
-            "learn": self._learn,
-            "test": self._test,
-        }
         kind = self._method.phases[task.phase].kind
         identity = self._context.adversary.identity(task.peer)
         words = ("peer", identity, "round", task.round_index, kind if task.verb == "learn" else task.verb, "torch")
         with repeatable(torch_seed(self._context.experiment.seed, *words), self._context.device):
-            outcome = verbs[task.verb](self._at_work(task), task)
+            peer = self._at_work(task)
+            match task.verb:
+                case "begin":
+                    outcome = self._begin(peer, task)
+                case "publish":
+                    outcome = self._publish(peer, task)
+                case "learn":
+                    outcome = self._learn(peer, task)
+                case "test":
+                    outcome = self._test(peer, task)
         return _timed(outcome, time.perf_counter() - started, peak_memory_bytes(self._context.device))
 
     def _at_work(self, task: Task) -> Peer:
         member = self._members[task.peer]
-        # A user's module may keep something outside its state: it is built anew each time and measured as it is.
+        # A user's module may keep something outside its state: it is built again each time and measured as it is.
         is_ours = member.architecture.name in ARCHITECTURES
         known = self._models.get(member.architecture.id) if is_ours and task.state is not None else None
         peer = Peer(self._context, member, model=known, engine=self._measuring if is_ours else None)
@@ -132,7 +135,7 @@ class TaskRunner:
     def _publish(self, peer: Peer, task: Task) -> TaskOutcome:
         publish = self._method.phases[task.phase].publish
         assert publish is not None, "only phases that publish are asked to"
-        message = publish(peer, RoundContext(task.round_index, self.shelf, task.receiver))
+        message = publish(peer, RoundContext(task.round_index, self.teachers, task.receiver))
         content = None if message is None else _deliver(message.body, task.save_to)
         return TaskOutcome(
             task.verb,
@@ -144,7 +147,7 @@ class TaskRunner:
         )
 
     def _learn(self, peer: Peer, task: Task) -> TaskOutcome:
-        context = RoundContext(task.round_index, self.shelf)
+        context = RoundContext(task.round_index, self.teachers)
         learned = self._method.phases[task.phase].learn(peer, task.messages, context)
         _check_converging(peer, learned.losses, task.round_index)
         if task.is_measured:
@@ -160,7 +163,7 @@ class TaskRunner:
 
 
 def load_tensors(stored: Path | memoryview) -> dict[str, Tensor]:
-    """The tensors of a stored state, looking into its bytes."""
+    """Return the tensors of a stored state, looking into its bytes."""
     return read_state(map_file(stored) if isinstance(stored, Path) else stored)
 
 

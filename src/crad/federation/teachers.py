@@ -43,7 +43,10 @@ class TeacherCache:
         )
 
     def decode(self, message: Message, *, sender: int, round_index: int) -> Snapshot:
-        """The snapshot in a message; refused unless sender, round, architecture, shapes and values are right."""
+        """Decode the snapshot in a message.
+
+        Refuse it unless sender, round, architecture, shapes and values are right.
+        """
         known = self._decoded.get(sender)
         if known is not None and known[1].round_index == round_index and _is_same(known[0], message):
             return known[1]
@@ -64,7 +67,7 @@ class TeacherCache:
         return snapshot
 
     def get(self, snapshot: Snapshot) -> PreparedTeacher:
-        """The teacher, ready to run. Small ones stay prepared for the next student; large ones come one at a time."""
+        """Return the teacher, ready to run. Small ones stay prepared for the next student; large ones come singly."""
         known = self._prepared.get(snapshot.peer)
         if known is not None and known[0] is snapshot:
             return known[1]
@@ -79,7 +82,7 @@ class TeacherCache:
         return prepared
 
     def freeze(self, model: nn.Module, architecture: str) -> PreparedTeacher:
-        """The student's own model as it is now, as a teacher that does not move with it."""
+        """Return the student's own model as it is now, as a teacher that does not move with it."""
         return self._engine.prepare(model, key=architecture)
 
     def forget_other_rounds(self, round_index: int) -> None:
@@ -100,7 +103,7 @@ class TeacherCache:
 
 
 def _expected_samples(context: RunContext) -> int:
-    """How many inputs of one client one architecture's teachers will see in the whole run, about.
+    """Return how many inputs of one client one architecture's teachers will see in the whole run, about.
 
     With a process for each client that is all a compiler can earn on; with fewer it earns more. The number of workers
     is no part of it: a serial run and a parallel one must choose alike, or their last bits would differ.
@@ -113,7 +116,7 @@ def _expected_samples(context: RunContext) -> int:
 
 
 def _is_same(known: Message, message: Message) -> bool:
-    """Without reading the body again: the very bytes, or the same file, which nobody changes."""
+    """Tell two messages without reading the body again: the very bytes, or the same file, which nobody changes."""
     is_same_file = known.file is not None and known.file == message.file
     return known.manifest == message.manifest and (known.body is message.body or is_same_file)
 

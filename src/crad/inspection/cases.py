@@ -38,7 +38,7 @@ class Case:
 
 
 def find_cases(panel: Panel, q_NBC: Tensor, *, students: Sequence[int]) -> list[Case]:
-    """The clearest successes and failures in turn, at most one of each kind per image."""
+    """Return the clearest successes and failures in turn, at most one of each kind per image."""
     labels_B = panel.context.data.global_test.labels[: q_NBC.shape[1]]
     best: dict[str, list[Case]] = {"success": [], "failure": []}
     gains, losses, shortfalls = [], [], []
@@ -60,7 +60,7 @@ def find_cases(panel: Panel, q_NBC: Tensor, *, students: Sequence[int]) -> list[
 
 
 def margins(panel: Panel, student: int, q_NBC: Tensor, labels_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every image's true class: target over uniform mean, dropped specialist over target, uniform over target.
+    """Return of every image's true class: target over uniform mean, dropped specialist over target, uniform over it.
 
     The second is minus infinity where the best-supported teacher was not dropped as an outlier.
     """

@@ -28,11 +28,11 @@ class RunInspector:
     """A run at its selected round, ready to be asked about test images."""
 
     def __init__(self, run: Path, *, context: RunContext | None = None) -> None:
-        """`context`: the run's, where the caller has it at hand."""
+        """Open a run; `context`: the run's, where the caller has it at hand."""
         self.panel = Panel(run, context=context)
 
     def trace(self, *, student: int, image: int, class_index: int | None) -> ImageTrace:
-        """One image and class; the class defaults to the true one."""
+        """Trace one image and class; the class defaults to the true one."""
         test = self.panel.context.data.global_test
         self._check_student(student)
         _check_index("image", image, len(test))
@@ -42,7 +42,7 @@ class RunInspector:
         return self._view(student, image, 0, asked, q_NBC, self.panel.combine(student, q_NBC))
 
     def class_of(self, text: str) -> int:
-        """The class that is meant by its index or its name."""
+        """Return the class that is meant by its index or its name."""
         names = list(self.panel.context.data.dataset.class_names)
         if text.isdecimal():
             return int(text)
@@ -51,7 +51,7 @@ class RunInspector:
         return names.index(text)
 
     def clearest(self, *, student: int | None = None) -> tuple[ImageTrace, ImageTrace]:
-        """The success and the failure that say most, of one student or of all, by the rules stated above."""
+        """Return the success and the failure that say most, of one student or of all, by the rules stated above."""
         if student is not None:
             self._check_student(student)
         searched = self.panel.searched
@@ -71,7 +71,7 @@ class RunInspector:
         )
 
     def survey(self) -> Record:
-        """What the report's inspector shows: some students, some images, every class, every teacher."""
+        """Return what the report's inspector shows: some students, some images, every class, every teacher."""
         return make_survey(self.panel)
 
     def _check_student(self, student: int) -> None:

@@ -40,7 +40,7 @@ class Panel:
     """Every client of a run as a teacher of every other, as they stood at the selected round."""
 
     def __init__(self, run: Path, *, context: RunContext | None = None) -> None:
-        """`context`: the run's, where the caller has it at hand."""
+        """Load a run; `context`: the run's, where the caller has it at hand."""
         directory = RunDirectory(run)
         self.experiment = directory.experiment()
         method = resolve_method(self.experiment.method, self.experiment.method_settings)
@@ -70,17 +70,17 @@ class Panel:
 
     @property
     def students(self) -> list[int]:
-        """Every client that is taught by others: all, unless only one of them has ever learned."""
+        """Return every client that is taught by others: all, unless only one of them has ever learned."""
         return [place.index for place in self.roster if self.of_student(place.index)]
 
     @property
     def searched(self) -> list[int]:
-        """The test images among which cases are looked for."""
+        """Return the test images among which cases are looked for."""
         limit = max(50, SEARCHED_OUTPUTS // len(self.teachers))
         return list(range(min(SEARCHED_IMAGES, limit, len(self.context.data.global_test))))
 
     def outputs(self, images: Sequence[int]) -> Tensor:
-        """What every client says about these test images, q_NBC."""
+        """Return what every client says about these test images, q_NBC."""
         where = torch.tensor(images, device=self.context.data.global_test.images.device)
         with repeatable(0, self.context.device):
             return soft_predictions(
@@ -90,11 +90,11 @@ class Panel:
             )
 
     def of_student(self, student: int) -> list[int]:
-        """The places among the teachers that teach this student: all but itself."""
+        """Return the places among the teachers that teach this student: all but itself."""
         return [k for k, place in enumerate(self.teachers) if place.index != student]
 
     def combine(self, student: int, q_NBC: Tensor) -> Trace:
-        """What the rule makes of the student's teachers, step by step."""
+        """Combine the student's teachers by the rule, and return every step."""
         evidence = check_evidence(
             q_NBC[self.of_student(student)],
             self.stats(student),
@@ -109,11 +109,11 @@ class Panel:
         return known_stats(published, self._tally_of(student), source=self._source)
 
     def is_liar(self, client: int) -> bool:
-        """Whether it attacked the others."""
+        """Return whether it attacked the others."""
         return client in self.context.adversary.members
 
     def _run_of(self, place: PeerSlot) -> PreparedTeacher:
-        """One teacher at a time comes from its resting state."""
+        """Prepare a teacher from its resting state; one at a time."""
         peer = Peer(self.context, place.member)
         if place.state is not None:
             peer.load_state(load_tensors(place.state), place.measured)
@@ -129,7 +129,10 @@ class Panel:
         return self._tallies[student]
 
     def _count(self) -> None:
-        """Every teacher once over everybody's training samples, as they are: what each student would count of it."""
+        """Run every teacher once over everybody's training samples, as they are.
+
+        What each student would count of it.
+        """
         parts = [self._training_part(place) for place in self.roster]
         self._tallies = {
             place.index: Tally(len(self.of_student(place.index)), self.context.data.num_classes)
@@ -147,7 +150,7 @@ class Panel:
                     self._tallies[place.index].add(said_1BC, part.labels, mask_K, is_new=n == chosen[0])
 
     def _training_part(self, place: PeerSlot) -> ImageSet:
-        """Some of its training samples, spread over the shard: files are often ordered by class."""
+        """Return some of its training samples, spread over the shard: files are often ordered by class."""
         own = training_images(self.context, place.index, place.member.clients)
         limit = TALLIED_OUTPUTS // (len(self.teachers) * len(self.roster))
         step = math.ceil(len(own) / min(TALLIED_IMAGES, max(FEWEST_TALLIED, limit)))
@@ -156,7 +159,7 @@ class Panel:
 
 
 def is_inspectable(method: Method, clients: int) -> bool:
-    """Whether a run of the method combines teachers by a rule."""
+    """Return whether a run of the method combines teachers by a rule."""
     return method.rule is not None and clients > 1
 
 

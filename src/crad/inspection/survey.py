@@ -24,7 +24,7 @@ STATES = {"kept": "k", "unsupported": "u", "outlier": "o"}
 
 
 def make_survey(panel: Panel) -> Record:
-    """What the report's inspector shows: some students, some images, every class, every teacher."""
+    """Make what the report's inspector shows: some students, some images, every class, every teacher."""
     searched = panel.searched
     q_NBC = panel.outputs(searched)
     cases = find_cases(panel, q_NBC, students=panel.students)
@@ -66,7 +66,7 @@ def _most_students(panel: Panel) -> int:
 
 
 def _by_class(panel: Panel, searched: Sequence[int]) -> list[int]:
-    """The searched images in an order that takes one of every class in turn."""
+    """Return the searched images in an order that takes one of every class in turn."""
     labels = panel.context.data.global_test.labels.tolist()
     seen: dict[int, int] = {}
     turns = []
@@ -98,7 +98,7 @@ def _image_record(panel: Panel, image: int) -> Record:
 
 
 def _student_record(panel: Panel, student: int, q_NBC: Tensor) -> Record:
-    """Per image and class what was made of the teachers, who stand in their order without the student."""
+    """Return per image and class what was made of the teachers, who stand in their order without the student."""
     chosen, trace = panel.of_student(student), panel.combine(student, q_NBC)
     return {
         "client": student,
@@ -117,7 +117,7 @@ def _student_record(panel: Panel, student: int, q_NBC: Tensor) -> Record:
 
 
 def _verified_record(panel: Panel, student: int) -> Record:
-    """What the student knows of its teachers where that is not what they published."""
+    """Return what the student knows of its teachers where that is not what they published."""
     stats = panel.stats(student)
     if stats.false_alarms_KC is None:
         return {}
@@ -129,7 +129,7 @@ def _verified_record(panel: Panel, student: int) -> Record:
 
 
 def _spread(first: Sequence[int], others: Sequence[int], *, limit: int) -> list[int]:
-    """The first ones and then others, each once, up to a limit, in ascending order."""
+    """Return the first ones and then others, each once, up to a limit, in ascending order."""
     return sorted(list(dict.fromkeys([*first, *others]))[: max(limit, len(set(first[:2])))])
 
 

@@ -36,30 +36,27 @@ from crad.federation.peer import SNAPSHOT, Peer, new_model
 from crad.federation.teachers import Snapshot, TeacherCache
 from crad.inference.engine import soft_predictions
 from crad.methods.alone import own_labels, train_alone
-from crad.methods.local_training import BlockLoss, train_epochs
+from crad.methods.local_training import BlockLoss, local_blocks, train_peer
 from crad.models import Architecture
 from crad.training.digest import logits_on
-from crad.training.epoch import Block
+from crad.training.epoch import Block, LossMeter
 from crad.training.losses import distillation_loss
 
 
 def distillation_method(name: str, rule: str | Rule | None = None) -> Method:
-    """The method that publishes snapshots and distils from them under a rule; the rule's name is the default."""
+    """Return the method that publishes snapshots and distils from them under a rule; the rule's name is the default."""
     chosen = resolve_rule(name if rule is None else rule)
 
     def publish(peer: Peer, context: RoundContext) -> Message:
         return peer.snapshot(context.round_index, with_cross_entropy=chosen.needs_cross_entropy)
 
-    def learn(peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
-        return distil(peer, messages, context, rule=chosen)
-
-    return Method(name, phases=(Phase(SNAPSHOT, learn=learn, publish=publish),), rule=chosen)
+    return Method(name, phases=(Phase(SNAPSHOT, learn=partial(distil, rule=chosen), publish=publish),), rule=chosen)
 
 
 def trainable_models(
     run: RunContext, snapshots: Sequence[Snapshot], inputs: Tensor, refused: dict[str, str]
 ) -> dict[int, nn.Module]:
-    """The snapshots as modules that can be trained or gone through, by peer.
+    """Return the snapshots as modules that can be trained or gone through, by peer.
 
     Finite weights can still overflow: who gives no numbers on the inputs is left out and named among the refused.
     """
@@ -75,7 +72,7 @@ def trainable_models(
 
 
 def publish_snapshot(peer: Peer, context: RoundContext) -> Message:
-    """The plain snapshot, for methods that need nothing beside it."""
+    """Publish the plain snapshot, for methods that need nothing beside it."""
     return peer.snapshot(context.round_index)
 
 
@@ -87,7 +84,7 @@ def distil(
     rule: Rule,
     loss_towards: Callable[[Block, Tensor, int], BlockLoss] | None = None,
 ) -> Learned:
-    """The local epochs of one student against the frozen snapshots of its peers; Eq. 9 unless told another loss.
+    """Train one student's local epochs against its peers' frozen snapshots; Eq. 9 unless told another loss.
 
     `loss_towards` is given the block, the target and how many teachers it is made of.
     """
@@ -100,26 +97,20 @@ def distil(
     size = len(snapshots), peer.num_classes
     published = stack_statistics([snapshot.statistics for snapshot in snapshots])
     judge = TeacherJudge(rule.with_filter(recipe.filter), recipe.evidence, published, Tally(*size), Confusions(*size))
-    trust = TrustMeter(*size)
-
-    def loss_for(block: Block) -> BlockLoss:
-        target_BC = make_target(peer, block, snapshots, context.shelf, judge=judge, trust=trust, refused=refused)
+    trust, meter = TrustMeter(*size), LossMeter()
+    sample_values = len(snapshots) * peer.num_classes
+    for block in local_blocks(peer, context, matching=recipe.matching, sample_values=sample_values):
+        target_BC = make_target(peer, block, snapshots, context.teachers, judge=judge, trust=trust, refused=refused)
         if target_BC is None:
-            return own_labels(block, log_prior_C=peer.log_prior_C)
-        if loss_towards is None:
-            return student_loss(peer, block, target_BC)
-        return loss_towards(block, target_BC, trust.teachers)
-
-    losses = train_epochs(
-        peer,
-        context,
-        loss_for=loss_for,
-        matching=recipe.matching,
-        sample_values=len(snapshots) * peer.num_classes,
-    )
+            loss_of = own_labels(block, log_prior_C=peer.log_prior_C)
+        elif loss_towards is None:
+            loss_of = student_loss(peer, block, target_BC)
+        else:
+            loss_of = loss_towards(block, target_BC, trust.teachers)
+        train_peer(peer, block, loss_of, meter)
     notes: dict[str, Any] = {"refused": refused} if refused else {}
     return Learned(
-        losses,
+        meter.means(),
         trust={snapshot.peer: row for snapshot, row in zip(snapshots, trust.means(), strict=True)},
         notes=notes | judge.notes(snapshots),
     )
@@ -173,7 +164,7 @@ class TeacherJudge:
 
 
 def student_loss(peer: Peer, block: Block, target_BC: Tensor) -> BlockLoss:
-    """Eq. 9 on the labels of a block and the targets for it."""
+    """Return Eq. 9 on the labels of a block and the targets for it."""
     experiment = peer.experiment
     return lambda logits_BC, where: distillation_loss(
         logits_BC,
@@ -189,15 +180,15 @@ def make_target(
     peer: Peer,
     block: Block,
     snapshots: Sequence[Snapshot],
-    shelf: TeacherCache,
+    cache: TeacherCache,
     *,
     judge: TeacherJudge,
     trust: TrustMeter,
     refused: dict[str, str],
 ) -> Tensor | None:
-    """The combined prediction of all teachers for a block, [B,C]; None where no teacher gives numbers."""
+    """Combine the predictions of all teachers for a block, [B,C]; None where no teacher gives numbers."""
     experiment = peer.experiment
-    teachers = [partial(shelf.get, snapshot) for snapshot in snapshots]
+    teachers = [partial(cache.get, snapshot) for snapshot in snapshots]
     q_KBC = soft_predictions(teachers, block.inputs, temperature=experiment.temperature)
     # Weights can be finite and still overflow on some input: such a teacher is left out, the others go on.
     sound_K = q_KBC.isfinite().all(dim=2).all(dim=1).cpu()
@@ -232,11 +223,11 @@ def stack_statistics(statistics: Sequence[Statistics]) -> TeacherStats:
 
 
 def decode_all(messages: Mapping[int, Message], context: RoundContext) -> tuple[list[Snapshot], dict[str, str]]:
-    """The snapshots that pass every check, and the reasons why the others do not."""
+    """Return the snapshots that pass every check, and the reasons why the others do not."""
     snapshots, refused = [], {}
     for sender, message in sorted(messages.items()):
         try:
-            snapshots.append(context.shelf.decode(message, sender=sender, round_index=context.round_index))
+            snapshots.append(context.teachers.decode(message, sender=sender, round_index=context.round_index))
         except SnapshotError as error:
             refused[str(sender)] = str(error)
     return snapshots, refused
@@ -257,6 +248,6 @@ class TrustMeter:
         self.teachers = int(sound_K.sum())
 
     def means(self) -> list[list[float]]:
-        """[K,C], rounded to what a chart can show."""
+        """Return the means, [K,C], rounded to what a chart can show."""
         means_KC = self._sum_KC / max(1, self._samples)
         return [[round(value, 4) for value in row] for row in means_KC.tolist()]

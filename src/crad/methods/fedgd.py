@@ -75,13 +75,13 @@ class FedGd(DigestSpec):
     sheet_every: Annotated[int, Field(ge=1)] = 5  # rounds between two contact sheets
 
     def roster(self, context: RunContext) -> list[PeerSpec]:
-        """The clients, and one member without data that paints."""
+        """Return the clients, and one member without data that paints."""
         clients = one_peer_per_client(context)
         painter = PeerSpec(len(clients), clients=(), architecture=Architecture(GENERATOR), build=build_generator)
         return [*clients, painter]
 
     def phases(self) -> Sequence[Phase]:
-        """Snapshots to the generator, images from it, then FedMD's round on them."""
+        """Send snapshots to the generator and images from it, then do FedMD's round on them."""
         return [
             Phase(SNAPSHOT, publish=publish_snapshot, learn=self._train_generator, routes=_to_generator),
             Phase(
@@ -101,17 +101,19 @@ class FedGd(DigestSpec):
         ]
 
     def warmup_rounds(self, rounds: int) -> int:
-        """How many first rounds go without a digest: the same share of a shorter run."""
+        """Return how many first rounds go without a digest: the same share of a shorter run."""
         return math.ceil(self.generator_warmup * min(1.0, rounds / PAPER_ROUNDS))
 
-    def _is_warming_up(self, scene: RoundParticipants) -> bool:
-        return scene.round_index <= self.warmup_rounds(scene.context.experiment.rounds)
+    def _is_warming_up(self, participants: RoundParticipants) -> bool:
+        return participants.round_index <= self.warmup_rounds(participants.context.experiment.rounds)
 
-    def _from_generator(self, scene: RoundParticipants) -> Routes:
-        return {} if self._is_warming_up(scene) else dict.fromkeys(scene.clients, scene.helpers)
+    def _from_generator(self, participants: RoundParticipants) -> Routes:
+        return {} if self._is_warming_up(participants) else dict.fromkeys(participants.clients, participants.helpers)
 
-    def _among_clients(self, scene: RoundParticipants) -> Routes:
-        return dict.fromkeys(scene.clients, ()) if self._is_warming_up(scene) else all_to_all(scene)
+    def _among_clients(self, participants: RoundParticipants) -> Routes:
+        return (
+            dict.fromkeys(participants.clients, ()) if self._is_warming_up(participants) else all_to_all(participants)
+        )
 
     def _train_generator(self, peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
         snapshots, refused = decode_all(messages, context)
@@ -131,7 +133,7 @@ class FedGd(DigestSpec):
         probe = data.preparation.inputs(self._bank(peer)[0][:PROBED_IMAGES])
         models = trainable_models(peer.context, snapshots, probe, refused)
         critics = [
-            Critic(models[one.peer].eval().requires_grad_(False), context.shelf.get(one))
+            Critic(models[one.peer].eval().requires_grad_(False), context.teachers.get(one))
             for one in snapshots
             if one.peer in models
         ]
@@ -159,7 +161,10 @@ class FedGd(DigestSpec):
 
     @torch.no_grad()
     def _bank(self, peer: Peer) -> tuple[Tensor, Tensor]:
-        """The bank of latents, fixed by the seed, as the generator paints it now: uint8 pixels, and wanted classes."""
+        """Return the bank of latents, fixed by the seed, as the generator paints it now.
+
+        Uint8 pixels, and wanted classes.
+        """
         data, device = peer.data, peer.context.device
         labels_B = torch.arange(self.transfer_size) % data.num_classes
         latents_BL = torch.randn(
@@ -170,7 +175,7 @@ class FedGd(DigestSpec):
         return (painted * 255).round().to(torch.uint8), labels_B
 
     def _sheet(self, peer: Peer) -> bytes:
-        """One row per class (the first ten), one column per image."""
+        """Draw one row per class (the first ten), one column per image."""
         images, labels_B = self._bank(peer)
         rows = [images[labels_B == label][:SHEET_COLUMNS] for label in range(min(SHEET_CLASSES, peer.num_classes))]
         rows = [row for row in rows if len(row)]  # a small bank has no image of some classes
@@ -206,13 +211,13 @@ class FedGd(DigestSpec):
 
 
 def build_generator(context: RunContext, seed: int) -> nn.Module:
-    """The painter of this federation's kind of images."""
+    """Build the painter of this federation's kind of images."""
     dataset = context.data.dataset
     return Generator(num_classes=dataset.num_classes, out_channels=dataset.in_channels, image_size=dataset.image_size)
 
 
 def as_inputs(pixels: Tensor, preparation: Preprocessor) -> Tensor:
-    """Pixels in 0..1 as the data set's normalised inputs."""
+    """Normalise pixels in 0..1 as the data set's inputs are."""
     return preparation.inputs(pixels * 255)
 
 
@@ -225,7 +230,7 @@ class Critic:
 
 
 def criticise(critics: Sequence[Critic], inputs: Tensor, labels_B: Tensor, *, weight: float) -> dict[str, float]:
-    """The generator's loss as numbers; its gradient is added to what the inputs were made from.
+    """Return the generator's loss as numbers; its gradient is added to what the inputs were made from.
 
     Cross-entropy of the mean logits, plus the distance to the running statistics. The mean couples all critics, so it
     is computed first without gradients; then each critic is gone through alone: one graph in memory at a time.
@@ -256,14 +261,14 @@ class BatchMoments(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, maps: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401  # torch's own
-        """[D] and [D]."""
+        """Return mean and variance, [D] and [D]."""
         mean_D = maps.mean(dim=(0, 2, 3))
         ctx.save_for_backward(maps, mean_D)
         return mean_D, maps.square().mean(dim=(0, 2, 3)) - mean_D.square()
 
     @staticmethod
     def backward(ctx: Any, grad_mean_D: Tensor, grad_variance_D: Tensor) -> Tensor:  # noqa: ANN401
-        """1/n for the mean, 2 (x - mean) / n for the variance."""
+        """Return 1/n for the mean, 2 (x - mean) / n for the variance."""
         maps, mean_D = ctx.saved_tensors
         slope_D = 2 * grad_variance_D * maps.shape[1] / maps.numel()
         offset_D = grad_mean_D * maps.shape[1] / maps.numel() - slope_D * mean_D
@@ -272,7 +277,7 @@ class BatchMoments(torch.autograd.Function):
 
 @contextmanager
 def watched_statistics(model: nn.Module) -> Iterator[list[Tensor]]:
-    """While the model runs: per batch norm, how far the batch's mean and variance are from the running ones (L2)."""
+    """Watch, while the model runs, how far each batch norm's mean and variance are from the running ones (L2)."""
     distances: list[Tensor] = []
 
     def watch(norm: nn.Module, arguments: tuple[Tensor, ...]) -> None:
@@ -298,5 +303,5 @@ def _publish_logits(peer: Peer, context: RoundContext) -> Message | None:
     return pack_predictions(peer, logits_on(peer.model, peer.data.preparation.inputs(images)), context)
 
 
-def _to_generator(scene: RoundParticipants) -> Routes:
-    return dict.fromkeys(scene.helpers, scene.clients)
+def _to_generator(participants: RoundParticipants) -> Routes:
+    return dict.fromkeys(participants.helpers, participants.clients)

@@ -61,5 +61,5 @@ class FedMd(DigestSpec):
 
 
 def consensus(logits: Sequence[Tensor]) -> Tensor:
-    """The plain mean of everybody's logits, [B,C]."""
+    """Return the plain mean of everybody's logits, [B,C]."""
     return torch.stack(list(logits)).mean(dim=0)

@@ -84,7 +84,7 @@ class Selected:
 
 
 def select(q_KBC: Tensor, *, keep_fraction: float) -> Selected:
-    """Per image those that predict the plurality label, the surer half of all first; then the surest images.
+    """Select per image those that predict the plurality label, the surer half of all first; then the surest images.
 
     Ties: the lowest label wins the plurality; equal entropies count as no higher than the median, which is the lower
     one for an even number; of images with the same entropy the earlier is kept.
@@ -104,7 +104,7 @@ def select(q_KBC: Tensor, *, keep_fraction: float) -> Selected:
 
 
 def entropy(q: Tensor) -> Tensor:
-    """In nats, over the last dimension; a probability of zero adds nothing."""
+    """Return the entropy in nats over the last dimension; a probability of zero adds nothing."""
     negative: Tensor = torch.special.xlogy(q, q).sum(dim=-1)
     return -negative
 
