@@ -57,7 +57,7 @@ def work_with_active_models(experiment: Experiment) -> int:
     context = build_run_context(experiment)
     members = one_peer_per_client(context)[: experiment.active]
     peers = [Peer(context, member) for member in members]
-    batch = context.data.preparation.inputs(
+    batch = context.data.preprocessor.inputs(
         context.data.images(context.data.shards[0].train).images[: experiment.batch_size]
     )
     batch = batch.repeat(-(-experiment.batch_size // len(batch)), 1, 1, 1)[: experiment.batch_size]

@@ -80,7 +80,7 @@ class NaiveFederation:
         accuracies_KC: Tensor,
         round_index: int,
     ) -> float:
-        e, prepare = self.context.experiment, self.context.data.preparation
+        e, prepare = self.context.experiment, self.context.data.preprocessor
         purpose = ("peer", index, "round", round_index, "epoch", 0)
         order = torch.randperm(len(client.train), generator=torch_stream(e.seed, *purpose, "shuffle"))
         images = prepare.augment(client.train.images[order], generator=torch_stream(e.seed, *purpose, "augment"))
@@ -138,7 +138,7 @@ def measure(model: nn.Module, images: ImageSet, context: RunContext) -> tuple[Te
     model.eval()
     size = context.experiment.batch_size
     guesses = [
-        model(context.data.preparation.inputs(images.images[start : start + size]).contiguous()).argmax(dim=1)
+        model(context.data.preprocessor.inputs(images.images[start : start + size]).contiguous()).argmax(dim=1)
         for start in range(0, len(images), size)
     ]
     guess = torch.cat(guesses) if guesses else images.labels

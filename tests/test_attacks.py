@@ -143,7 +143,7 @@ def test_a_sign_flip_negates_the_logits_and_keeps_the_figures(tiny):
         federation = Federation(attacked(tiny, "sign-flip", seed=seed))
         peer = federation.peer(index)
         sent, said = published(federation, index, 1)
-        inputs = federation.context.data.preparation.inputs(federation.context.data.global_test.images[:8])
+        inputs = federation.context.data.preprocessor.inputs(federation.context.data.global_test.images[:8])
         with torch.no_grad():
             logits_BC = peer.model.eval()(inputs)
             peer.model.load_state_dict(sent)
@@ -246,7 +246,7 @@ def test_the_success_of_a_backdoor_is_counted_on_marked_images_of_other_classes(
     federation.next_round()
     federation.next_round()
     test = federation.context.data.global_test
-    marked = federation.context.data.preparation.inputs(with_trigger(test.images[test.labels != TARGET_CLASS]))
+    marked = federation.context.data.preprocessor.inputs(with_trigger(test.images[test.labels != TARGET_CLASS]))
     success = []
     for client in result.rounds[-1]["clients"]:
         peer = federation.peer(client["client"])

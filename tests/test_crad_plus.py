@@ -179,7 +179,7 @@ def test_a_balanced_client_has_two_faces(tiny):
 
     def hits(images, face_C):
         with torch.no_grad():
-            logits = peer.model.eval()(context.data.preparation.inputs(images.images))
+            logits = peer.model.eval()(context.data.preprocessor.inputs(images.images))
         right = (logits + face_C).argmax(dim=1) == images.labels
         return torch.bincount(images.labels[right], minlength=peer.num_classes).tolist()
 
@@ -223,7 +223,7 @@ def test_the_exported_model_has_both_faces(tiny, tmp_path):
     assert [output.name for output in session.get_outputs()] == ["probabilities", "local_probabilities"]
     images = context.data.global_test.images[:4].float()
     plain, local = (torch.from_numpy(array) for array in session.run(None, {"pixels": images.numpy()}))
-    logits = model(context.data.preparation.inputs(images))
+    logits = model(context.data.preprocessor.inputs(images))
     assert torch.allclose(plain, torch.softmax(logits, dim=1), atol=1e-5)
     assert torch.allclose(local, torch.softmax(logits + peer.log_prior_C, dim=1), atol=1e-5)
     assert not torch.allclose(plain, local, atol=1e-2)

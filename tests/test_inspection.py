@@ -358,7 +358,7 @@ def verified(tiny, tmp_path_factory):
 def test_the_evidence_is_what_each_student_counts_on_its_own_samples(verified):
     student = 1
     part = verified.panel.context.data.images(verified.panel.context.data.shards[student].train)
-    inputs = verified.panel.context.data.preparation.inputs(part.images)
+    inputs = verified.panel.context.data.preprocessor.inputs(part.images)
     known = verified.panel.known(student)
     others = [place for place in verified.panel.teachers if place.index != student]
     for k, place in enumerate(others):
@@ -410,7 +410,7 @@ def test_a_liar_says_what_its_noise_says(lied_to):
     q_NBC = inspector.panel.outputs([0, 1, 2, 3])
     peer = Peer(inspector.panel.context, place.member)
     peer.load_state(load_tensors(place.state), place.measured)
-    inputs = inspector.panel.context.data.preparation.inputs(inspector.panel.context.data.global_test.images[:4])
+    inputs = inspector.panel.context.data.preprocessor.inputs(inspector.panel.context.data.global_test.images[:4])
     with torch.no_grad():
         honest_BC = torch.softmax(peer.model.eval()(inputs) / inspector.panel.experiment.temperature, dim=1)
         peer.model.load_state_dict(peer.published_weights(inspector.panel.round_index + 1))

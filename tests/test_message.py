@@ -56,7 +56,7 @@ def context() -> RunContext:
         dataset=Dataset("tiny", images, labels, images, labels, ("a", "b", "c"), "none", None),
         shards=(),
         proxy=np.empty(0, dtype=np.int64),
-        preparation=fit_preprocessor(images, augmentation="none", device="cpu"),
+        preprocessor=fit_preprocessor(images, augmentation="none", device="cpu"),
     )
     return RunContext(data, Experiment(models=("cnn6-wide", "cnn6"), width=0.125, clients=2), device="cpu")
 

@@ -83,9 +83,11 @@ def own_context(context: RunContext, client: int, folder: Path, *, secret: int =
         rng=stream(0, "unused"),
     )
     means, deviations = channel_statistics(data.train_images)
-    preparation = make_preprocessor(means, deviations, augmentation=context.data.preparation.augmentation, device="cpu")
+    preprocessor = make_preprocessor(
+        means, deviations, augmentation=context.data.preprocessor.augmentation, device="cpu"
+    )
     return build_site_context(
-        context.experiment, own, client=client, preparation=preparation, device="cpu", secret=secret
+        context.experiment, own, client=client, preprocessor=preprocessor, device="cpu", secret=secret
     )
 
 

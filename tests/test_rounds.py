@@ -66,8 +66,8 @@ def _train_naively(student, context, frozen, statistics):
     counts, accuracies = ([list(getattr(statistics[k], name)) for k in others] for name in ("counts", "accuracies"))
     purpose = ("peer", student.index, "round", 1, "epoch", 0)
     order = torch.randperm(len(student.train), generator=torch_stream(e.seed, *purpose, "shuffle"))
-    images = context.data.preparation.inputs(
-        context.data.preparation.augment(
+    images = context.data.preprocessor.inputs(
+        context.data.preprocessor.augment(
             student.train.images[order], generator=torch_stream(e.seed, *purpose, "augment")
         )
     )

@@ -58,7 +58,7 @@ def build_site_context(
     own: OwnData,
     *,
     client: int,
-    preparation: Preprocessor,
+    preprocessor: Preprocessor,
     device: str,
     secret: int,
     allowance: Allowance | None = None,
@@ -68,5 +68,5 @@ def build_site_context(
     Without an allowance only built-in networks are built.
     """
     check_precision(experiment.teacher_precision, device)
-    data = build_own_data(own, client=client, clients=experiment.clients, preparation=preparation)
+    data = build_own_data(own, client=client, clients=experiment.clients, preprocessor=preprocessor)
     return RunContext(data, experiment, device, secret=secret, allowance=allowance or Allowance())

@@ -29,7 +29,7 @@ class FederatedData:
     dataset: Dataset
     shards: tuple[Shard, ...]
     proxy: NDArray[np.int64]  # indices of images that no client holds
-    preparation: Preprocessor
+    preprocessor: Preprocessor
 
     @property
     def num_classes(self) -> int:
@@ -49,7 +49,7 @@ class FederatedData:
     def proxy_inputs(self) -> Tensor:
         """Return the proxy images, prepared as inputs; their labels are never looked at."""
         images = image_tensor(self.dataset.train_images[self.proxy], pad_to=self.dataset.pad_to)
-        return self.preparation.inputs(images.to(self.preparation.device))
+        return self.preprocessor.inputs(images.to(self.preprocessor.device))
 
     @cached_property
     def global_test(self) -> ImageSet:
@@ -62,7 +62,7 @@ class FederatedData:
         return class_counts(self.dataset.train_labels, num_classes=self.num_classes, parts=parts)
 
     def _image_set(self, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> ImageSet:
-        return image_set(images, labels, pad_to=self.dataset.pad_to, device=self.preparation.device)
+        return image_set(images, labels, pad_to=self.dataset.pad_to, device=self.preprocessor.device)
 
 
 def build_federated_data(experiment: Experiment, dataset: Dataset | None = None, *, device: str) -> FederatedData:
@@ -81,7 +81,7 @@ def build_federated_data(experiment: Experiment, dataset: Dataset | None = None,
         dataset=dataset,
         shards=tuple(_in_whole(shard, private) for shard in shards),
         proxy=proxy,
-        preparation=fit_preprocessor(
+        preprocessor=fit_preprocessor(
             dataset.train_images,
             augmentation=dataset.augmentation if experiment.augment else "none",
             device=device,
@@ -89,7 +89,7 @@ def build_federated_data(experiment: Experiment, dataset: Dataset | None = None,
     )
 
 
-def build_own_data(own: OwnData, *, client: int, clients: int, preparation: Preprocessor) -> FederatedData:
+def build_own_data(own: OwnData, *, client: int, clients: int, preprocessor: Preprocessor) -> FederatedData:
     """Return the data as one organisation sees it: its own as the shard of its client, nothing of the others."""
     nothing = np.empty(0, dtype=np.int64)
     nobody = Shard(train=nothing, validation=nothing, test=nothing)
@@ -97,7 +97,7 @@ def build_own_data(own: OwnData, *, client: int, clients: int, preparation: Prep
         dataset=own.dataset,
         shards=tuple(own.shard if index == client else nobody for index in range(clients)),
         proxy=nothing,
-        preparation=preparation,
+        preprocessor=preprocessor,
     )
 
 

@@ -259,7 +259,7 @@ class Peer:
             model,
             images,
             faces,
-            preparation=self.data.preparation,
+            preprocessor=self.data.preprocessor,
             num_classes=self.num_classes,
             prepare=None if self._engine is None else partial(self._engine.prepare, key=self.architecture.id),
         )

@@ -41,7 +41,7 @@ class Roster:
         self.context = context
         self.folder = folder
         self.here = frozenset(member.index for member in members) if here is None else frozenset(here)
-        self._places = {member.index: PeerSlot(member) for member in members}
+        self._slots = {member.index: PeerSlot(member) for member in members}
         self.states.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -50,22 +50,22 @@ class Roster:
         return self.folder / "states"
 
     def __iter__(self) -> Iterator[PeerSlot]:
-        return iter(self._places.values())
+        return iter(self._slots.values())
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._slots)
 
     def own(self) -> list[PeerSlot]:
-        """Return the places whose work is done here."""
-        return [place for place in self if place.index in self.here]
+        """Return the slots whose work is done here."""
+        return [slot for slot in self if slot.index in self.here]
 
     def __getitem__(self, index: int) -> PeerSlot:
-        return self._places[index]
+        return self._slots[index]
 
     def update(self, index: int, *, evaluation: Evaluation, state: Path | None = None) -> None:
         """Note that a member was measured, or has learned and has a new state."""
-        place = self._places[index]
-        self._places[index] = replace(place, evaluation=evaluation, state=place.state if state is None else state)
+        slot = self._slots[index]
+        self._slots[index] = replace(slot, evaluation=evaluation, state=slot.state if state is None else state)
 
     def new_state(self, index: int, *, round_index: int, phase: int) -> Path:
         """Return where the state goes that a member will have after a phase of a round."""
@@ -83,7 +83,7 @@ class Roster:
 
     def forget_states(self, keep: Collection[Path] = ()) -> None:
         """Remove the states that neither the roster nor the caller needs any more."""
-        needed = {place.state for place in self} | set(keep)
+        needed = {slot.state for slot in self} | set(keep)
         for file in self.states.iterdir():
             if file not in needed:
                 file.unlink(missing_ok=True)

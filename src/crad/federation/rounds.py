@@ -107,7 +107,7 @@ class RoundLoop:
         self._roster.forget_messages(before=round_index)
         is_tested = round_index % self._experiment.eval_every == 0 or round_index == self._experiment.rounds
         tested = self._test(round_index, on_step) if is_tested else []
-        first = [place.index for place in self._roster.own()] if round_index == 1 else []
+        first = [slot.index for slot in self._roster.own()] if round_index == 1 else []
         traffic = self._traffic(before, published)
         counted = [traffic.sent] if self._method.payload == "sent" else [traffic.sent, traffic.received]
         return Round(
@@ -125,7 +125,7 @@ class RoundLoop:
 
     def _participants(self, round_index: int) -> RoundParticipants:
         """Return the drawn clients, and every member that owns no data."""
-        members = [place.member for place in self._roster]
+        members = [slot.member for slot in self._roster]
         clients = [member for member in members if member.clients]
         drawn = draw_active(len(clients), self._experiment.active, self._experiment.seed, round_index)
         helpers = [member for member in members if not member.clients]
@@ -134,7 +134,7 @@ class RoundLoop:
     def _traffic(self, before: Mapping[tuple[int, int], int], published: dict[int, int]) -> Traffic:
         """Return what was exchanged since these totals between two members each."""
         ledger = self._exchange.ledger
-        members = {place.index: place.member for place in self._roster}
+        members = {slot.index: slot.member for slot in self._roster}
         columns: list[dict[int, int]] = [dict.fromkeys(members, 0) for _ in range(4)]
         sent, received, helper_sent, helper_received = columns
         for (sender, receiver), count in ledger.between.items():
@@ -146,8 +146,8 @@ class RoundLoop:
 
     def _measure(self, on_step: OnStep) -> None:
         """Measure everybody first: the metrics average over all clients, also those that are never drawn."""
-        new = [place for place in self._roster.own() if place.evaluation is None]
-        tasks = [self._task("begin", place) for place in new]
+        new = [slot for slot in self._roster.own() if slot.evaluation is None]
+        tasks = [self._task("begin", slot) for slot in new]
         for position, outcome in enumerate(self._engine.each(tasks), start=1):
             self._roster.update(outcome.peer, evaluation=outcome.evaluation)
             on_step(self._step("measuring", 0, position, len(tasks), outcome))
@@ -216,26 +216,26 @@ class RoundLoop:
 
     def _test(self, round_index: int, on_step: OnStep) -> list[int]:
         """Measure both metrics of everybody whose model has moved since they were last measured."""
-        stale = [place for place in self._roster.own() if place.measured.local is None and place.member.clients]
-        tasks = [self._task("test", place, round_index) for place in stale]
+        stale = [slot for slot in self._roster.own() if slot.measured.local is None and slot.member.clients]
+        tasks = [self._task("test", slot, round_index) for slot in stale]
         for position, outcome in enumerate(self._engine.each(tasks), start=1):
             self._roster.update(outcome.peer, evaluation=outcome.evaluation)
             self._note_pace(outcome)
             on_step(self._step("testing", round_index, position, len(tasks), outcome))
-        return [place.index for place in stale]
+        return [slot.index for slot in stale]
 
     def _task(
-        self, verb: Verb, place: PeerSlot, round_index: int = 0, phase: int = 0, *, save_to: Path | None = None
+        self, verb: Verb, slot: PeerSlot, round_index: int = 0, phase: int = 0, *, save_to: Path | None = None
     ) -> Task:
         return Task(
             verb,
-            place.index,
-            place.evaluation,
-            place.state,
+            slot.index,
+            slot.evaluation,
+            slot.state,
             round_index=round_index,
             phase=phase,
             save_to=save_to,
-            cost=self._expected_seconds(verb, phase, place),
+            cost=self._expected_seconds(verb, phase, slot),
         )
 
     def _take(self, outcome: TaskOutcome, phase: int, round_index: int) -> None:
@@ -243,22 +243,22 @@ class RoundLoop:
         self._roster.update(outcome.peer, evaluation=outcome.evaluation, state=state)
         self._note_pace(outcome, phase)
 
-    def _size(self, verb: Verb, place: PeerSlot) -> int:
+    def _size(self, verb: Verb, slot: PeerSlot) -> int:
         """Return how much there is to do: learning grows with the shard, the test images are the same for everybody."""
         if verb != "learn":
             return 1
-        return max(1, sum(len(self._roster.context.data.shards[client].train) for client in place.member.clients))
+        return max(1, sum(len(self._roster.context.data.shards[client].train) for client in slot.member.clients))
 
     def _note_pace(self, outcome: TaskOutcome, phase: int = 0) -> None:
-        place = self._roster[outcome.peer]
-        key = (outcome.verb, phase, place.member.architecture.id)
-        self._pace[key] = outcome.seconds / self._size(outcome.verb, place)
+        slot = self._roster[outcome.peer]
+        key = (outcome.verb, phase, slot.member.architecture.id)
+        self._pace[key] = outcome.seconds / self._size(outcome.verb, slot)
 
-    def _expected_seconds(self, verb: Verb, phase: int, place: PeerSlot) -> float:
+    def _expected_seconds(self, verb: Verb, phase: int, slot: PeerSlot) -> float:
         # An architecture that has not been timed yet counts as slow as the slowest: better begun early than late.
         known = [pace for (*what, _), pace in self._pace.items() if what == [verb, phase]]
-        pace = self._pace.get((verb, phase, place.member.architecture.id), max(known, default=1.0))
-        return pace * self._size(verb, place)
+        pace = self._pace.get((verb, phase, slot.member.architecture.id), max(known, default=1.0))
+        return pace * self._size(verb, slot)
 
     def _step(self, stage: Stage, round_index: int, position: int, total: int, outcome: TaskOutcome) -> Step:
         accuracies = [score.accuracy for score in outcome.evaluation.validation]

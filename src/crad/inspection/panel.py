@@ -60,18 +60,16 @@ class Panel:
         self._engine = TeacherEngine(device=self.context.device, precision=self.experiment.teacher_precision)
         # With partial participation some have never learned; nobody has been taught by them either. An attacker
         # stands here with what it published, not with what it knows.
-        self.teachers = [place for place in self.roster if place.state is not None] or list(self.roster)
+        self.teachers = [slot for slot in self.roster if slot.state is not None] or list(self.roster)
         self.statistics = [
-            class_statistics(
-                self.context, place.index, place.measured, with_cross_entropy=self._rule.needs_cross_entropy
-            )
-            for place in self.teachers
+            class_statistics(self.context, slot.index, slot.measured, with_cross_entropy=self._rule.needs_cross_entropy)
+            for slot in self.teachers
         ]
 
     @property
     def students(self) -> list[int]:
         """Return every client that is taught by others: all, unless only one of them has ever learned."""
-        return [place.index for place in self.roster if self.of_student(place.index)]
+        return [slot.index for slot in self.roster if self.of_student(slot.index)]
 
     @property
     def searched(self) -> list[int]:
@@ -84,14 +82,14 @@ class Panel:
         where = torch.tensor(images, device=self.context.data.global_test.images.device)
         with repeatable(0, self.context.device):
             return soft_predictions(
-                [partial(self._run_of, place) for place in self.teachers],
-                self.context.data.preparation.inputs(self.context.data.global_test.images[where]),
+                [partial(self._run_of, slot) for slot in self.teachers],
+                self.context.data.preprocessor.inputs(self.context.data.global_test.images[where]),
                 temperature=self.experiment.temperature,
             )
 
     def of_student(self, student: int) -> list[int]:
         """Return the places among the teachers that teach this student: all but itself."""
-        return [k for k, place in enumerate(self.teachers) if place.index != student]
+        return [k for k, slot in enumerate(self.teachers) if slot.index != student]
 
     def combine(self, student: int, q_NBC: Tensor) -> Trace:
         """Combine the student's teachers by the rule, and return every step."""
@@ -112,14 +110,14 @@ class Panel:
         """Return whether it attacked the others."""
         return client in self.context.adversary.members
 
-    def _run_of(self, place: PeerSlot) -> PreparedTeacher:
+    def _run_of(self, slot: PeerSlot) -> PreparedTeacher:
         """Prepare a teacher from its resting state; one at a time."""
-        peer = Peer(self.context, place.member)
-        if place.state is not None:
-            peer.load_state(load_tensors(place.state), place.measured)
-        if self.is_liar(place.index):
+        peer = Peer(self.context, slot.member)
+        if slot.state is not None:
+            peer.load_state(load_tensors(slot.state), slot.measured)
+        if self.is_liar(slot.index):
             peer.model.load_state_dict(peer.published_weights(self.round_index + 1))
-        return self._engine.prepare(peer.model.eval().requires_grad_(False), key=place.member.architecture.id)
+        return self._engine.prepare(peer.model.eval().requires_grad_(False), key=slot.member.architecture.id)
 
     def _tally_of(self, student: int) -> Tally | None:
         if self._source == "reported":
@@ -133,25 +131,24 @@ class Panel:
 
         What each student would count of it.
         """
-        parts = [self._training_part(place) for place in self.roster]
+        parts = [self._training_part(slot) for slot in self.roster]
         self._tallies = {
-            place.index: Tally(len(self.of_student(place.index)), self.context.data.num_classes)
-            for place in self.roster
+            slot.index: Tally(len(self.of_student(slot.index)), self.context.data.num_classes) for slot in self.roster
         }
         with repeatable(0, self.context.device):
             for n, teacher in enumerate(self.teachers):
                 run = self._run_of(teacher)
-                for place, part in zip(self.roster, parts, strict=True):
-                    chosen = self.of_student(place.index)
+                for slot, part in zip(self.roster, parts, strict=True):
+                    chosen = self.of_student(slot.index)
                     if n not in chosen or not len(part):
                         continue
-                    said_1BC = run(self.context.data.preparation.inputs(part.images)).unsqueeze(0)
+                    said_1BC = run(self.context.data.preprocessor.inputs(part.images)).unsqueeze(0)
                     mask_K = torch.arange(len(chosen)) == chosen.index(n)
-                    self._tallies[place.index].add(said_1BC, part.labels, mask_K, is_new=n == chosen[0])
+                    self._tallies[slot.index].add(said_1BC, part.labels, mask_K, is_new=n == chosen[0])
 
-    def _training_part(self, place: PeerSlot) -> ImageSet:
+    def _training_part(self, slot: PeerSlot) -> ImageSet:
         """Return some of its training samples, spread over the shard: files are often ordered by class."""
-        own = training_images(self.context, place.index, place.member.clients)
+        own = training_images(self.context, slot.index, slot.member.clients)
         limit = TALLIED_OUTPUTS // (len(self.teachers) * len(self.roster))
         step = math.ceil(len(own) / min(TALLIED_IMAGES, max(FEWEST_TALLIED, limit)))
         every = slice(None, None, max(1, step))

@@ -77,11 +77,11 @@ def _by_class(panel: Panel, searched: Sequence[int]) -> list[int]:
 
 
 def _teacher_record(panel: Panel, k: int) -> Record:
-    place, statistics = panel.teachers[k], panel.statistics[k]
+    slot, statistics = panel.teachers[k], panel.statistics[k]
     return {
-        "client": place.index,
-        "architecture": place.member.architecture.id,
-        "is_liar": panel.is_liar(place.index),
+        "client": slot.index,
+        "architecture": slot.member.architecture.id,
+        "is_liar": panel.is_liar(slot.index),
         "counts": [round(count, 2) for count in statistics.counts],
         "accuracies": [round(accuracy, DIGITS) for accuracy in statistics.accuracies],
     }

@@ -105,7 +105,7 @@ class Dfml(MethodSpec):
 
 def _probe(peer: Peer) -> Tensor:
     """Return a few of the own images: enough to see that a model gives numbers."""
-    return peer.data.preparation.inputs(peer.train.images[:PROBED_IMAGES])
+    return peer.data.preprocessor.inputs(peer.train.images[:PROBED_IMAGES])
 
 
 def alpha_at(round_index: int, *, period: int) -> float:
@@ -142,7 +142,7 @@ def mutual_epochs(
     for epoch in range(epochs):
         blocks = epoch_blocks(
             peer.train,
-            preparation=peer.data.preparation,
+            preprocessor=peer.data.preprocessor,
             batch_size=experiment.batch_size,
             seed=experiment.seed,
             purpose=context.purpose(peer, "mutual", epoch),

@@ -130,7 +130,7 @@ class FedGd(DigestSpec):
         generator, data, device = peer.model, peer.data, peer.context.device
         optimizer = torch.optim.Adam(generator.parameters(), lr=self.generator_lr, betas=(0.5, 0.999))
         restore_optimizer(peer.memory, GENERATOR, generator, optimizer)
-        probe = data.preparation.inputs(self._bank(peer)[0][:PROBED_IMAGES])
+        probe = data.preprocessor.inputs(self._bank(peer)[0][:PROBED_IMAGES])
         models = trainable_models(peer.context, snapshots, probe, refused)
         critics = [
             Critic(models[one.peer].eval().requires_grad_(False), context.teachers.get(one))
@@ -147,7 +147,7 @@ class FedGd(DigestSpec):
             labels_B = torch.randint(data.num_classes, (self.generator_batch,), generator=draws).to(device)
             images = generator(latents_BL, labels_B)
             seen = images.detach().requires_grad_()
-            parts = criticise(critics, as_inputs(seen, data.preparation), labels_B, weight=self.statistics_weight)
+            parts = criticise(critics, as_inputs(seen, data.preprocessor), labels_B, weight=self.statistics_weight)
             optimizer.zero_grad(set_to_none=True)
             images.backward(seen.grad)
             optimizer.step()
@@ -201,7 +201,7 @@ class FedGd(DigestSpec):
         images = peer.memory.pop(TRANSFER, None)
         if images is not None:
             temperature = peer.experiment.temperature
-            inputs = peer.data.preparation.inputs(images)
+            inputs = peer.data.preprocessor.inputs(images)
             outputs, refused = collect_predictions(logits_on(peer.model, inputs), peer, messages, context)
             target_BC = torch.softmax(consensus(list(outputs.values())) / temperature, dim=1)
             loss_of = partial(softened_divergence, temperature=temperature)
@@ -216,9 +216,9 @@ def build_generator(context: RunContext, seed: int) -> nn.Module:
     return Generator(num_classes=dataset.num_classes, out_channels=dataset.in_channels, image_size=dataset.image_size)
 
 
-def as_inputs(pixels: Tensor, preparation: Preprocessor) -> Tensor:
+def as_inputs(pixels: Tensor, preprocessor: Preprocessor) -> Tensor:
     """Normalise pixels in 0..1 as the data set's inputs are."""
-    return preparation.inputs(pixels * 255)
+    return preprocessor.inputs(pixels * 255)
 
 
 @dataclass(frozen=True)
@@ -300,7 +300,7 @@ def _publish_logits(peer: Peer, context: RoundContext) -> Message | None:
     images = peer.memory.get(TRANSFER)
     if images is None:
         return None  # the generator's message did not come
-    return pack_predictions(peer, logits_on(peer.model, peer.data.preparation.inputs(images)), context)
+    return pack_predictions(peer, logits_on(peer.model, peer.data.preprocessor.inputs(images)), context)
 
 
 def _to_generator(participants: RoundParticipants) -> Routes:

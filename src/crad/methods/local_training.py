@@ -56,7 +56,7 @@ def local_blocks(
     for epoch in range(experiment.local_epochs if epochs is None else epochs):
         blocks = epoch_blocks(
             peer.train,
-            preparation=peer.data.preparation,
+            preprocessor=peer.data.preprocessor,
             batch_size=experiment.batch_size,
             seed=experiment.seed,
             purpose=context.purpose(peer, *words, "epoch", epoch),

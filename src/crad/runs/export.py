@@ -37,8 +37,8 @@ class WithPreparation(torch.nn.Module):
         super().__init__()
         self.model = model
         self.log_prior_C = None if log_prior_C is None else torch.nn.Buffer(log_prior_C.cpu().clone())
-        self.mean = torch.nn.Buffer(data.preparation.mean.clone())
-        self.std = torch.nn.Buffer(data.preparation.std.clone())
+        self.mean = torch.nn.Buffer(data.preprocessor.mean.clone())
+        self.std = torch.nn.Buffer(data.preprocessor.std.clone())
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Pixels [B,channels,H,W] as floats to probabilities [B,C]; with a prior plain ones and local ones."""
@@ -71,8 +71,8 @@ def export_safetensors(
         "architecture": architecture,
         "classes": json.dumps(list(data.dataset.class_names)),
         "image_shape": json.dumps([*data.dataset.image_size, data.dataset.in_channels]),
-        "mean": json.dumps(data.preparation.mean.flatten().tolist()),
-        "std": json.dumps(data.preparation.std.flatten().tolist()),
+        "mean": json.dumps(data.preprocessor.mean.flatten().tolist()),
+        "std": json.dumps(data.preprocessor.std.flatten().tolist()),
     }
     if log_prior_C is not None:
         about |= {"log_prior": json.dumps(log_prior_C.tolist()), "faces": FACES}

@@ -82,12 +82,12 @@ def make_local_peer(agreement: Agreement, site: Site, own: OwnData) -> LocalPeer
     check_recipe(experiment, method)
     folder = state_folder(agreement, site)
     device = choose_device(experiment.device)
-    preparation = make_preprocessor(agreement.mean, agreement.std, augmentation=agreement.augmentation, device=device)
+    preprocessor = make_preprocessor(agreement.mean, agreement.std, augmentation=agreement.augmentation, device=device)
     context = build_site_context(
         experiment,
         own,
         client=number,
-        preparation=preparation,
+        preprocessor=preprocessor,
         device=device,
         secret=_secret(folder),
         allowance=allowance_of(site),

@@ -55,7 +55,7 @@ class LossMeter:
 def epoch_blocks(
     shard: ImageSet,
     *,
-    preparation: Preprocessor,
+    preprocessor: Preprocessor,
     batch_size: int,
     seed: int,
     purpose: tuple[str | int, ...],
@@ -67,12 +67,12 @@ def epoch_blocks(
     """
     order = torch.randperm(len(shard), generator=torch_stream(seed, *purpose, "shuffle")).to(shard.labels.device)
     # Augmented as a whole: where the blocks are cut must not change what a method sees.
-    images = preparation.augment(shard.images[order], generator=torch_stream(seed, *purpose, "augment"))
+    images = preprocessor.augment(shard.images[order], generator=torch_stream(seed, *purpose, "augment"))
     labels = shard.labels[order]
     bytes_per_sample = 4 * max(shard.images.shape[1:].numel(), sample_values)
     step = batch_size * max(1, BLOCK_BYTES // (bytes_per_sample * batch_size))
     for start in range(0, len(labels), step):
-        yield Block(preparation.inputs(images[start : start + step]), labels[start : start + step])
+        yield Block(preprocessor.inputs(images[start : start + step]), labels[start : start + step])
 
 
 def train_on_block(

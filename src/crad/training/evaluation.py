@@ -49,13 +49,13 @@ def score(
     model: nn.Module,
     images: ImageSet,
     *,
-    preparation: Preprocessor,
+    preprocessor: Preprocessor,
     num_classes: int,
     prepare: Callable[[nn.Module], Run] | None = None,
 ) -> ClassScore:
     """Run the model in evaluation mode over a labelled set; a large set is worth preparing the model for it."""
     [plain] = score_with_priors(
-        model, images, [None], preparation=preparation, num_classes=num_classes, prepare=prepare
+        model, images, [None], preprocessor=preprocessor, num_classes=num_classes, prepare=prepare
     )
     return plain
 
@@ -66,7 +66,7 @@ def score_with_priors(
     images: ImageSet,
     faces: Sequence[Tensor | None],
     *,
-    preparation: Preprocessor,
+    preprocessor: Preprocessor,
     num_classes: int,
     prepare: Callable[[nn.Module], Run] | None = None,
 ) -> list[ClassScore]:
@@ -82,7 +82,7 @@ def score_with_priors(
         for start in range(0, len(images), EVALUATION_BATCH):
             chunk = slice(start, start + EVALUATION_BATCH)
             labels = images.labels[chunk]
-            logits = run(preparation.inputs(images.images[chunk]))
+            logits = run(preprocessor.inputs(images.images[chunk]))
             for tally, log_prior_C in zip(tallies, faces, strict=True):
                 tally.add(logits if log_prior_C is None else logits + log_prior_C, labels)
     return [ClassScore(_tuple(counts), _tuple(tally.hits), tuple(tally.cross_entropies.tolist())) for tally in tallies]

@@ -99,7 +99,7 @@ def _about(seconds: float) -> str:
 
 
 def _block(peer: Peer, size: int) -> Block:
-    return Block(peer.data.preparation.inputs(peer.train.images[:size]), peer.train.labels[:size])
+    return Block(peer.data.preprocessor.inputs(peer.train.images[:size]), peer.train.labels[:size])
 
 
 def _train(peer: Peer, block: Block, size: int) -> None:

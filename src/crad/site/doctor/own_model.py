@@ -136,7 +136,7 @@ def _try_model(peer: Peer) -> None:
     """One logit per agreed class for own images, finite numbers all."""
     images = peer.train.images[:2]
     with torch.no_grad():
-        logits_BC = peer.model.eval()(peer.data.preparation.inputs(images))
+        logits_BC = peer.model.eval()(peer.data.preprocessor.inputs(images))
     expected = (len(images), peer.num_classes)
     if tuple(logits_BC.shape) != expected or not bool(logits_BC.isfinite().all()):
         raise ConfigError(
