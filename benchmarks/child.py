@@ -21,7 +21,7 @@ import crad
 from benchmarks.harness import GEMM_SIDE, gemm_work
 from benchmarks.naive import NaiveFederation
 from crad.config import Experiment
-from crad.federation.federated_data import build_federated_data
+from crad.federation.context import build_run_context
 from crad.federation.method import one_peer_per_client
 from crad.federation.peer import Peer
 from crad.memory import peak_memory_bytes
@@ -41,8 +41,8 @@ def main() -> None:
 def memory(what: str, experiment: Experiment) -> dict[str, Any]:
     """Peak resident bytes of holding the data, of working with the active models, or of a whole run."""
     if what == "idle":
-        world = build_federated_data(experiment)
-        return {"peak_bytes": peak_memory_bytes("cpu"), "images": len(world.dataset.train_labels)}
+        context = build_run_context(experiment)
+        return {"peak_bytes": peak_memory_bytes("cpu"), "images": len(context.data.dataset.train_labels)}
     if what == "needed":
         return {"peak_bytes": work_with_active_models(experiment)}
     started = time.perf_counter()
@@ -54,10 +54,12 @@ def memory(what: str, experiment: Experiment) -> dict[str, Any]:
 
 def work_with_active_models(experiment: Experiment) -> int:
     """Hold as many models as are active, each with its momentum, and one frozen teacher; one batch through each."""
-    world = build_federated_data(experiment)
-    members = one_peer_per_client(world)[: experiment.active]
-    peers = [Peer(world, member) for member in members]
-    batch = world.preparation.inputs(world.images(world.shards[0].train).images[: experiment.batch_size])
+    context = build_run_context(experiment)
+    members = one_peer_per_client(context)[: experiment.active]
+    peers = [Peer(context, member) for member in members]
+    batch = context.data.preprocessor.inputs(
+        context.data.images(context.data.shards[0].train).images[: experiment.batch_size]
+    )
     batch = batch.repeat(-(-experiment.batch_size // len(batch)), 1, 1, 1)[: experiment.batch_size]
     teacher = copy.deepcopy(peers[0].model).eval()  # of the largest architecture
     for peer in peers:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from crad.aggregation.filters import TIE_TOLERANCE
 from crad.config import Experiment
 from crad.data.preprocessing import ImageSet
-from crad.federation.federated_data import FederatedData, build_federated_data
+from crad.federation.context import RunContext, build_run_context
 from crad.models import build_model
 from crad.randomness import torch_seed, torch_stream
 
@@ -39,7 +39,7 @@ class NaiveFederation:
     """All clients of an experiment, one round at a time."""
 
     def __init__(self, experiment: Experiment) -> None:
-        self.world = build_federated_data(experiment)
+        self.context = build_run_context(experiment)
         self.clients = [self._new_client(index) for index in range(experiment.clients)]
 
     def run_round(self, round_index: int) -> list[float]:
@@ -52,21 +52,24 @@ class NaiveFederation:
             counts_KC, accuracies_KC = (torch.stack([statistics[k][part] for k in others]) for part in (0, 1))
             peers = [frozen[k] for k in others]
             losses.append(self._train(index, client, peers, counts_KC, accuracies_KC, round_index))
-            client.statistics = measure(client.model, client.validation, self.world)
+            client.statistics = measure(client.model, client.validation, self.context)
         return losses
 
     def _new_client(self, index: int) -> Client:
-        world, e = self.world, self.world.experiment
+        context, e = self.context, self.context.experiment
         model = build_model(
-            world.architecture_of(index),
-            num_classes=world.num_classes,
-            in_channels=world.dataset.in_channels,
-            image_size=world.dataset.image_size,
+            context.architecture_of(index),
+            num_classes=context.data.num_classes,
+            in_channels=context.data.dataset.in_channels,
+            image_size=context.data.dataset.image_size,
             seed=torch_seed(e.seed, "peer", index, "weights"),
         )
         optimizer = torch.optim.SGD(model.parameters(), lr=e.lr, momentum=e.momentum, weight_decay=e.weight_decay)
-        train, validation = world.images(world.shards[index].train), world.images(world.shards[index].validation)
-        return Client(model, optimizer, train, validation, measure(model, validation, world))
+        train, validation = (
+            context.data.images(context.data.shards[index].train),
+            context.data.images(context.data.shards[index].validation),
+        )
+        return Client(model, optimizer, train, validation, measure(model, validation, context))
 
     def _train(
         self,
@@ -77,7 +80,7 @@ class NaiveFederation:
         accuracies_KC: Tensor,
         round_index: int,
     ) -> float:
-        e, prepare = self.world.experiment, self.world.preparation
+        e, prepare = self.context.experiment, self.context.data.preprocessor
         purpose = ("peer", index, "round", round_index, "epoch", 0)
         order = torch.randperm(len(client.train), generator=torch_stream(e.seed, *purpose, "shuffle"))
         images = prepare.augment(client.train.images[order], generator=torch_stream(e.seed, *purpose, "augment"))
@@ -96,7 +99,7 @@ class NaiveFederation:
         return total / max(1, samples)
 
     def _step(self, client: Client, x: Tensor, y: Tensor, target_BC: Tensor) -> float:
-        e = self.world.experiment
+        e = self.context.experiment
         client.model.train()
         logits_BC = client.model(x)
         divergence = F.kl_div(F.log_softmax(logits_BC / e.temperature, dim=1), target_BC, reduction="batchmean")
@@ -130,15 +133,15 @@ def class_loop_target(
 
 
 @torch.no_grad()
-def measure(model: nn.Module, images: ImageSet, world: FederatedData) -> tuple[Tensor, Tensor]:
+def measure(model: nn.Module, images: ImageSet, context: RunContext) -> tuple[Tensor, Tensor]:
     """Validation samples held and share classified correctly, per class."""
     model.eval()
-    size = world.experiment.batch_size
+    size = context.experiment.batch_size
     guesses = [
-        model(world.preparation.inputs(images.images[start : start + size]).contiguous()).argmax(dim=1)
+        model(context.data.preprocessor.inputs(images.images[start : start + size]).contiguous()).argmax(dim=1)
         for start in range(0, len(images), size)
     ]
     guess = torch.cat(guesses) if guesses else images.labels
-    counts = torch.bincount(images.labels, minlength=world.num_classes).double()
-    hits = torch.bincount(images.labels[guess == images.labels], minlength=world.num_classes).double()
+    counts = torch.bincount(images.labels, minlength=context.data.num_classes).double()
+    hits = torch.bincount(images.labels[guess == images.labels], minlength=context.data.num_classes).double()
     return counts, hits / counts.clamp(min=1)

@@ -24,7 +24,7 @@ from benchmarks.harness import (
     stopwatch,
 )
 from crad.config import Experiment
-from crad.federation.federated_data import FederatedData, build_federated_data
+from crad.federation.context import RunContext, build_run_context
 from crad.federation.peer import new_model
 from crad.models import Architecture
 from crad.runs.callbacks import LambdaCallback
@@ -65,20 +65,20 @@ def run(settings: Settings) -> Section:
 
 def round_flops(experiment: Experiment) -> int:
     """Operations of a round as the naive loop does it; a training step counts as three forward passes."""
-    world = build_federated_data(experiment)
-    architectures = [world.architecture_of(client) for client in range(experiment.clients)]
-    forward = {architecture: _forward_flops(world, architecture) for architecture in set(architectures)}
+    context = build_run_context(experiment)
+    architectures = [context.architecture_of(client) for client in range(experiment.clients)]
+    forward = {architecture: _forward_flops(context, architecture) for architecture in set(architectures)}
     everybody = sum(forward[architecture] for architecture in architectures)
     total = 0
-    for architecture, shard in zip(architectures, world.shards, strict=True):
+    for architecture, shard in zip(architectures, context.data.shards, strict=True):
         own = forward[architecture]
         total += len(shard.train) * (everybody - own + 3 * own) + len(shard.validation) * own
     return total
 
 
-def _forward_flops(world: FederatedData, architecture: Architecture) -> int:
-    model = new_model(world, architecture, seed=0).eval()
-    images = torch.zeros(1, world.dataset.in_channels, *world.dataset.image_size)
+def _forward_flops(context: RunContext, architecture: Architecture) -> int:
+    model = new_model(context, architecture, seed=0).eval()
+    images = torch.zeros(1, context.data.dataset.in_channels, *context.data.dataset.image_size)
     return count_flops(lambda: model(images))
 
 

@@ -18,7 +18,7 @@ import crad.cli
 from crad.config import Experiment
 from crad.data.preprocessing import channel_statistics
 from crad.data.site_data import write_shard
-from crad.federation.federated_data import build_federated_data
+from crad.federation.context import build_run_context
 from crad.network.agreement import Agreement, Member, agreement_to_toml, make_agreement
 from crad.network.identity import Identity, create_identity, load_identity
 from crad.site.settings import template
@@ -128,8 +128,8 @@ def found_clinics(
 
     Certificates are pinned, or issued by an authority.
     """
-    world = build_federated_data(experiment(clients))
-    means, deviations = channel_statistics(world.dataset.train_images)
+    context = build_run_context(experiment(clients))
+    means, deviations = channel_statistics(context.data.dataset.train_images)
     members = []
     for number in range(clients):
         home = folder / f"clinic-{number}"
@@ -141,17 +141,17 @@ def found_clinics(
             authority.issue(identity)
             member = Member(name=identity.name, address=address, architecture="cnn6@0.125")
         members.append(member)
-        write_shard(world.dataset, world.shards[number], home / "own.npz")
+        write_shard(context.data.dataset, context.data.shards[number], home / "own.npz")
         text = template(f"clinic-{number}").replace('data = "data"', 'data = "own.npz"')
         text = text.replace("0.0.0.0:8443", address).replace('"federation.toml"', '"../federation.toml"')
         (home / "peer.toml").write_text(text)
     table = {
         "name": "trial",
-        "classes": list(world.dataset.class_names),
-        "image_shape": [*world.dataset.image_size, world.dataset.in_channels],
+        "classes": list(context.data.dataset.class_names),
+        "image_shape": [*context.data.dataset.image_size, context.data.dataset.in_channels],
         "mean": means,
         "std": deviations,
-        "augmentation": world.dataset.augmentation,
+        "augmentation": context.data.dataset.augmentation,
         "seed": 5,
         "exchange": exchange,
         "deadline_s": 120.0,

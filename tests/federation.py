@@ -9,8 +9,8 @@ from pathlib import Path
 
 from crad.config import Experiment
 from crad.engines.serial import SerialEngine
+from crad.federation.context import build_run_context
 from crad.federation.exchange import MemoryExchange
-from crad.federation.federated_data import build_federated_data
 from crad.federation.message import encode
 from crad.federation.method import Method
 from crad.federation.peer import Peer
@@ -24,12 +24,12 @@ class Federation:
     """An experiment's loop with everything that it runs on within reach, measured and ready for its first round."""
 
     def __init__(self, experiment: Experiment, method: Method | None = None, engine: type[SerialEngine] = SerialEngine):
-        self.world = build_federated_data(experiment)
+        self.context = build_run_context(experiment)
         self.method = method or resolve_method(experiment.method, experiment.method_settings)
         folder = Path(tempfile.mkdtemp(prefix="crad-test-"))
         weakref.finalize(self, shutil.rmtree, folder)
-        self.roster = Roster(self.world, self.method.roster(self.world), folder)
-        self.engine = engine(self.world, self.method)
+        self.roster = Roster(self.context, self.method.roster(self.context), folder)
+        self.engine = engine(self.context, self.method)
         self.rounds = RoundLoop(self.method, self.roster, exchange=MemoryExchange(), engine=self.engine)
         self.rounds._measure(lambda step: None)
         self.running = self.rounds.run()
@@ -43,8 +43,8 @@ class Federation:
 
     def peer(self, index: int) -> Peer:
         place = self.roster[index]
-        peer = Peer(self.world, place.member)
-        peer.standing = place.measured
+        peer = Peer(self.context, place.member)
+        peer.evaluation = place.measured
         if place.state is not None:
             peer.load_state(load_tensors(place.state), place.measured)
         return peer
@@ -53,4 +53,4 @@ class Federation:
         """Let a member go on from a state that a test has made."""
         path = self.roster.states / f"made-{peer.index}.safetensors"
         path.write_bytes(encode(peer.state()))
-        self.roster.update(peer.index, standing=peer.standing, state=path)
+        self.roster.update(peer.index, evaluation=peer.evaluation, state=path)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from crad.data.site_data import write_shard
-from crad.federation.federated_data import build_federated_data
+from crad.federation.context import build_run_context
 from crad.network.agreement import agreement_to_toml, make_agreement
 from tests.clinics import SETTINGS, Clinics, Forked, experiment, found_clinics
 from tests.hostile import HOSTILE, LEARNS_WRONG, let_loose
@@ -162,9 +162,9 @@ class Trial:
 
 def write_plenty(clinics: Clinics, *, shifted: int) -> None:
     """More images of all classes for everybody who learns; this one counts its labels from one."""
-    world = build_federated_data(experiment(shifted + 1, train_limit=None, alpha=100.0))
+    context = build_run_context(experiment(shifted + 1, train_limit=None, alpha=100.0))
     for number in range(shifted + 1):
-        dataset, shard = world.dataset, world.shards[number]
+        dataset, shard = context.data.dataset, context.data.shards[number]
         if number == shifted:
-            dataset = replace(dataset, train_labels=(dataset.train_labels + 1) % world.num_classes)
+            dataset = replace(dataset, train_labels=(dataset.train_labels + 1) % context.data.num_classes)
         write_shard(dataset, shard, clinics.site(number).parent / "own.npz")

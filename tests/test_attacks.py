@@ -117,7 +117,7 @@ def test_noise_is_what_liars_published_bit_by_bit(tiny, tmp_path):
     crad.run(attacked(tiny, "noise", rounds=2), output=tmp_path / "noise")
     assert_same_weights(tmp_path / "liars", tmp_path / "noise")
     federation = Federation(attacked(tiny, "noise"))
-    (attacker,) = draw_attackers(federation.world.experiment)
+    (attacker,) = draw_attackers(federation.context.experiment)
     sent, claims = published(federation, attacker, 1)
     own = federation.peer(attacker).model.state_dict()
     assert not any(
@@ -128,7 +128,7 @@ def test_noise_is_what_liars_published_bit_by_bit(tiny, tmp_path):
 
 def test_an_inflated_client_lies_about_its_figures_alone(tiny):
     federation, honest = Federation(attacked(tiny, "inflated")), Federation(tiny)
-    (attacker,) = draw_attackers(federation.world.experiment)
+    (attacker,) = draw_attackers(federation.context.experiment)
     sent, claims = published(federation, attacker, 1)
     own, measured = published(honest, attacker, 1)
     assert same_tensors(sent, own)
@@ -143,7 +143,7 @@ def test_a_sign_flip_negates_the_logits_and_keeps_the_figures(tiny):
         federation = Federation(attacked(tiny, "sign-flip", seed=seed))
         peer = federation.peer(index)
         sent, said = published(federation, index, 1)
-        inputs = federation.world.preparation.inputs(federation.world.global_test.images[:8])
+        inputs = federation.context.data.preprocessor.inputs(federation.context.data.global_test.images[:8])
         with torch.no_grad():
             logits_BC = peer.model.eval()(inputs)
             peer.model.load_state_dict(sent)
@@ -153,7 +153,7 @@ def test_a_sign_flip_negates_the_logits_and_keeps_the_figures(tiny):
 
 def test_a_free_rider_publishes_its_first_weights_for_ever(tiny):
     federation = Federation(attacked(tiny, "free-rider"))
-    (attacker,) = draw_attackers(federation.world.experiment)
+    (attacker,) = draw_attackers(federation.context.experiment)
     first = bytes(federation.peer(attacker).snapshot(1).body)
     for round_index in (1, 2):
         federation.next_round()
@@ -165,7 +165,7 @@ def test_a_free_rider_publishes_its_first_weights_for_ever(tiny):
 
 def test_colluders_publish_one_model_and_one_claim(tiny):
     federation = Federation(attacked(tiny, "collude", attackers=2, models=("cnn6",)))
-    one, two = sorted(draw_attackers(federation.world.experiment))
+    one, two = sorted(draw_attackers(federation.context.experiment))
     for round_index in (1, 2):
         (first, claims), (second, others) = (published(federation, index, round_index) for index in (one, two))
         assert same_tensors(first, second)
@@ -180,10 +180,10 @@ def test_colluders_publish_one_model_and_one_claim(tiny):
 def test_colluders_of_two_architectures_train_on_one_lie(tiny):
     federation = Federation(attacked(tiny, "collude", attackers=3))
     done = federation.next_round()
-    drawn = sorted(draw_attackers(federation.world.experiment))
+    drawn = sorted(draw_attackers(federation.context.experiment))
     trained = [federation.peer(index).train for index in drawn]
     assert all(torch.equal(one.labels, trained[0].labels) for one in trained)
-    true = federation.world.images(federation.world.shards[drawn[0]].train)
+    true = federation.context.data.images(federation.context.data.shards[drawn[0]].train)
     assert torch.equal(trained[0].labels, 3 - true.labels)
     assert all(done.learned[index].trust == {} for index in drawn), "they listen to nobody"
     (honest,) = {0, 1, 2, 3} - set(drawn)
@@ -197,13 +197,15 @@ def test_colluders_of_two_architectures_train_on_one_lie(tiny):
 @pytest.mark.parametrize(("kind", "flipped"), [("label-flip", [3, 2, 1, 0]), ("label-flip-pairs", [1, 0, 3, 2])])
 def test_flipped_labels_are_trained_on_and_believed(tiny, kind, flipped):
     federation, honest = Federation(attacked(tiny, kind, local_loss="balanced")), Federation(tiny)
-    (attacker,) = draw_attackers(federation.world.experiment)
+    (attacker,) = draw_attackers(federation.context.experiment)
     table = torch.tensor(flipped)
     own, true = federation.peer(attacker), honest.peer(attacker)
     assert torch.equal(own.train.images, true.train.images)
     assert torch.equal(own.train.labels, table[true.train.labels])
-    assert [own.standing.validation[0].counts[label] for label in flipped] == list(true.standing.validation[0].counts)
-    prior_C = log_prior(federation.world, (attacker,))
+    assert [own.evaluation.validation[0].counts[label] for label in flipped] == list(
+        true.evaluation.validation[0].counts
+    )
+    prior_C = log_prior(federation.context, (attacker,))
     assert own.log_prior_C is not None
     assert prior_C is not None
     assert torch.equal(own.log_prior_C[table], prior_C)
@@ -228,14 +230,14 @@ def test_a_trigger_is_a_patch_in_the_corner():
 
 def test_a_backdoor_marks_some_images_and_measures_itself_on_true_ones(tiny):
     federation, honest = Federation(attacked(tiny, "backdoor")), Federation(tiny)
-    (attacker,) = draw_attackers(federation.world.experiment)
+    (attacker,) = draw_attackers(federation.context.experiment)
     own, true = federation.peer(attacker).train, honest.peer(attacker).train
     changed = (own.images != true.images).flatten(1).any(dim=1)
     assert int(changed.sum()) == round(POISONED_SHARE * len(own))
     assert torch.equal(own.images[changed], with_trigger(true.images[changed]))
     assert set(own.labels[changed].tolist()) == {TARGET_CLASS}
     assert torch.equal(own.labels[~changed], true.labels[~changed])
-    assert federation.peer(attacker).standing.validation == honest.peer(attacker).standing.validation
+    assert federation.peer(attacker).evaluation.validation == honest.peer(attacker).evaluation.validation
 
 
 def test_the_success_of_a_backdoor_is_counted_on_marked_images_of_other_classes(tiny):
@@ -243,14 +245,14 @@ def test_the_success_of_a_backdoor_is_counted_on_marked_images_of_other_classes(
     result, federation = crad.run(experiment), Federation(experiment)
     federation.next_round()
     federation.next_round()
-    test = federation.world.global_test
-    marked = federation.world.preparation.inputs(with_trigger(test.images[test.labels != TARGET_CLASS]))
+    test = federation.context.data.global_test
+    marked = federation.context.data.preprocessor.inputs(with_trigger(test.images[test.labels != TARGET_CLASS]))
     success = []
     for client in result.rounds[-1]["clients"]:
         peer = federation.peer(client["client"])
         with torch.no_grad():
             fooled = peer.model.eval()(marked).argmax(dim=1) == TARGET_CLASS
-        counted = peer.standing.triggered
+        counted = peer.evaluation.triggered
         assert counted is not None
         assert (counted.counts, counted.hits) == ((60, 0, 0, 0), (int(fooled.sum()), 0, 0, 0))
         assert client["attack_success"] == 100 * counted.hits[0] / 60

@@ -95,7 +95,7 @@ def test_every_method_learns_real_tissue(method, real_data, monkeypatch):
     peers = [peer for peer in Federation(chosen).peers() if peer.clients]
     for peer in peers:
         peer.test()
-    scores = [peer.standing.overall.accuracy for peer in peers if peer.standing.overall]
+    scores = [peer.evaluation.overall.accuracy for peer in peers if peer.evaluation.overall]
     before = sum(scores) / len(scores)
     assert crad.run(chosen).summary["global_accuracy"] > before + 12
 
@@ -155,7 +155,7 @@ def test_the_generator_learns_from_clients_that_stand_still(tiny):
     for _ in range(6):
         federation.next_round()
     still = Federation(
-        change(federation.world.experiment, method="fedgd", method_settings=settings, rounds=8, lr=1e-12)
+        change(federation.context.experiment, method="fedgd", method_settings=settings, rounds=8, lr=1e-12)
     )
     for peer in federation.peers():
         peer.optimizer.state.clear()  # no momentum either
@@ -218,7 +218,7 @@ def test_a_single_client_goes_on_alone(tiny, name):
 
 def messages_for(federation, method_phase, receiver, context_round=1):
     """What the others publish for a receiver in a phase, as a dictionary that a test may spoil."""
-    context = RoundContext(context_round, TeacherCache(federation.world))
+    context = RoundContext(context_round, TeacherCache(federation.context))
     others = [peer for peer in federation.peers() if peer.index != receiver and peer.clients]
     return {peer.index: method_phase.publish(peer, context) for peer in others}, context
 
@@ -291,14 +291,14 @@ def test_a_model_that_comes_back_broken_is_not_taken(experiment):
         peer = federation.peer(0)
         before = {key: tensor.clone() for key, tensor in peer.model.state_dict().items()}
         body = pack(before, kind="returned", peer=1, round_index=1)
-        learned = take_back.learn(peer, {1: spoiled(body, change_values)}, RoundContext(1, TeacherCache(peer.world)))
+        learned = take_back.learn(peer, {1: spoiled(body, change_values)}, RoundContext(1, TeacherCache(peer.context)))
         assert reason in learned.notes["refused"]["1"]
         assert all(torch.equal(tensor, before[key]) for key, tensor in peer.model.state_dict().items())
 
 
 def test_images_of_the_wrong_shape_are_not_digested(experiment):
     federation = Federation(with_method(experiment, "fedgd", rounds=300))
-    keep, context = federation.method.phases[1].learn, RoundContext(11, TeacherCache(federation.world))
+    keep, context = federation.method.phases[1].learn, RoundContext(11, TeacherCache(federation.context))
     peer = federation.peer(0)
     body = {"transfer": torch.zeros(19, 1, 8, 8, dtype=torch.uint8)}
     learned = keep(peer, {4: pack(body, kind="transfer", peer=4, round_index=11)}, context)

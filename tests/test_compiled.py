@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from crad.config import Experiment
 from crad.federation import teachers as shelf
-from crad.federation.federated_data import build_federated_data
+from crad.federation.context import build_run_context
 from crad.federation.teachers import TeacherCache
 from crad.inference import compiled
-from crad.inference.compiled import repays
+from crad.inference.compiled import is_worth_compiling
 from crad.inference.engine import TEACHER_BATCH, PlainForward, TeacherEngine
 
 LONG = 10**15  # expected samples
@@ -95,12 +95,12 @@ def graphs() -> int:
 
 def test_the_choice_by_hand():
     # 1e9 FLOP a sample at 1e11 a second: 0.01 s, of which 0.001 s is saved; 60 s are 60 000 samples.
-    assert not repays(flops_per_sample=1e9, samples=59_000, device="cpu")
-    assert repays(flops_per_sample=1e9, samples=61_000, device="cpu")
+    assert not is_worth_compiling(flops_per_sample=1e9, samples=59_000, device="cpu")
+    assert is_worth_compiling(flops_per_sample=1e9, samples=61_000, device="cpu")
     # Another device is a hundred times as fast, so it takes a hundred times as many.
-    assert not repays(flops_per_sample=1e9, samples=5_900_000, device="cuda")
-    assert repays(flops_per_sample=1e9, samples=6_100_000, device="cuda")
-    assert not repays(flops_per_sample=0, samples=LONG, device="cpu")
+    assert not is_worth_compiling(flops_per_sample=1e9, samples=5_900_000, device="cuda")
+    assert is_worth_compiling(flops_per_sample=1e9, samples=6_100_000, device="cuda")
+    assert not is_worth_compiling(flops_per_sample=0, samples=LONG, device="cpu")
 
 
 def test_the_operations_of_a_sample_are_counted():
@@ -212,8 +212,8 @@ def test_a_run_says_how_many_inputs_its_teachers_see(monkeypatch):
     experiment = Experiment(
         dataset="digits", clients=6, active=4, rounds=5, local_epochs=2, models=("cnn6", "resnet18-half"), device="cpu"
     )
-    world = build_federated_data(experiment)
-    images_of_one = sum(len(shard.train) for shard in world.shards) / 6
+    context = build_run_context(experiment)
+    images_of_one = sum(len(shard.train) for shard in context.data.shards) / 6
     # 3 peers of 2 architectures, 2 epochs, active in 4 of 6 of 5 rounds
-    assert shelf._expected_samples(world) == int(images_of_one * 1.5 * 2 * 5 * 4 / 6)
-    assert TeacherCache(world)._engine._samples == shelf._expected_samples(world)
+    assert shelf._expected_samples(context) == int(images_of_one * 1.5 * 2 * 5 * 4 / 6)
+    assert TeacherCache(context)._engine._samples == shelf._expected_samples(context)

@@ -14,7 +14,7 @@ import torch
 import crad
 from crad.config import Experiment
 from crad.errors import ConfigError
-from crad.federation.federated_data import FederatedData, build_federated_data
+from crad.federation.context import RunContext, build_run_context
 from crad.methods import METHODS, PAPER_METHODS, resolve_method
 from crad.training.epoch import epoch_blocks
 from tests.conftest import change
@@ -41,14 +41,14 @@ def test_the_paper_has_eight_rows_and_all_of_them_are_here():
 
 
 def test_the_world_is_the_same_for_every_method(short):
-    worlds = [build_federated_data(with_method(short, method)) for method in EVERY]
-    for world in worlds[1:]:
-        assert np.array_equal(world.proxy, worlds[0].proxy)
-        for shard, first in zip(world.shards, worlds[0].shards, strict=True):
+    contexts = [build_run_context(with_method(short, method)) for method in EVERY]
+    for context in contexts[1:]:
+        assert np.array_equal(context.data.proxy, contexts[0].data.proxy)
+        for shard, first in zip(context.data.shards, contexts[0].data.shards, strict=True):
             assert all(np.array_equal(getattr(shard, part), getattr(first, part)) for part in vars(shard))
-    held = np.concatenate([shard.indices for shard in worlds[0].shards])
-    assert len(worlds[0].proxy) == 24
-    assert not set(worlds[0].proxy) & set(held), "nobody holds a proxy image"
+    held = np.concatenate([shard.indices for shard in contexts[0].data.shards])
+    assert len(contexts[0].data.proxy) == 24
+    assert not set(contexts[0].data.proxy) & set(held), "nobody holds a proxy image"
 
 
 def test_first_weights_are_the_same_for_every_method(short):
@@ -94,15 +94,15 @@ def test_participation_and_batches_are_the_same_for_every_method(short, epochs):
 def test_labels_of_proxy_images_are_never_read(short, method, monkeypatch):
     """They are poisoned once the images are set apart: no number may change, and nothing may stumble."""
 
-    def poisoned(experiment: Experiment) -> FederatedData:
-        world = build_federated_data(experiment)
-        labels = world.dataset.train_labels.copy()
-        labels[world.proxy] = -(2**40)
-        return replace(world, dataset=replace(world.dataset, train_labels=labels))
+    def poisoned(experiment: Experiment) -> RunContext:
+        context = build_run_context(experiment)
+        labels = context.data.dataset.train_labels.copy()
+        labels[context.data.proxy] = -(2**40)
+        return replace(context, data=replace(context.data, dataset=replace(context.data.dataset, train_labels=labels)))
 
     experiment = with_method(short, method)
     clean = crad.run(experiment).rounds
-    monkeypatch.setattr("crad.api.build_world", poisoned)
+    monkeypatch.setattr("crad.api.build_run_context", poisoned)
     again = crad.run(experiment).rounds
     for line in (*clean, *again):
         line.pop("timing")
@@ -112,13 +112,13 @@ def test_labels_of_proxy_images_are_never_read(short, method, monkeypatch):
 def test_poison_would_be_noticed(short, monkeypatch):
     """The test above can fail: the same poison on images that somebody holds does."""
 
-    def poisoned(experiment: Experiment) -> FederatedData:
-        world = build_federated_data(experiment)
-        labels = world.dataset.train_labels.copy()
-        labels[world.shards[0].train] = -(2**40)
-        return replace(world, dataset=replace(world.dataset, train_labels=labels))
+    def poisoned(experiment: Experiment) -> RunContext:
+        context = build_run_context(experiment)
+        labels = context.data.dataset.train_labels.copy()
+        labels[context.data.shards[0].train] = -(2**40)
+        return replace(context, data=replace(context.data, dataset=replace(context.data.dataset, train_labels=labels)))
 
-    monkeypatch.setattr("crad.api.build_world", poisoned)
+    monkeypatch.setattr("crad.api.build_run_context", poisoned)
     with pytest.raises((RuntimeError, IndexError, ValueError)):
         crad.run(with_method(short, "local"))
 
@@ -191,11 +191,11 @@ def test_over_the_draws_of_an_aggregator_dfml_sends_two_times_nine_tenths_of_the
     """Every client is drawn sooner or later, so that on average a tenth of the models stays where it is."""
     method = resolve_method("dfml")
     federation = Federation(change(tiny, method="dfml", clients=10, rounds=400))
-    drawn = [next(iter(method.phases[1].routes(federation.rounds._scene(r)))) for r in range(1, 401)]
+    drawn = [next(iter(method.phases[1].routes(federation.rounds._participants(r)))) for r in range(1, 401)]
     counts = np.bincount(drawn, minlength=10)
     assert counts.min() > 20
     for r, aggregator in enumerate(drawn[:5], start=1):
-        routes = method.phases[2].routes(federation.rounds._scene(r))
+        routes = method.phases[2].routes(federation.rounds._participants(r))
         assert routes == {i: () if i == aggregator else (aggregator,) for i in range(10)}
 
 

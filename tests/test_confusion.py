@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crad.aggregation import Confusions, find_confusions
+from crad.aggregation import Confusions, TeacherStats, find_confusions
 from crad.aggregation.confusion import MIN_SAMPLES
 
 C = 3
@@ -16,8 +16,8 @@ C = 3
 def judge(rows, *, counts=(20, 20, 20), accuracies=(0.9, 0.9, 0.9)):
     """What is found of one teacher: rows are our classes, columns its answers."""
     tally_KCC = torch.tensor([rows], dtype=torch.int32)
-    counts_KC, accuracies_KC = (torch.tensor([values], dtype=torch.float64) for values in (counts, accuracies))
-    return [(one.own, one.said) for one in find_confusions(counts_KC, accuracies_KC, tally_KCC)]
+    stats = TeacherStats(*(torch.tensor([values], dtype=torch.float64) for values in (counts, accuracies)))
+    return [(one.own, one.said) for one in find_confusions(stats, tally_KCC)]
 
 
 HONEST = [[28, 1, 1], [2, 27, 1], [0, 3, 27]]
@@ -79,7 +79,7 @@ def test_few_samples_of_ours_accuse_nobody():
 
 def test_the_figures_come_with_it():
     tally_KCC = torch.tensor([SWAPPED])
-    first = find_confusions(torch.full((1, C), 20.0), torch.full((1, C), 0.9), tally_KCC)[0]
+    first = find_confusions(TeacherStats(torch.full((1, C), 20.0), torch.full((1, C), 0.9)), tally_KCC)[0]
     assert (first.teacher, first.samples) == (0, 30)
     assert first.said_share == pytest.approx(26 / 30)
     assert first.right_share == pytest.approx(3 / 30)
@@ -106,7 +106,7 @@ def test_so_many_classes_that_counting_would_cost_memory_are_not_watched():
     confusions = Confusions(9, 10_000)
     assert confusions.tally_KCC.numel() == 0
     confusions.add(torch.rand(9, 2, 10_000), torch.tensor([0, 1]), torch.ones(9, dtype=torch.bool))
-    assert find_confusions(torch.ones(9, 10_000), torch.ones(9, 10_000), confusions.tally_KCC) == []
+    assert find_confusions(TeacherStats(torch.ones(9, 10_000), torch.ones(9, 10_000)), confusions.tally_KCC) == []
 
 
 # --- properties
@@ -120,19 +120,19 @@ def drawn(data):
     tally_KCC = torch.tensor(data.draw(TALLIES), dtype=torch.int32)
     size = st.lists(st.floats(0, 40), min_size=C, max_size=C), st.lists(st.floats(0, 1), min_size=C, max_size=C)
     rows = [[data.draw(column) for _ in range(len(tally_KCC))] for column in size]
-    return *(torch.tensor(values, dtype=torch.float64) for values in rows), tally_KCC
+    return TeacherStats(*(torch.tensor(values, dtype=torch.float64) for values in rows)), tally_KCC
 
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_whoever_is_accused_claimed_to_know_and_was_mostly_wrong_in_one_way(data):
-    counts_KC, accuracies_KC, tally_KCC = drawn(data)
-    for one in find_confusions(counts_KC, accuracies_KC, tally_KCC):
+    stats, tally_KCC = drawn(data)
+    for one in find_confusions(stats, tally_KCC):
         row_C = tally_KCC[one.teacher, one.own]
         assert one.own != one.said
         assert one.samples == int(row_C.sum()) >= MIN_SAMPLES
-        assert counts_KC[one.teacher, one.own] >= 5
-        assert accuracies_KC[one.teacher, one.own] >= 0.5
+        assert stats.counts_KC[one.teacher, one.own] >= 5
+        assert stats.accuracies_KC[one.teacher, one.own] >= 0.5
         assert int(row_C[one.said]) >= 0.6 * one.samples
         assert int(row_C[one.own]) <= 0.2 * one.samples
         others_CC = torch.cat([tally_KCC[one.teacher, : one.own], tally_KCC[one.teacher, one.own + 1 :]])
@@ -142,21 +142,22 @@ def test_whoever_is_accused_claimed_to_know_and_was_mostly_wrong_in_one_way(data
 @settings(max_examples=100, deadline=None)
 @given(data=st.data(), order=st.permutations(range(C)))
 def test_what_classes_are_numbered_changes_nothing(data, order):
-    counts_KC, accuracies_KC, tally_KCC = drawn(data)
+    stats, tally_KCC = drawn(data)
     unique = tally_KCC.to(torch.int32) * 4 + torch.arange(C, dtype=torch.int32)  # no ties between answers
-    plain = {(one.teacher, one.own, one.said) for one in find_confusions(counts_KC, accuracies_KC, unique)}
-    moved = find_confusions(counts_KC[:, order], accuracies_KC[:, order], unique[:, order][:, :, order])
+    plain = {(one.teacher, one.own, one.said) for one in find_confusions(stats, unique)}
+    reordered = TeacherStats(stats.counts_KC[:, order], stats.accuracies_KC[:, order])
+    moved = find_confusions(reordered, unique[:, order][:, :, order])
     assert {(one.teacher, order[one.own], order[one.said]) for one in moved} == plain
 
 
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_a_teacher_is_judged_by_its_own_answers_alone(data):
-    counts_KC, accuracies_KC, tally_KCC = drawn(data)
-    together = find_confusions(counts_KC, accuracies_KC, tally_KCC)
+    stats, tally_KCC = drawn(data)
+    together = find_confusions(stats, tally_KCC)
     alone = [
         (k, one.own, one.said)
         for k in range(len(tally_KCC))
-        for one in find_confusions(counts_KC[k : k + 1], accuracies_KC[k : k + 1], tally_KCC[k : k + 1])
+        for one in find_confusions(stats.select(torch.tensor([k])), tally_KCC[k : k + 1])
     ]
     assert [(one.teacher, one.own, one.said) for one in together] == alone

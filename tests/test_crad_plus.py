@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import crad
-from crad.aggregation import Tally, credibility, verify
+from crad.aggregation import Tally, TeacherStats, credibility, verify
 from crad.aggregation.filters import FILTERS, weighted_median
 from crad.config import PUBLISHED, RECIPES, Experiment
 from crad.errors import ConfigError
 from crad.federation.attacks import CLAIMED_SAMPLES, draw_attackers
-from crad.federation.federated_data import build_federated_data
+from crad.federation.context import build_run_context
 from crad.federation.method import one_peer_per_client
 from crad.federation.peer import Peer, log_prior
 from crad.inference.engine import soft_predictions
@@ -171,34 +171,34 @@ def test_a_balanced_client_has_two_faces(tiny):
     federation.next_round()
     peer = federation.peer(0)
     peer.test()
-    world, shard = federation.world, federation.world.shards[0]
-    prior_C = log_prior(world, (0,))
+    context, shard = federation.context, federation.context.data.shards[0]
+    prior_C = log_prior(context, (0,))
     held = torch.bincount(peer.train.labels, minlength=peer.num_classes).double()
     assert prior_C is not None
     assert torch.allclose(prior_C.double().exp(), held / held.sum(), atol=1e-6)
 
     def hits(images, face_C):
         with torch.no_grad():
-            logits = peer.model.eval()(world.preparation.inputs(images.images))
+            logits = peer.model.eval()(context.data.preprocessor.inputs(images.images))
         right = (logits + face_C).argmax(dim=1) == images.labels
         return torch.bincount(images.labels[right], minlength=peer.num_classes).tolist()
 
     nothing_C = torch.zeros(peer.num_classes)
-    validation, test = world.images(shard.validation), world.images(shard.test)
-    assert list(peer.standing.validation[0].hits) == hits(validation, prior_C)
-    assert peer.standing.plain is not None
-    assert list(peer.standing.plain[0].hits) == hits(validation, nothing_C), "what others see"
-    assert peer.standing.local is not None
-    assert list(peer.standing.local[0].hits) == hits(test, prior_C)
-    assert peer.standing.overall is not None
-    assert list(peer.standing.overall.hits) == hits(world.global_test, nothing_C)
-    assert peer.statistics().accuracies == tuple(peer.standing.plain[0].class_accuracies())
+    validation, test = context.data.images(shard.validation), context.data.images(shard.test)
+    assert list(peer.evaluation.validation[0].hits) == hits(validation, prior_C)
+    assert peer.evaluation.plain is not None
+    assert list(peer.evaluation.plain[0].hits) == hits(validation, nothing_C), "what others see"
+    assert peer.evaluation.local is not None
+    assert list(peer.evaluation.local[0].hits) == hits(test, prior_C)
+    assert peer.evaluation.overall is not None
+    assert list(peer.evaluation.overall.hits) == hits(context.data.global_test, nothing_C)
+    assert peer.statistics().accuracies == tuple(peer.evaluation.plain[0].class_accuracies())
 
 
 def test_a_plain_client_has_one_face(tiny):
     federation = Federation(change(tiny, lr=0.05))
-    assert log_prior(federation.world, (0,)) is None
-    assert federation.peer(0).standing.plain is None
+    assert log_prior(federation.context, (0,)) is None
+    assert federation.peer(0).evaluation.plain is None
 
 
 def test_the_exported_model_has_both_faces(tiny, tmp_path):
@@ -209,21 +209,21 @@ def test_the_exported_model_has_both_faces(tiny, tmp_path):
 
     from crad.runs.export import export_onnx, export_safetensors
 
-    world = build_federated_data(change(tiny, local_loss="balanced"))
-    peer = Peer(world, one_peer_per_client(world)[2])
+    context = build_run_context(change(tiny, local_loss="balanced"))
+    peer = Peer(context, one_peer_per_client(context)[2])
     assert peer.log_prior_C is not None
     model = peer.model.eval().requires_grad_(False)
-    export_safetensors(model, world, tmp_path / "m.safetensors", architecture="x", log_prior_C=peer.log_prior_C)
+    export_safetensors(model, context.data, tmp_path / "m.safetensors", architecture="x", log_prior_C=peer.log_prior_C)
     with safe_open(tmp_path / "m.safetensors", "pt") as file:
         about = file.metadata()
     assert json.loads(about["log_prior"]) == pytest.approx(peer.log_prior_C.tolist())
     assert "logits + log_prior" in about["faces"]
-    export_onnx(model, world, tmp_path / "m.onnx", log_prior_C=peer.log_prior_C)
+    export_onnx(model, context.data, tmp_path / "m.onnx", log_prior_C=peer.log_prior_C)
     session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"])
     assert [output.name for output in session.get_outputs()] == ["probabilities", "local_probabilities"]
-    images = world.global_test.images[:4].float()
+    images = context.data.global_test.images[:4].float()
     plain, local = (torch.from_numpy(array) for array in session.run(None, {"pixels": images.numpy()}))
-    logits = model(world.preparation.inputs(images))
+    logits = model(context.data.preprocessor.inputs(images))
     assert torch.allclose(plain, torch.softmax(logits, dim=1), atol=1e-5)
     assert torch.allclose(local, torch.softmax(logits + peer.log_prior_C, dim=1), atol=1e-5)
     assert not torch.allclose(plain, local, atol=1e-2)
@@ -258,16 +258,17 @@ def test_a_teacher_that_is_left_out_is_not_counted():
 
 def test_pooled_evidence_adds_up_and_own_evidence_stands_alone():
     # Teacher 0 says 0.75 of 8 samples of class 0, as the student finds it: it is believed.
-    counts_KC = tensor([[8, 4, 10], [0, 0, 0]])
-    accuracies_KC = tensor([[0.75, 0.5, 0.8], [0, 0, 0]])
-    pooled = verify(counts_KC, accuracies_KC, counted(), source="pooled")
-    assert pooled.credibility_K.tolist() == [1, 1]
+    stats = TeacherStats(tensor([[8, 4, 10], [0, 0, 0]]), tensor([[0.75, 0.5, 0.8], [0, 0, 0]]))
+    assert credibility(stats, counted()).tolist() == [1, 1]
+    pooled = verify(stats, counted(), source="pooled")
     assert pooled.counts_KC.tolist() == [[12, 6, 10], [4, 2, 0]]
     assert pooled.accuracies_KC[0].tolist() == pytest.approx([9 / 12, 3 / 6, 0.8])
+    assert pooled.support_KC is not None
+    assert pooled.false_alarms_KC is not None
     assert pooled.support_KC.tolist() == [[11, 5, 10], [0, 1, 0]], "published samples and the own that it got right"
     assert pooled.false_alarms_KC[0].tolist() == pytest.approx([0, 1 / 4, 1 / 6])
     assert pooled.false_alarms_KC[1].tolist() == pytest.approx([0, 0, 5 / 6]), "measured for a class that is not held"
-    own = verify(counts_KC, accuracies_KC, counted(), source="own")
+    own = verify(stats, counted(), source="own")
     assert own.counts_KC.tolist() == [[4, 2, 10], [4, 2, 0]], "published where the student has nothing"
     assert own.accuracies_KC[0].tolist() == pytest.approx([3 / 4, 1 / 2, 0.8])
 
@@ -278,10 +279,11 @@ def test_a_teacher_that_claims_what_is_not_so_loses_its_published_figures():
     said_KB = torch.stack([torch.zeros(40, dtype=torch.long), labels_B])
     tally.add(torch.nn.functional.one_hot(said_KB, 2).float(), labels_B, torch.tensor([True, True]))
     counts_KC = torch.full((2, 2), CLAIMED_SAMPLES, dtype=torch.float64)
-    believed_K = credibility(counts_KC, torch.ones_like(counts_KC), tally)
+    claimed = TeacherStats(counts_KC, torch.ones_like(counts_KC))
+    believed_K = credibility(claimed, tally)
     assert believed_K[0].item() < 1e-6, "20 of 40 right, all claimed"
     assert believed_K[1].item() == 1, "all claimed, all right"
-    seen = verify(counts_KC, torch.ones_like(counts_KC), tally, source="pooled")
+    seen = verify(claimed, tally, source="pooled")
     assert seen.counts_KC[0].tolist() == pytest.approx([20, 20], abs=1e-2)
 
 
@@ -292,7 +294,7 @@ def test_credibility_is_a_share_and_grows_with_what_is_found(n, a, right, more):
         tally = Tally(1, 2)
         tally.samples_C += tensor([120, 0])
         tally.hits_KC += tensor([[hits, 0]])
-        return credibility(tensor([[n, 0]]), tensor([[a, 0]]), tally).item()
+        return credibility(TeacherStats(tensor([[n, 0]]), tensor([[a, 0]])), tally).item()
 
     assert 0 <= of(right) <= of(right + more) <= 1
 
@@ -343,7 +345,7 @@ def test_liars_are_found_out_and_honest_teachers_believed(tiny):
 
 def test_a_lie_is_noise_with_the_best_of_claims(tiny):
     federation = Federation(change(tiny, liars=1))
-    (liar,) = draw_attackers(federation.world.experiment)
+    (liar,) = draw_attackers(federation.context.experiment)
     peer = federation.peer(liar)
     from crad.federation.message import read_body, read_manifest
 
@@ -371,7 +373,7 @@ def test_a_sample_is_counted_once_and_as_it_was_photographed(tiny, matching, sha
     monkeypatch.setattr(distillation, "Tally", begin)
     experiment = change(tiny, evidence="pooled", matching=matching, local_epochs=2, rounds=1)
     crad.run(change(experiment, workers=1))
-    held = [len(shard.train) for shard in Federation(experiment).world.shards]
+    held = [len(shard.train) for shard in Federation(experiment).context.data.shards]
     assert len(counted) == len(held)
     for tally, samples in zip(counted, held, strict=True):
         assert int(tally.samples_C.sum()) == math.ceil(share * samples)

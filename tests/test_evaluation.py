@@ -52,7 +52,7 @@ def one_pixel_images(values, labels):
 
 def score_of(values, labels, *, model=None, num_classes=3):
     model = model or TableModel(ANSWERS)
-    return score(model, one_pixel_images(values, labels), preparation=unchanged_pixels(), num_classes=num_classes)
+    return score(model, one_pixel_images(values, labels), preprocessor=unchanged_pixels(), num_classes=num_classes)
 
 
 # --- scoring
@@ -112,8 +112,8 @@ def test_batches_change_nothing_and_the_last_one_may_be_smaller(monkeypatch):
 
 def test_images_are_normalised_but_never_augmented():
     images = one_pixel_images([10, 12], [0, 1])
-    preparation = Preprocessor(torch.full((1, 1, 1, 1), 10.0), torch.full((1, 1, 1, 1), 2.0), "crop-flip")
-    assert score(TableModel(ANSWERS), images, preparation=preparation, num_classes=3).hits == (1, 1, 0)
+    preprocessor = Preprocessor(torch.full((1, 1, 1, 1), 10.0), torch.full((1, 1, 1, 1), 2.0), "crop-flip")
+    assert score(TableModel(ANSWERS), images, preprocessor=preprocessor, num_classes=3).hits == (1, 1, 0)
 
 
 @EXAMPLES
@@ -140,7 +140,7 @@ def shard_of(num, *, side=1):
 def blocks_of(num, *, batch_size=2, seed=1, purpose=("a",), augmentation="none", side=1, sample_values=0):
     made = epoch_blocks(
         shard_of(num, side=side),
-        preparation=unchanged_pixels(augmentation),
+        preprocessor=unchanged_pixels(augmentation),
         batch_size=batch_size,
         seed=seed,
         purpose=purpose,
@@ -201,8 +201,8 @@ def test_augmentation_is_seeded_by_the_purpose():
     shard = ImageSet(image.repeat(12, 1, 1, 1), torch.zeros(12, dtype=torch.int64))
 
     def inputs_of(purpose):
-        preparation = unchanged_pixels("crop-flip")
-        (block,) = epoch_blocks(shard, preparation=preparation, batch_size=2, seed=1, purpose=purpose)
+        preprocessor = unchanged_pixels("crop-flip")
+        (block,) = epoch_blocks(shard, preprocessor=preprocessor, batch_size=2, seed=1, purpose=purpose)
         return block.inputs
 
     assert torch.equal(inputs_of(("a",)), inputs_of(("a",)))
@@ -351,7 +351,7 @@ def test_a_large_set_is_scored_by_the_prepared_model_and_a_small_one_by_the_mode
     arrays = np.load(tiny_npz)
     pixels, labels = np.tile(arrays["test_images"][..., None], (4, 1, 1, 1)), np.tile(arrays["test_labels"], 4)
     images = image_set(pixels, labels, pad_to=None, device="cpu")
-    preparation = fit_preprocessor(arrays["train_images"][..., None], augmentation="none", device="cpu")
+    preprocessor = fit_preprocessor(arrays["train_images"][..., None], augmentation="none", device="cpu")
     model = build_model(Architecture("cnn6", 0.25), num_classes=4, in_channels=1, image_size=(8, 8), seed=1).train()
     prepared = []
 
@@ -359,12 +359,12 @@ def test_a_large_set_is_scored_by_the_prepared_model_and_a_small_one_by_the_mode
         prepared.append(module)
         return TeacherEngine(device="cpu").prepare(module, key="cnn6")
 
-    plain = score(model, images, preparation=preparation, num_classes=4)
-    with_engine = score(model, images, preparation=preparation, num_classes=4, prepare=fast)
+    plain = score(model, images, preprocessor=preprocessor, num_classes=4)
+    with_engine = score(model, images, preprocessor=preprocessor, num_classes=4, prepare=fast)
     assert prepared == [model]
     assert (with_engine.counts, with_engine.hits) == (plain.counts, plain.hits)
     assert with_engine.cross_entropy_sums == pytest.approx(plain.cross_entropy_sums, rel=1e-4)
     assert all(module.training for module in model.modules())
     few = ImageSet(images.images[: PREPARED_FROM - 1], images.labels[: PREPARED_FROM - 1])
-    score(model, few, preparation=preparation, num_classes=4, prepare=fast)
+    score(model, few, preprocessor=preprocessor, num_classes=4, prepare=fast)
     assert len(prepared) == 1

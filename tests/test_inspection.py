@@ -60,7 +60,9 @@ def shape(nested):
 
 def test_a_class_is_meant_by_its_index_or_its_name():
     dataset = SimpleNamespace(class_names=("cat", "dog"))
-    of_pets: Any = SimpleNamespace(panel=SimpleNamespace(world=SimpleNamespace(dataset=dataset)))
+    of_pets: Any = SimpleNamespace(
+        panel=SimpleNamespace(context=SimpleNamespace(data=SimpleNamespace(dataset=dataset)))
+    )
     assert [RunInspector.class_of(of_pets, text) for text in ("0", "1", "cat", "dog")] == [0, 1, 0, 1]
     with pytest.raises(ConfigError, match=r"unknown class 'dug'\. Did you mean 'dog'"):
         RunInspector.class_of(of_pets, "dug")
@@ -98,7 +100,7 @@ def test_a_survey_agrees_with_itself(survey):
 def test_numbers_are_rounded_and_images_are_pictures(survey, inspector):
     for value in itertools.chain(*survey["probabilities"][0], *survey["students"][0]["weights"][0]):
         assert round(value, survey_module.DIGITS) == value
-    labels = inspector.panel.world.global_test.labels
+    labels = inspector.panel.context.data.global_test.labels
     for image in survey["images"]:
         assert base64.b64decode(image["png"])[:8] == b"\x89PNG\r\n\x1a\n"
         assert image["label"] == int(labels[image["index"]])
@@ -152,7 +154,7 @@ def test_the_cases_of_a_run_are_the_clearest_by_the_stated_rules(inspector, surv
     q_NBC = inspector.panel.outputs(range(80))
     counts = [list(statistics.counts) for statistics in inspector.panel.statistics]
     accuracies = [list(statistics.accuracies) for statistics in inspector.panel.statistics]
-    labels = inspector.panel.world.global_test.labels.tolist()
+    labels = inspector.panel.context.data.global_test.labels.tolist()
     by_hand = margins_by_hand(q_NBC.double().tolist(), counts, accuracies, labels, range(4))
     best_gain = max(gain for gain, _ in by_hand.values())
     lost = [loss for _, loss in by_hand.values() if loss is not None]
@@ -179,7 +181,8 @@ def made(q, counts, labels, accuracies=None):
     panel = object.__new__(Panel)
     panel._rule, panel._source, panel._tallies = RULES["crad"], "reported", {}
     panel.experiment = crad.Experiment(clients=len(q))
-    panel.world = SimpleNamespace(global_test=SimpleNamespace(labels=torch.tensor(labels)))  # type: ignore[assignment]
+    test = SimpleNamespace(labels=torch.tensor(labels))
+    panel.context = SimpleNamespace(data=SimpleNamespace(global_test=test))  # type: ignore[assignment]
     panel.teachers = [SimpleNamespace(index=i) for i in range(len(q))]  # type: ignore[misc]
     accuracies = accuracies or [[0.5] * len(row) for row in counts]
     panel.statistics = [
@@ -354,8 +357,8 @@ def verified(tiny, tmp_path_factory):
 
 def test_the_evidence_is_what_each_student_counts_on_its_own_samples(verified):
     student = 1
-    part = verified.panel.world.images(verified.panel.world.shards[student].train)
-    inputs = verified.panel.world.preparation.inputs(part.images)
+    part = verified.panel.context.data.images(verified.panel.context.data.shards[student].train)
+    inputs = verified.panel.context.data.preprocessor.inputs(part.images)
     known = verified.panel.known(student)
     others = [place for place in verified.panel.teachers if place.index != student]
     for k, place in enumerate(others):
@@ -405,9 +408,9 @@ def test_a_liar_says_what_its_noise_says(lied_to):
     (liar,) = draw_attackers(inspector.panel.experiment)
     place = inspector.panel.teachers[liar]
     q_NBC = inspector.panel.outputs([0, 1, 2, 3])
-    peer = Peer(inspector.panel.world, place.member)
+    peer = Peer(inspector.panel.context, place.member)
     peer.load_state(load_tensors(place.state), place.measured)
-    inputs = inspector.panel.world.preparation.inputs(inspector.panel.world.global_test.images[:4])
+    inputs = inspector.panel.context.data.preprocessor.inputs(inspector.panel.context.data.global_test.images[:4])
     with torch.no_grad():
         honest_BC = torch.softmax(peer.model.eval()(inputs) / inspector.panel.experiment.temperature, dim=1)
         peer.model.load_state_dict(peer.published_weights(inspector.panel.round_index + 1))

@@ -16,8 +16,8 @@ from crad.config import Experiment
 from crad.data.site_data import draft_dataset, load_own_data
 from crad.engines.serial import SerialEngine
 from crad.errors import DataError
+from crad.federation.context import RunContext, build_run_context
 from crad.federation.exchange import MemoryExchange
-from crad.federation.federated_data import FederatedData, build_federated_data
 from crad.federation.roster import Roster
 from crad.federation.rounds import RoundLoop
 from crad.methods import resolve_method
@@ -130,22 +130,22 @@ def test_doctor_and_join_ask_for_names(tmp_path, monkeypatch, capsys):
 # --- confusion, in a federation
 
 
-def world_of(**settings) -> FederatedData:
+def context_of(**settings) -> RunContext:
     small = {"clients": 3, "alpha": 100.0, "rounds": 5, "held_out": 0.4, "proxy_size": 0, "models": ("cnn6",)}
-    return build_federated_data(Experiment(**{"preset": "demo", "seed": 1, "workers": 1, **small, **settings}))
+    return build_run_context(Experiment(**{"preset": "demo", "seed": 1, "workers": 1, **small, **settings}))
 
 
-def with_shifted_labels(world: FederatedData, client: int) -> FederatedData:
-    labels = world.dataset.train_labels.copy()
-    where = world.shards[client].indices
-    labels[where] = (labels[where] + 1) % world.num_classes
-    return replace(world, dataset=replace(world.dataset, train_labels=labels))
+def with_shifted_labels(context: RunContext, client: int) -> RunContext:
+    labels = context.data.dataset.train_labels.copy()
+    where = context.data.shards[client].indices
+    labels[where] = (labels[where] + 1) % context.data.num_classes
+    return replace(context, data=replace(context.data, dataset=replace(context.data.dataset, train_labels=labels)))
 
 
-def simulate(world: FederatedData, folder: Path) -> tuple[list[Record], dict[int, bytes]]:
-    method = resolve_method(world.experiment.method)
-    roster = Roster(world, method.roster(world), folder)
-    loop = RoundLoop(method, roster, exchange=MemoryExchange(), engine=SerialEngine(world, method))
+def simulate(context: RunContext, folder: Path) -> tuple[list[Record], dict[int, bytes]]:
+    method = resolve_method(context.experiment.method)
+    roster = Roster(context, method.roster(context), folder)
+    loop = RoundLoop(method, roster, exchange=MemoryExchange(), engine=SerialEngine(context, method))
     records = [round_record(done, roster) for done in loop.run()]
     states = {place.index: place.state.read_bytes() for place in roster if place.state is not None}
     return records, states
@@ -154,7 +154,7 @@ def simulate(world: FederatedData, folder: Path) -> tuple[list[Record], dict[int
 @pytest.fixture(scope="module")
 def shifted(tmp_path_factory) -> list[Record]:
     """Three clients that see all classes alike; client 1 counts its labels from one."""
-    return simulate(with_shifted_labels(world_of(), 1), tmp_path_factory.mktemp("shifted"))[0]
+    return simulate(with_shifted_labels(context_of(), 1), tmp_path_factory.mktemp("shifted"))[0]
 
 
 def notes_of(records, client):
@@ -188,16 +188,16 @@ def test_a_simulations_report_has_a_line_for_who_has_most_against_it(shifted):
 
 @pytest.mark.parametrize("method", ["crad", "crad-plus"])
 def test_an_honest_run_is_silent(tmp_path, method):
-    records, _ = simulate(world_of(method=method, alpha=0.5), tmp_path)
+    records, _ = simulate(context_of(method=method, alpha=0.5), tmp_path)
     assert [notes_of(records, client) for client in range(3)] == [[], [], []]
     assert "confused" not in json.dumps(records)
 
 
 def test_watching_changes_no_bit(tmp_path, monkeypatch):
-    world = with_shifted_labels(world_of(rounds=2), 1)
-    _, watched = simulate(world, tmp_path / "watched")
+    context = with_shifted_labels(context_of(rounds=2), 1)
+    _, watched = simulate(context, tmp_path / "watched")
     monkeypatch.setattr("crad.aggregation.confusion.MAX_CELLS", 0)
-    records, unwatched = simulate(world, tmp_path / "not")
+    records, unwatched = simulate(context, tmp_path / "not")
     assert notes_of(records, 0) == [], "nothing is counted"
     assert watched == unwatched
 

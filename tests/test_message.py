@@ -26,6 +26,7 @@ from crad.config import Experiment
 from crad.data.dataset import Dataset
 from crad.data.preprocessing import fit_preprocessor
 from crad.errors import SnapshotError
+from crad.federation.context import RunContext
 from crad.federation.federated_data import FederatedData
 from crad.federation.message import (
     Message,
@@ -49,26 +50,25 @@ STATISTICS = Statistics(counts=(5, 0, 2.5), accuracies=(0.8, 0, 1), cross_entrop
 
 
 @functools.cache
-def world() -> FederatedData:
+def context() -> RunContext:
     images, labels = np.zeros((2, 8, 8, 1), dtype=np.uint8), np.array([0, 1])
-    return FederatedData(
-        experiment=Experiment(models=("cnn6-wide", "cnn6"), width=0.125, clients=2),
+    data = FederatedData(
         dataset=Dataset("tiny", images, labels, images, labels, ("a", "b", "c"), "none", None),
         shards=(),
         proxy=np.empty(0, dtype=np.int64),
-        preparation=fit_preprocessor(images, augmentation="none", device="cpu"),
-        device="cpu",
+        preprocessor=fit_preprocessor(images, augmentation="none", device="cpu"),
     )
+    return RunContext(data, Experiment(models=("cnn6-wide", "cnn6"), width=0.125, clients=2), device="cpu")
 
 
 @functools.cache
 def shelf() -> TeacherCache:
-    return TeacherCache(world())
+    return TeacherCache(context())
 
 
 @functools.cache
 def sent_model():
-    model = new_model(world(), Architecture("cnn6", 0.125), seed=5)
+    model = new_model(context(), Architecture("cnn6", 0.125), seed=5)
     model.train()
     model(torch.linspace(-1, 1, 128).view(2, 1, 8, 8))  # moves the batch-norm buffers off their start
     return model
@@ -365,7 +365,7 @@ def test_an_import_path_of_a_peer_is_never_imported(tmp_path, monkeypatch):
 
 def test_a_peer_is_bound_to_its_own_architecture():
     """Another member's is refused too, although everybody can run it and the tensors fit it."""
-    wide = new_model(world(), Architecture("cnn6-wide", 0.125), seed=5).state_dict()
+    wide = new_model(context(), Architecture("cnn6-wide", 0.125), seed=5).state_dict()
     body = bytes(pack(wide, kind="snapshot", peer=SENDER, round_index=ROUND).body)
     assert_refused(forged(body=body, architecture="cnn6-wide@0.125"), "its own in this federation is cnn6@0.125")
 
@@ -497,7 +497,7 @@ def test_what_torch_saves_does_nothing(tmp_path):
 
 
 def test_a_refused_message_leaves_the_shelf_as_it_was():
-    ours = TeacherCache(world())
+    ours = TeacherCache(context())
     good = ours.decode(genuine(), sender=SENDER, round_index=ROUND)
     with pytest.raises(SnapshotError):
         ours.decode(forged(sha256="0" * 64), sender=SENDER, round_index=ROUND)
@@ -575,7 +575,7 @@ def test_any_damage_to_a_message_is_accepted_or_refused(data, is_signed):
 
 
 def test_a_message_already_decoded_is_refused_when_it_comes_again_in_another_round():
-    ours = TeacherCache(world())
+    ours = TeacherCache(context())
     ours.decode(genuine(), sender=SENDER, round_index=ROUND)
     with pytest.raises(SnapshotError):
         ours.decode(genuine(), sender=SENDER, round_index=ROUND + 1)

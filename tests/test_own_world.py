@@ -13,8 +13,8 @@ from crad.data.preprocessing import channel_statistics, make_preprocessor
 from crad.data.site_data import load_own_data, write_shard
 from crad.engines.serial import SerialEngine
 from crad.errors import DataError
+from crad.federation.context import RunContext, build_run_context, build_site_context
 from crad.federation.exchange import Ledger, MemoryExchange
-from crad.federation.federated_data import FederatedData, build_federated_data, build_own_data
 from crad.federation.peer import count_noise
 from crad.federation.roster import Roster
 from crad.federation.rounds import RoundLoop
@@ -67,15 +67,15 @@ class Others:
         return self.ahead
 
 
-def shard_file(world: FederatedData, client: int, path: Path) -> Path:
-    write_shard(world.dataset, world.shards[client], path)
+def shard_file(context: RunContext, client: int, path: Path) -> Path:
+    write_shard(context.data.dataset, context.data.shards[client], path)
     return path
 
 
-def own_world(world: FederatedData, client: int, folder: Path, *, secret: int = 1) -> FederatedData:
-    data = world.dataset
+def own_context(context: RunContext, client: int, folder: Path, *, secret: int = 1) -> RunContext:
+    data = context.data.dataset
     own = load_own_data(
-        str(shard_file(world, client, folder / f"{client}.npz")),
+        str(shard_file(context, client, folder / f"{client}.npz")),
         classes=data.class_names,
         image_shape=(*data.image_size, data.in_channels),
         augmentation=data.augmentation,
@@ -83,32 +83,36 @@ def own_world(world: FederatedData, client: int, folder: Path, *, secret: int = 
         rng=stream(0, "unused"),
     )
     means, deviations = channel_statistics(data.train_images)
-    preparation = make_preprocessor(means, deviations, augmentation=world.preparation.augmentation, device="cpu")
-    return build_own_data(world.experiment, own, client=client, preparation=preparation, device="cpu", secret=secret)
+    preprocessor = make_preprocessor(
+        means, deviations, augmentation=context.data.preprocessor.augmentation, device="cpu"
+    )
+    return build_site_context(
+        context.experiment, own, client=client, preprocessor=preprocessor, device="cpu", secret=secret
+    )
 
 
-def simulate(world: FederatedData, folder: Path):
-    method = resolve_method(world.experiment.method, world.experiment.method_settings)
-    roster, exchange = Roster(world, method.roster(world), folder), Recording()
+def simulate(context: RunContext, folder: Path):
+    method = resolve_method(context.experiment.method, context.experiment.method_settings)
+    roster, exchange = Roster(context, method.roster(context), folder), Recording()
     records = []
-    for done in RoundLoop(method, roster, exchange=exchange, engine=SerialEngine(world, method)).run():
+    for done in RoundLoop(method, roster, exchange=exchange, engine=SerialEngine(context, method)).run():
         records.append(round_record(done, roster))
     return roster, exchange, records
 
 
-def node(world: FederatedData, client: int, folder: Path, exchange):
-    method = resolve_method(world.experiment.method, world.experiment.method_settings)
-    roster = Roster(world, method.roster(world), folder, here={client})
-    return roster, RoundLoop(method, roster, exchange=exchange, engine=SerialEngine(world, method))
+def node(context: RunContext, client: int, folder: Path, exchange):
+    method = resolve_method(context.experiment.method, context.experiment.method_settings)
+    roster = Roster(context, method.roster(context), folder, here={client})
+    return roster, RoundLoop(method, roster, exchange=exchange, engine=SerialEngine(context, method))
 
 
 @pytest.mark.parametrize("settings", [{}, {"method": "dfml"}, {"active": 2}], ids=["crad", "dfml", "two of three"])
 def test_a_member_on_its_own_ends_with_the_weights_and_messages_of_the_simulation(tmp_path, settings):
-    world = build_federated_data(experiment(**settings))
-    together, exchange, records = simulate(world, tmp_path / "together")
+    context = build_run_context(experiment(**settings))
+    together, exchange, records = simulate(context, tmp_path / "together")
     for client in range(3):
         others = Others({key: entry for key, entry in exchange.all.items() if key[1] != client})
-        roster, rounds = node(own_world(world, client, tmp_path), client, tmp_path / f"alone-{client}", others)
+        roster, rounds = node(own_context(context, client, tmp_path), client, tmp_path / f"alone-{client}", others)
         own_records = [round_record(done, roster) for done in rounds.run()]
         assert others.published == {key: entry for key, entry in exchange.all.items() if key[1] == client}
         state, expected = roster[client].state, together[client].state
@@ -122,39 +126,39 @@ def test_a_member_on_its_own_ends_with_the_weights_and_messages_of_the_simulatio
 
 
 def test_who_was_away_goes_on_where_the_others_are(tmp_path):
-    world = build_federated_data(experiment())
+    context = build_run_context(experiment())
     others = Others({}, ahead=3)
-    _, rounds = node(own_world(world, 0, tmp_path), 0, tmp_path / "alone", others)
+    _, rounds = node(own_context(context, 0, tmp_path), 0, tmp_path / "alone", others)
     done = list(rounds.run(after=1))
     assert [one.index for one in done] == [3]
     assert done[0].missing == {0: [1, 2]}, "nobody's message came, and that is said"
 
 
 def test_the_last_round_does_not_insist_on_a_quorum(tmp_path):
-    world, others = build_federated_data(experiment()), Others({})
-    _, rounds = node(own_world(world, 0, tmp_path), 0, tmp_path / "alone", others)
+    context, others = build_run_context(experiment()), Others({})
+    _, rounds = node(own_context(context, 0, tmp_path), 0, tmp_path / "alone", others)
     assert [one.index for one in rounds.run()] == [1, 2, 3]
     assert others.asked == [(1, None), (2, None), (3, 0)], "who is late for the end goes on without the others"
 
 
 def test_a_member_checkpoints_itself_alone(tmp_path):
-    world = build_federated_data(experiment())
-    roster, rounds = node(own_world(world, 1, tmp_path), 1, tmp_path / "alone", Others({}))
+    context = build_run_context(experiment())
+    roster, rounds = node(own_context(context, 1, tmp_path), 1, tmp_path / "alone", Others({}))
     done = next(rounds.run())
     save_checkpoint(roster, round_index=1, changed=set(done.learned), keep=set())
-    again, _ = node(own_world(world, 1, tmp_path), 1, tmp_path / "alone", Others({}))
+    again, _ = node(own_context(context, 1, tmp_path), 1, tmp_path / "alone", Others({}))
     load_checkpoint(again, round_index=1)
     assert again[1].state == roster[1].state
     assert again[1].measured == roster[1].measured
-    assert again[0].standing is None
+    assert again[0].evaluation is None
 
 
 def test_private_counts_of_an_organisation_cannot_be_drawn_again_from_the_common_seed(tmp_path):
-    world = build_federated_data(experiment(private_counts=1.0))
-    mine, theirs = (own_world(world, 0, tmp_path, secret=secret) for secret in (7, 8))
-    assert not np.array_equal(count_noise(mine, 0), count_noise(world, 0))
+    context = build_run_context(experiment(private_counts=1.0))
+    mine, theirs = (own_context(context, 0, tmp_path, secret=secret) for secret in (7, 8))
+    assert not np.array_equal(count_noise(mine, 0), count_noise(context, 0))
     assert not np.array_equal(count_noise(mine, 0), count_noise(theirs, 0))
-    assert np.array_equal(count_noise(mine, 0), count_noise(own_world(world, 0, tmp_path, secret=7), 0))
+    assert np.array_equal(count_noise(mine, 0), count_noise(own_context(context, 0, tmp_path, secret=7), 0))
 
 
 # --- own data

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from crad.engines.serial import SerialEngine
+from crad.federation.context import build_run_context
 from crad.federation.exchange import MemoryExchange
-from crad.federation.federated_data import build_federated_data
 from crad.federation.message import Manifest, Message
 from crad.federation.roster import Roster
 from crad.federation.rounds import RoundLoop
@@ -90,10 +90,10 @@ class Kept(MemoryExchange):
 def messages(tmp_path_factory) -> Path:
     """What the members of a healthy federation send, in files."""
     folder: Path = tmp_path_factory.mktemp("messages")
-    world = build_federated_data(experiment(rounds=ROUNDS))
-    method = resolve_method(world.experiment.method, world.experiment.method_settings)
-    roster = Roster(world, method.roster(world), tmp_path_factory.mktemp("simulated"))
-    with closing(SerialEngine(world, method)) as engine:
+    context = build_run_context(experiment(rounds=ROUNDS))
+    method = resolve_method(context.experiment.method, context.experiment.method_settings)
+    roster = Roster(context, method.roster(context), tmp_path_factory.mktemp("simulated"))
+    with closing(SerialEngine(context, method)) as engine:
         list(RoundLoop(method, roster, exchange=Kept(folder), engine=engine).run())
     return folder
 

@@ -126,15 +126,15 @@ def test_the_teachers_side_builds_nothing_that_is_not_allowed(founded, canary, t
         name="clinic-2",
         data=founded.folder / "clinic-2" / "own.npz",
     )
-    message = Peer(theirs.world, theirs.method.roster(theirs.world)[FOREIGN]).snapshot(1)
+    message = Peer(theirs.context, theirs.method.roster(theirs.context)[FOREIGN]).snapshot(1)
     canary.unlink()
     ours = part_of(founded, agreement, tmp_path)
     with pytest.raises(SnapshotError, match="peer 2 is not learned from: its network canary:build is not built in"):
-        TeacherCache(ours.world).decode(message, sender=FOREIGN, round_index=1)
+        TeacherCache(ours.context).decode(message, sender=FOREIGN, round_index=1)
     with pytest.raises(ConfigError, match="canary:build"):
-        new_model(ours.world, Architecture("canary:build"), seed=0)
+        new_model(ours.context, Architecture("canary:build"), seed=0)
     assert not canary.exists() or canary.read_text() == ""
-    TeacherCache(theirs.world).decode(message, sender=FOREIGN, round_index=1)
+    TeacherCache(theirs.context).decode(message, sender=FOREIGN, round_index=1)
 
 
 @pytest.mark.usefixtures("entry_point")
@@ -214,8 +214,8 @@ def test_the_operations_of_a_known_network_are_those_of_the_literature():
 
 def test_the_bytes_of_a_snapshot_are_known_without_its_values(founded, tmp_path):
     part = part_of(founded, founded.agreement, tmp_path)
-    message = Peer(part.world, part.method.roster(part.world)[OWN]).snapshot(1)
-    size = estimate_size(part.world.architecture_of(OWN), part.world.input_shape)
+    message = Peer(part.context, part.method.roster(part.context)[OWN]).snapshot(1)
+    size = estimate_size(part.context.architecture_of(OWN), part.context.data.input_shape)
     assert encoded_bytes(size.weights) == len(message.body)
 
 

@@ -15,7 +15,7 @@ import crad
 from crad.config import Experiment
 from crad.engines.serial import SerialEngine
 from crad.errors import ConfigError, RunError
-from crad.federation.federated_data import build_federated_data
+from crad.federation.context import build_run_context
 from crad.federation.tasks import Task
 from crad.methods import resolve_method
 from crad.runs.callbacks import LambdaCallback
@@ -142,24 +142,24 @@ class TestOnTheCallersRay:
         ray.shutdown()
 
     def test_errors_of_the_work_come_out_as_they_are_and_the_engine_goes_on(self, short):
-        world = build_federated_data(change(short, lr=1e30))
-        reference = SerialEngine(world, resolve_method(short.method))
+        context = build_run_context(change(short, lr=1e30))
+        reference = SerialEngine(context, resolve_method(short.method))
         [begun] = reference.each([Task("begin", 0)])
-        diverging = Task("learn", 0, begun.standing, round_index=1)
+        diverging = Task("learn", 0, begun.evaluation, round_index=1)
         with pytest.raises(RunError) as expected:
             list(reference.each([diverging]))
-        engine = RayEngine(world, workers=1)
+        engine = RayEngine(context, workers=1)
         try:
             with pytest.raises(RunError) as raised:
                 list(engine.each([diverging]))
             assert str(raised.value) == str(expected.value)
             with pytest.raises(RuntimeError, match=r"(?s)a Ray worker failed.*KeyError"):
                 list(engine.each([Task("begin", 99)]))
-            tasks = [Task("begin", 0), Task("publish", 0, begun.standing, round_index=1)]
+            tasks = [Task("begin", 0), Task("publish", 0, begun.evaluation, round_index=1)]
             outcomes = {outcome.verb: outcome for outcome in engine.each(tasks)}
         finally:
             engine.close()
-        assert outcomes["begin"].standing == begun.standing
+        assert outcomes["begin"].evaluation == begun.evaluation
         assert outcomes["publish"].content
 
     def test_a_task_that_kills_every_worker_is_given_up(self, short, tmp_path, monkeypatch):
@@ -167,8 +167,8 @@ class TestOnTheCallersRay:
         (tmp_path / "deadly_model.py").write_text(deadly)
         monkeypatch.syspath_prepend(tmp_path)
         notices: list[str] = []
-        world = build_federated_data(change(short, models=("deadly_model:build",)))
-        engine = RayEngine(world, workers=1, notice=notices.append)
+        context = build_run_context(change(short, models=("deadly_model:build",)))
+        engine = RayEngine(context, workers=1, notice=notices.append)
         try:
             with pytest.raises(RunError, match=r"while it worked for client 0, 3 times in a row") as raised:
                 list(engine.each([Task("begin", 0)]))
@@ -179,7 +179,7 @@ class TestOnTheCallersRay:
 
     def test_more_workers_than_the_cluster_has_cpus_are_cut_down(self, short):
         notices: list[str] = []
-        engine = RayEngine(build_federated_data(short), workers=4, notice=notices.append)
+        engine = RayEngine(build_run_context(short), workers=4, notice=notices.append)
         engine.close()
         assert engine.workers == 2
         assert notices == ["the Ray cluster has 2 CPUs: 2 workers instead of 4"]
@@ -212,7 +212,7 @@ def test_somebody_else_at_the_address_is_refused(monkeypatch):
 @pytest.mark.parametrize("address", ["somewhere", "host:port", ":6379", "host:", "ray://host:10001"])
 def test_an_address_of_the_wrong_form_is_refused(short, address):
     with pytest.raises(ConfigError, match=f"ray_address '{address}'"):
-        RayEngine(build_federated_data(short), address=address)
+        RayEngine(build_run_context(short), address=address)
     assert not ray.is_initialized()
 
 
@@ -226,7 +226,7 @@ def test_no_cluster_on_this_machine_is_one_line(short, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("ray.init", _nobody)
     with pytest.raises(ConfigError, match="cannot join the Ray cluster at 'auto': nobody is here"):
-        RayEngine(build_federated_data(short), address="auto")
+        RayEngine(build_run_context(short), address="auto")
 
 
 def _nobody(**settings: object) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import crad
-from crad.federation.federated_data import build_federated_data
+from crad.federation.context import build_run_context
 
 SHAPES = {"cifar10": (10, (32, 32)), "cifar100": (100, (32, 32)), "pathmnist": (9, (32, 32))}
 
@@ -29,7 +29,7 @@ def test_a_round_of_all_three_families_runs_on_every_data_set(dataset):
     assert len(summary["per_class"]) == SHAPES[dataset][0]
     assert (summary["train_images"], summary["test_images"], summary["proxy_size"]) == (400, 200, 40)
     assert summary["architecture_per_client"] == ["resnet18@0.0625", "resnet18-half@0.0625", "cnn6@0.0625"]
-    assert build_federated_data(small(dataset)).dataset.image_size == SHAPES[dataset][1]
+    assert build_run_context(small(dataset)).data.dataset.image_size == SHAPES[dataset][1]
 
 
 @pytest.mark.parametrize("method", ["local", "crad"])

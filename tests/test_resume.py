@@ -30,7 +30,7 @@ from tests.test_golden import without_timing
 
 
 def final_state(run: Path) -> tuple[list[Any], dict[str, torch.Tensor], Any]:
-    """Records without times, all tensors of the last checkpoint, and the standing of every peer."""
+    """Records without times, all tensors of the last checkpoint, and the evaluation of every peer."""
     rounds = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
     state = json.loads(sorted((run / "checkpoint").glob("round-*.json"))[-1].read_text())
     tensors = {

@@ -16,7 +16,7 @@ from crad.config import Experiment
 from crad.device import repeatable
 from crad.engines.serial import SerialEngine
 from crad.errors import RunError
-from crad.federation.federated_data import build_federated_data
+from crad.federation.context import build_run_context
 from crad.federation.message import pack
 from crad.federation.method import Method, Phase, RoundContext
 from crad.federation.peer import Peer, PeerSpec, count_noise
@@ -47,27 +47,29 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 def test_one_crad_round_equals_a_naive_loop_written_from_the_method(tiny):
     """Batch by batch, teacher by teacher, with the slow reference rule: the same weights up to rounding."""
     fast, slow = start(tiny), start(tiny)
-    world, naive_peers = slow.world, slow.peers()
+    context, naive_peers = slow.context, slow.peers()
     fast.next_round()
 
     frozen = [peer.model.eval() for peer in slow.peers()]
     statistics = [peer.statistics() for peer in naive_peers]
     with repeatable(0, "cpu"):
         for student in naive_peers:
-            _train_naively(student, world, frozen, statistics)
+            _train_naively(student, context, frozen, statistics)
     for mine, naive in zip(fast.peers(), naive_peers, strict=True):
         for name, tensor in mine.model.state_dict().items():
             torch.testing.assert_close(tensor, naive.model.state_dict()[name], rtol=2e-3, atol=2e-4)
 
 
-def _train_naively(student, world, frozen, statistics):
-    e = world.experiment
+def _train_naively(student, context, frozen, statistics):
+    e = context.experiment
     others = [k for k in range(e.clients) if k != student.index]
     counts, accuracies = ([list(getattr(statistics[k], name)) for k in others] for name in ("counts", "accuracies"))
     purpose = ("peer", student.index, "round", 1, "epoch", 0)
     order = torch.randperm(len(student.train), generator=torch_stream(e.seed, *purpose, "shuffle"))
-    images = world.preparation.inputs(
-        world.preparation.augment(student.train.images[order], generator=torch_stream(e.seed, *purpose, "augment"))
+    images = context.data.preprocessor.inputs(
+        context.data.preprocessor.augment(
+            student.train.images[order], generator=torch_stream(e.seed, *purpose, "augment")
+        )
     )
     optimizer = torch.optim.SGD(student.model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
     for begin in range(0, len(order), e.batch_size):
@@ -95,7 +97,7 @@ def test_students_learn_from_snapshots_of_the_round_before(tiny, monkeypatch):
     federation = start(tiny)
     before = weights(federation.peers())
     seen: dict[int, dict[str, torch.Tensor]] = {}
-    shelf = federation.engine.bench.shelf
+    shelf = federation.engine.runner.teachers
     decode = shelf.decode
 
     def spy(message, *, sender, round_index):
@@ -123,28 +125,28 @@ def test_order_of_the_clients_does_not_change_any_weight(tiny):
 
 
 def test_all_methods_share_partition_weights_participation_and_batches(tiny):
-    worlds = {name: build_federated_data(change(tiny, method=name)) for name in ("crad", "uniform", "local")}
-    first = worlds["crad"]
-    for world in worlds.values():
-        for mine, theirs in zip(world.shards, first.shards, strict=True):
+    contexts = {name: build_run_context(change(tiny, method=name)) for name in ("crad", "uniform", "local")}
+    first = contexts["crad"]
+    for context in contexts.values():
+        for mine, theirs in zip(context.data.shards, first.data.shards, strict=True):
             assert all(
                 np.array_equal(getattr(mine, part), getattr(theirs, part)) for part in ("train", "validation", "test")
             )
-        assert np.array_equal(world.proxy, first.proxy)
-    rosters = [weights(start(change(tiny, method=name)).peers()) for name in worlds]
+        assert np.array_equal(context.data.proxy, first.data.proxy)
+    rosters = [weights(start(change(tiny, method=name)).peers()) for name in contexts]
     assert all(same(a, b) for roster in rosters[1:] for a, b in zip(rosters[0], roster, strict=True))
 
 
 def test_proxy_images_are_held_by_no_client(tiny):
-    world = build_federated_data(tiny)
-    held = np.concatenate([shard.indices for shard in world.shards])
-    assert len(world.proxy) == 8
-    assert not set(world.proxy) & set(held)
-    assert sorted([*world.proxy, *held]) == list(range(240))
+    context = build_run_context(tiny)
+    held = np.concatenate([shard.indices for shard in context.data.shards])
+    assert len(context.data.proxy) == 8
+    assert not set(context.data.proxy) & set(held)
+    assert sorted([*context.data.proxy, *held]) == list(range(240))
 
 
 def test_proxy_set_is_never_more_than_a_tenth(tiny):
-    assert len(build_federated_data(change(tiny, proxy_size=500)).proxy) == 24
+    assert len(build_run_context(change(tiny, proxy_size=500)).data.proxy) == 24
 
 
 def test_payload_is_what_was_really_sent(tiny):
@@ -172,7 +174,7 @@ def test_only_the_active_learn_and_publish_and_the_others_keep_their_model(tiny)
     for peer in federation.peers():
         assert same(peer.model.state_dict(), before[peer.index]) == (peer.index not in done.active)
         assert (done.traffic.sent[peer.index] > 0) == (peer.index in done.active)
-        assert peer.standing.overall is not None, "metrics average over all clients"
+        assert peer.evaluation.overall is not None, "metrics average over all clients"
 
 
 def test_participation_is_drawn_without_replacement_by_seed_and_round(tiny):
@@ -212,7 +214,7 @@ def test_tests_are_measured_only_when_asked_and_always_at_the_end(tiny):
 def test_private_counts_are_noised_once_and_never_redrawn(tiny):
     federation = start(change(tiny, private_counts=1.0))
     peers = federation.peers()
-    true = [peer.standing.validation[0].counts for peer in peers]
+    true = [peer.evaluation.validation[0].counts for peer in peers]
     first = [peer.statistics().counts for peer in peers]
     federation.next_round()
     peers = federation.peers()
@@ -221,13 +223,13 @@ def test_private_counts_are_noised_once_and_never_redrawn(tiny):
     assert np.abs(noise).max() > 0.1
     assert np.array(first).min() >= 0
     assert [list(peer.statistics().accuracies) for peer in peers] == [
-        peer.standing.validation[0].class_accuracies() for peer in peers
+        peer.evaluation.validation[0].class_accuracies() for peer in peers
     ]
 
 
 def test_private_counts_have_the_laplace_scale(tiny):
-    world = build_federated_data(change(tiny, private_counts=0.5))
-    draws = [count_noise(world, index) for index in range(300)]
+    context = build_run_context(change(tiny, private_counts=0.5))
+    draws = [count_noise(context, index) for index in range(300)]
     # The mean absolute deviation of Laplace(1/epsilon) is 1/epsilon.
     assert np.abs(np.concatenate(draws)).mean() == pytest.approx(2.0, rel=0.15)
 
@@ -303,7 +305,7 @@ def test_cross_entropies_are_published_only_for_the_rule_that_needs_them(tiny):
         federation = start(change(tiny, method=method))
         publish = resolve_method(method).phases[0].publish
         assert publish is not None
-        message = publish(federation.peer(0), RoundContext(1, TeacherCache(federation.world)))
+        message = publish(federation.peer(0), RoundContext(1, TeacherCache(federation.context)))
         assert message is not None
         assert ("cross_entropies" in json.loads(message.manifest)["statistics"]) == is_sent
 
@@ -316,17 +318,17 @@ def test_a_class_without_samples_publishes_the_cross_entropy_of_a_guess():
 def test_only_the_snapshots_of_this_round_are_held(tiny):
     federation = start(change(tiny, active=2, rounds=4))
     for done in federation.running:
-        assert len(federation.engine.bench.shelf._decoded) == 2
+        assert len(federation.engine.runner.teachers._decoded) == 2
         assert [path.name for path in federation.roster.folder.glob("messages-*")] == [f"messages-{done.index:05d}"]
 
 
 def test_a_roster_member_may_own_no_data(tiny):
-    world = build_federated_data(tiny)
-    peer = Peer(world, PeerSpec(4, clients=(), architecture=world.architecture_of(0)))
+    context = build_run_context(tiny)
+    peer = Peer(context, PeerSpec(4, clients=(), architecture=context.architecture_of(0)))
     peer.revalidate()
     peer.test()
     assert len(peer.train) == 0
-    assert peer.standing.validation == ()
+    assert peer.evaluation.validation == ()
 
 
 def test_statistics_are_measured_again_before_every_publishing(tiny):
@@ -336,7 +338,7 @@ def test_statistics_are_measured_again_before_every_publishing(tiny):
     def publish(peer, context):
         with repeatable(0, "cpu"):
             fresh = peer._validate()
-        seen.append(fresh == peer.standing)
+        seen.append(fresh == peer.evaluation)
         return peer.snapshot(context.round_index)
 
     phase = Phase("snapshot", learn=train_alone, publish=publish)

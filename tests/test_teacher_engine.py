@@ -13,7 +13,7 @@ from crad.errors import ConfigError
 from crad.inference import convolution, fused
 from crad.inference import engine as engine_module
 from crad.inference.engine import TEACHER_BATCH, PlainForward, TeacherEngine, soft_predictions
-from crad.inference.winograd import WinogradConv, Workspace, pays
+from crad.inference.winograd import WinogradConv, Workspace, is_winograd_faster
 from crad.models import Architecture, build_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -109,7 +109,7 @@ def test_full_width(name):
 @pytest.mark.parametrize("name", ["resnet18-half", "cnn6"])
 @pytest.mark.parametrize("shape", SIZES, ids=str)
 def test_with_winograd_wherever_it_is_possible(name, shape, monkeypatch):
-    monkeypatch.setattr(convolution, "pays", lambda **_: True)
+    monkeypatch.setattr(convolution, "is_winograd_faster", lambda **_: True)
     check(built(name, shape), random_inputs(5, *shape))
 
 
@@ -134,7 +134,7 @@ def test_an_image_size_that_comes_later_is_right_too():
 
 @pytest.mark.parametrize("winograd", [False, True])
 def test_same_inputs_same_bits_and_batches_may_be_split_at_chunks(winograd, monkeypatch):
-    monkeypatch.setattr(convolution, "pays", lambda **_: winograd)
+    monkeypatch.setattr(convolution, "is_winograd_faster", lambda **_: winograd)
     model = built("resnet18-half", (3, 12, 12))
     inputs = random_inputs(2 * TEACHER_BATCH + 9, 3, 12, 12)
     first = TeacherEngine(device="cpu").prepare(model, key="m")
@@ -368,11 +368,11 @@ def test_overflow_stays_visible():
 
 
 def test_winograd_is_chosen_by_size_alone():
-    assert pays(in_channels=512, out_channels=512, height=4, width=4)
-    assert pays(in_channels=128, out_channels=128, height=16, width=16)
-    assert not pays(in_channels=3, out_channels=64, height=32, width=32)
-    assert not pays(in_channels=16, out_channels=16, height=32, width=32)
-    assert not pays(in_channels=512, out_channels=512, height=1, width=1)
+    assert is_winograd_faster(in_channels=512, out_channels=512, height=4, width=4)
+    assert is_winograd_faster(in_channels=128, out_channels=128, height=16, width=16)
+    assert not is_winograd_faster(in_channels=3, out_channels=64, height=32, width=32)
+    assert not is_winograd_faster(in_channels=16, out_channels=16, height=32, width=32)
+    assert not is_winograd_faster(in_channels=512, out_channels=512, height=1, width=1)
 
 
 @pytest.mark.parametrize("relu", [False, True])

@@ -19,7 +19,7 @@ from crad.engines.processes import MAX_DEATHS, ProcessEngine, kept_workers
 from crad.engines.serial import SerialEngine
 from crad.engines.wire import outcome_from_bytes, outcome_to_bytes, task_from_bytes, task_to_bytes
 from crad.errors import ConfigError, RunError
-from crad.federation.federated_data import build_federated_data
+from crad.federation.context import build_run_context
 from crad.federation.message import Message
 from crad.federation.method import Learned
 from crad.federation.peer import Evaluation
@@ -185,7 +185,7 @@ def test_the_longest_tasks_are_begun_first(tiny, tmp_path, monkeypatch):
         give(worker, task)
 
     monkeypatch.setattr("crad.engines.processes._Worker.give", spy)
-    engine = ProcessEngine(build_federated_data(tiny), workers=1)
+    engine = ProcessEngine(build_run_context(tiny), workers=1)
     try:
         tasks = [Task("begin", peer, cost=cost) for peer, cost in enumerate([2.0, 9.0, 0.5, 4.0])]
         outcomes = list(engine.each(tasks))
@@ -197,7 +197,7 @@ def test_the_longest_tasks_are_begun_first(tiny, tmp_path, monkeypatch):
 
 def test_an_engine_goes_on_after_its_user_lost_interest(tiny):
     """The outcomes that nobody wanted must not be taken for those of the next tasks."""
-    engine = ProcessEngine(build_federated_data(tiny), workers=2)
+    engine = ProcessEngine(build_run_context(tiny), workers=2)
     try:
         next(engine.each([Task("begin", peer) for peer in range(4)]))
         outcomes = list(engine.each([Task("begin", peer) for peer in (3, 2)]))
@@ -208,22 +208,22 @@ def test_an_engine_goes_on_after_its_user_lost_interest(tiny):
 
 def test_tasks_and_outcomes_survive_the_wire_exactly(tmp_path):
     score = ClassScore((3, 0), (1, 0), (0.1 + 0.2, 1e-300))
-    standing = Evaluation((score,), None, score, {"peak": Evaluation((score,))})
+    evaluation = Evaluation((score,), None, score, {"peak": Evaluation((score,))})
     body = tmp_path / "body"
     body.write_bytes(b"abc")
     message = Message(b'{"\xff\x00', b"abc", body)
-    task = Task("learn", 3, standing, tmp_path / "s", 7, 1, {2: message}, True, tmp_path / "to", receiver=5)
+    task = Task("learn", 3, evaluation, tmp_path / "s", 7, 1, {2: message}, True, tmp_path / "to", receiver=5)
     again = task_from_bytes(task_to_bytes(task))
     assert (again.messages[2].manifest, bytes(again.messages[2].body)) == (message.manifest, b"abc")
     assert {**vars(again), "messages": None} == {**vars(task), "messages": None}
     learned = Learned({"total": 1 / 3}, {2: [0.5, 0.25]}, {"refused": {"1": "why"}}, {"a.png": b"\x89\xff"})
-    outcome = TaskOutcome("learn", 3, standing, learned, b"\xfe{", None, 0.25, 12345, receiver=4)
+    outcome = TaskOutcome("learn", 3, evaluation, learned, b"\xfe{", None, 0.25, 12345, receiver=4)
     assert outcome_from_bytes(outcome_to_bytes(outcome)) == outcome
 
 
 def test_how_many_workers_a_run_gets(tiny, monkeypatch):
     def workers(**settings):
-        return count_workers(build_federated_data(change(tiny, **settings)))
+        return count_workers(build_run_context(change(tiny, **settings)))
 
     monkeypatch.setattr("crad.engines.count_cores", lambda: 3)
     assert count_cores() >= 1
@@ -232,8 +232,8 @@ def test_how_many_workers_a_run_gets(tiny, monkeypatch):
     assert workers(workers="auto", active=1) == 1
     assert workers(workers=8) == 4
     assert workers(workers="auto", engine="serial") == 1
-    world = build_federated_data(tiny)
-    assert isinstance(make_engine(world, resolve_method("crad")), SerialEngine)
+    context = build_run_context(tiny)
+    assert isinstance(make_engine(context, resolve_method("crad")), SerialEngine)
 
 
 @pytest.mark.parametrize(
@@ -273,15 +273,15 @@ def test_rounds_list_only_clients_whose_figures_are_new(tiny):
 
 
 TWO_PHASES = """
-from crad.federation.method import Method, Phase, one_member_per_client
+from crad.federation.method import Method, Phase, one_peer_per_client
 from crad.federation.peer import Member
 from crad.methods.alone import train_alone
 from crad.methods.distillation import distillation_method
 
 crad = distillation_method("crad").phases[0]
 
-def roster(world):
-    members = one_member_per_client(world)
+def roster(context):
+    members = one_peer_per_client(context)
     return [*members, Member(len(members), clients=(), architecture=members[0].architecture)]
 
 METHOD = Method("two-phases", (Phase("alone", learn=train_alone), crad), roster=roster)

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from crad.analysis.confusions import confused_members
 from crad.config import Experiment, parse_pairs
 from crad.engines.serial import SerialEngine
+from crad.federation.context import RunContext, build_run_context
 from crad.federation.exchange import MemoryExchange
-from crad.federation.federated_data import FederatedData, build_federated_data
 from crad.federation.roster import Roster
 from crad.federation.rounds import RoundLoop
 from crad.methods import resolve_method
@@ -50,32 +50,33 @@ def main() -> None:
     for word in words:
         own |= parse_pairs(word)
     for seed in map(int, seeds.split(",")):
-        world = build_federated_data(Experiment(**own, seed=seed))
+        context = build_run_context(Experiment(**own, seed=seed))
         for way in WAYS:
-            meant = _meaning(world, way)
-            print(f"{dataset} seed {seed} {way}: {_line(_told(_simulate(world, meant)), meant, world)}", flush=True)
+            meant = _meaning(context, way)
+            print(f"{dataset} seed {seed} {way}: {_line(_told(_simulate(context, meant)), meant, context)}", flush=True)
 
 
-def _meaning(world: FederatedData, way: str) -> NDArray[np.int64]:
+def _meaning(context: RunContext, way: str) -> NDArray[np.int64]:
     """What client 1 calls each class."""
-    called = np.arange(world.num_classes)
+    called = np.arange(context.data.num_classes)
     if way == "shifted":
         return np.roll(called, -1)
     if way == "swapped":
-        first, second = np.argsort(-world.shard_counts()[WRONG], kind="stable")[:2]
+        first, second = np.argsort(-context.data.shard_counts()[WRONG], kind="stable")[:2]
         called[[first, second]] = called[[second, first]]
     return called
 
 
-def _simulate(world: FederatedData, called: NDArray[np.int64]) -> list[Record]:
-    labels = world.dataset.train_labels.copy()
-    where = world.shards[WRONG].indices
+def _simulate(context: RunContext, called: NDArray[np.int64]) -> list[Record]:
+    labels = context.data.dataset.train_labels.copy()
+    where = context.data.shards[WRONG].indices
     labels[where] = called[labels[where]]
-    world = replace(world, dataset=replace(world.dataset, train_labels=labels))
-    method = resolve_method(world.experiment.method)
+    data = replace(context.data, dataset=replace(context.data.dataset, train_labels=labels))
+    context = replace(context, data=data)
+    method = resolve_method(context.experiment.method)
     with tempfile.TemporaryDirectory() as folder:
-        roster = Roster(world, method.roster(world), Path(folder))
-        loop = RoundLoop(method, roster, exchange=MemoryExchange(), engine=SerialEngine(world, method))
+        roster = Roster(context, method.roster(context), Path(folder))
+        loop = RoundLoop(method, roster, exchange=MemoryExchange(), engine=SerialEngine(context, method))
         return [round_record(done, roster) for done in loop.run()]
 
 
@@ -89,15 +90,15 @@ def _told(records: list[Record]) -> list[Told]:
     return found
 
 
-def _line(told: list[Told], called: NDArray[np.int64], world: FederatedData) -> str:
-    changed = set(np.flatnonzero(called != np.arange(world.num_classes)).tolist())
+def _line(told: list[Told], called: NDArray[np.int64], context: RunContext) -> str:
+    changed = set(np.flatnonzero(called != np.arange(context.data.num_classes)).tolist())
     of_wrong = [one for one in told if one.teacher == WRONG and one.student != WRONG]
     right = [one for one in of_wrong if one.own in changed and called[one.own] == one.said]
     by_wrong = [one for one in told if one.student == WRONG]
     false = [one for one in told if WRONG not in (one.student, one.teacher)] if changed else told
     students = len({one.student for one in of_wrong}) if changed else 0
     return (
-        f"{students} of {world.experiment.clients - 1} others were told, {len(right)} pairs right, "
+        f"{students} of {context.experiment.clients - 1} others were told, {len(right)} pairs right, "
         f"{len(of_wrong) - len(right) if changed else 0} wrong; itself told {len(by_wrong) if changed else 0}; "
         f"honest ones accused by honest ones {len(false)}"
     )

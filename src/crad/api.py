@@ -15,9 +15,9 @@ from crad.config import Experiment
 from crad.device import repeatable
 from crad.engines import make_engine
 from crad.errors import ConfigError, RunError
-from crad.federation.attacks import check_attack
+from crad.federation.context import RunContext, build_run_context
 from crad.federation.exchange import MemoryExchange
-from crad.federation.federated_data import FederatedData, build_federated_data
+from crad.federation.federated_data import FederatedData
 from crad.federation.method import MIN_PROXY, Method
 from crad.federation.peer import new_model
 from crad.federation.roster import Roster
@@ -69,11 +69,11 @@ def _run(experiment: Experiment, directory: RunDirectory | None, *, resume: bool
     method = resolve_method(experiment.method, experiment.method_settings)
     for name in experiment.models:
         resolve_architecture(name.partition("@")[0])
-    world = build_federated_data(experiment)
-    _check_proxy(method, world)
-    running = _Simulation(method, world, directory, callback)
+    context = build_run_context(experiment)
+    _check_proxy(method, context.data)
+    running = _Simulation(method, context, directory, callback)
     # Before the directory is made: an engine that cannot be had leaves none behind.
-    with closing(make_engine(world, method, notice=callback.on_notice)) as engine:
+    with closing(make_engine(context, method, notice=callback.on_notice)) as engine:
         if directory is None:
             return running.execute(engine, is_new=True)
         try:
@@ -88,11 +88,11 @@ def _run(experiment: Experiment, directory: RunDirectory | None, *, resume: bool
             ) from error
 
 
-def _check_proxy(method: Method, world: FederatedData) -> None:
-    if method.common_images == "proxy" and len(world.proxy) < MIN_PROXY:
+def _check_proxy(method: Method, data: FederatedData) -> None:
+    if method.common_images == "proxy" and len(data.proxy) < MIN_PROXY:
         raise ConfigError(
-            f"method {method.name!r} learns on proxy images, and there are {len(world.proxy)}: set proxy_size to "
-            f"at least {MIN_PROXY}; never more than a tenth of the {len(world.dataset.train_labels)} training images "
+            f"method {method.name!r} learns on proxy images, and there are {len(data.proxy)}: set proxy_size to "
+            f"at least {MIN_PROXY}; never more than a tenth of the {len(data.dataset.train_labels)} training images "
             "are taken"
         )
 
@@ -100,18 +100,16 @@ def _check_proxy(method: Method, world: FederatedData) -> None:
 class _Simulation:
     """One execution of one experiment, with all peers in this process's hands."""
 
-    def __init__(
-        self, method: Method, world: FederatedData, directory: RunDirectory | None, callback: Callback
-    ) -> None:
-        self._method, self._world, self._experiment = method, world, world.experiment
+    def __init__(self, method: Method, context: RunContext, directory: RunDirectory | None, callback: Callback) -> None:
+        self._method, self._context, self._experiment = method, context, context.experiment
         self._directory, self._callback = directory, callback
-        self._partition = partition_record(world)
-        self._members = method.roster(world)
+        self._partition = partition_record(context.data)
+        self._members = method.roster(context)
         # Every kind of model is built and tried before anything is written: a faulty one leaves no directory behind.
-        with repeatable(torch_seed(world.experiment.seed, "roster"), world.device):
+        with repeatable(torch_seed(context.experiment.seed, "roster"), context.device):
             for architecture in dict.fromkeys(member.architecture for member in self._members if not member.build):
-                check_model(world, architecture)
-            check_attack(world, self._members)
+                check_model(context, architecture)
+            context.adversary.check(context, self._members)
 
     def execute(self, engine: Engine, *, is_new: bool) -> Result:
         """Run all rounds that are still to come, then write what they came to."""
@@ -123,13 +121,13 @@ class _Simulation:
             return self._execute_in(Path(folder), engine, is_new=is_new)
 
     def _execute_in(self, folder: Path, engine: Engine, *, is_new: bool) -> Result:
-        roster = Roster(self._world, self._members, folder)
+        roster = Roster(self._context, self._members, folder)
         loop = RunLoop(self._method, roster, exchange=MemoryExchange(), engine=engine, directory=self._directory)
         records = [] if is_new else loop.restore()
         tell = partial(self._tell, workers=engine.workers)
         self._callback.on_partition(self._partition)
         tell(records)  # what a resumed run has already
-        reset_peak_memory(self._world.device)
+        reset_peak_memory(self._context.device)
         try:
             loop.run(records, callback=self._callback, on_progress=tell)
         finally:
@@ -154,7 +152,7 @@ class _Simulation:
             self._experiment,
             rounds=rounds,
             partition=self._partition,
-            device=self._world.device,
+            device=self._context.device,
             workers=workers,
             about={
                 "is_reconstruction": self._method.is_reconstruction,
@@ -176,15 +174,15 @@ class _Simulation:
         """Write `inspection.json`: how teachers were combined for some test images, if the method has a rule."""
         if not is_inspectable(self._method, self._experiment.clients):
             return None
-        return write_inspection(directory, RunInspector(directory.path, world=self._world))
+        return write_inspection(directory, RunInspector(directory.path, context=self._context))
 
 
-def check_model(world: FederatedData, architecture: Architecture) -> None:
+def check_model(context: RunContext, architecture: Architecture) -> None:
     """Build a model once; a user's twice, for its first weights must follow from the seed."""
-    first = new_model(world, architecture, seed=0).state_dict()
+    first = new_model(context, architecture, seed=0).state_dict()
     if architecture.name in ARCHITECTURES:
         return
-    again = new_model(world, architecture, seed=0).state_dict()
+    again = new_model(context, architecture, seed=0).state_dict()
     different = [name for name, tensor in first.items() if not torch.equal(tensor, again[name])]
     if different:
         raise ConfigError(

@@ -1,16 +1,17 @@
 """How teachers are combined: statistics, filters, weights, rules, explanation. Pure: tensors in, tensors out.
 
 The paper's equations: Eqs. 6-7 in `statistics.py`, Eqs. 4-5 in `filters.py`, Eqs. 3 and 7 in `weights.py`,
-Eq. 8 in `combine.py`. The table of rules is in `rules.py`. What goes beyond the paper: `verifying.py`, `confusion.py`,
-and the other filters in `filters.py`.
+Eq. 8 in `combine.py`. The table of rules is in `rules.py`. What goes beyond the paper: `verification.py`,
+`confusion.py` and the other filters in `filters.py`.
 """
 
-from crad.aggregation.combine import Combination, Trace, aggregate, combine, explain
+from crad.aggregation.combine import Combination, Trace, aggregate, combine, explain, trace
 from crad.aggregation.confusion import Confusion, Confusions, find_confusions
 from crad.aggregation.evidence import Evidence, check_evidence
 from crad.aggregation.filters import Selection
 from crad.aggregation.rules import RULES, Rule, resolve_rule
-from crad.aggregation.verification import Tally, Verified, credibility, verify
+from crad.aggregation.statistics import TeacherStats
+from crad.aggregation.verification import Tally, credibility, verify
 
 __all__ = [
     "RULES",
@@ -21,8 +22,8 @@ __all__ = [
     "Rule",
     "Selection",
     "Tally",
+    "TeacherStats",
     "Trace",
-    "Verified",
     "aggregate",
     "check_evidence",
     "combine",
@@ -30,5 +31,6 @@ __all__ = [
     "explain",
     "find_confusions",
     "resolve_rule",
+    "trace",
     "verify",
 ]

@@ -16,6 +16,7 @@ from torch import Tensor
 from crad.aggregation.evidence import Evidence, check_evidence
 from crad.aggregation.filters import Selection, keep_all
 from crad.aggregation.rules import Rule, resolve_rule
+from crad.aggregation.statistics import TeacherStats
 from crad.config import Unsupported
 from crad.errors import unknown_name
 
@@ -41,7 +42,7 @@ class Combination:
 
     @property
     def share_KBC(self) -> Tensor:  # noqa: N802  # tensors carry their shape in the name
-        """The weights as shares of one over the teachers; zero throughout where nobody was heard."""
+        """Return the weights as shares of one over the teachers; zero throughout where nobody was heard."""
         total_BC = self.weight_KBC.sum(dim=0)
         return self.weight_KBC / torch.where(total_BC > 0, total_BC, 1)
 
@@ -65,17 +66,8 @@ def aggregate(
     `support`, `false_alarms` and `others` [K,C] are what a student counted itself; see docs/methods/crad-plus.md.
     """
     with torch.inference_mode():  # nothing is differentiated: a seventh of the time is saved
-        evidence = check_evidence(
-            q,
-            counts,
-            accuracies,
-            cross_entropy=cross_entropy,
-            min_support=min_support,
-            epsilon=epsilon,
-            support=support,
-            false_alarms=false_alarms,
-            others=others,
-        )
+        stats = TeacherStats(counts, accuracies, cross_entropy, support, false_alarms, others)
+        evidence = check_evidence(q, stats, min_support=min_support, epsilon=epsilon)
         target_BC = combine(evidence, rule, unsupported=unsupported).target_BC.to(q.dtype)
     return target_BC.clone()  # an ordinary tensor, which a loss may look at
 
@@ -94,18 +86,13 @@ def explain(
     false_alarms: Tensor | None = None,
     others: Tensor | None = None,
 ) -> Trace:
-    """The same combination as `aggregate`, with who was kept, dropped and trusted at every step."""
-    evidence = check_evidence(
-        q,
-        counts,
-        accuracies,
-        cross_entropy=cross_entropy,
-        min_support=min_support,
-        epsilon=epsilon,
-        support=support,
-        false_alarms=false_alarms,
-        others=others,
-    )
+    """Combine as `aggregate` does, and return who was kept, dropped and trusted at every step."""
+    stats = TeacherStats(counts, accuracies, cross_entropy, support, false_alarms, others)
+    return trace(check_evidence(q, stats, min_support=min_support, epsilon=epsilon), rule, unsupported=unsupported)
+
+
+def trace(evidence: Evidence, rule: str | Rule, *, unsupported: Unsupported) -> Trace:
+    """Combine, and return every step of it."""
     made = combine(evidence, rule, unsupported=unsupported)
     keep_KBC = made.selection.keep_KBC.cpu().numpy()
     supported_K1C = made.selection.supported_KC.unsqueeze(1).cpu().numpy()
@@ -146,7 +133,7 @@ def combine(evidence: Evidence, rule: str | Rule, *, unsupported: Unsupported) -
 
 
 def _kept_weights(rule: Rule, evidence: Evidence, selection: Selection) -> tuple[Tensor, Tensor]:
-    """The weights of the kept and their sum over the teachers, which is zero only where nobody is kept."""
+    """Return the weights of the kept and their sum over the teachers, which is zero only where nobody is kept."""
     keep_KBC, given_KBC = selection.keep_KBC, rule.weigh(evidence, selection)
     if ((given_KBC > 0) & (given_KBC < torch.inf)).all():
         weight_KBC = keep_KBC.to(given_KBC.dtype).mul_(given_KBC)  # several times faster than torch.where

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from crad.aggregation.statistics import accuracy_variance, smoothed_accuracy
+from crad.aggregation.statistics import TeacherStats, accuracy_variance, smoothed_accuracy
 
 MAX_CELLS = 2**24  # of a tally; with more teachers and classes than that nothing is watched
 MIN_SAMPLES = 20  # of the student's, of a class
@@ -56,8 +56,8 @@ class Confusions:
             self.tally_KCC[k] += counts_CC.to(torch.int32)
 
 
-def find_confusions(counts_KC: Tensor, accuracies_KC: Tensor, tally_KCC: Tensor) -> list[Confusion]:
-    """What a teacher calls by another name than the student, although it says that it knows the class.
+def find_confusions(stats: TeacherStats, tally_KCC: Tensor) -> list[Confusion]:
+    """Return what a teacher calls by another name than the student, although it says that it knows the class.
 
     Accused is only who claims to know a class, is hardly ever right about the student's samples of it, calls most of
     them by one other name, and does not call other samples so nearly as often. Two of these must hold beyond chance:
@@ -65,6 +65,7 @@ def find_confusions(counts_KC: Tensor, accuracies_KC: Tensor, tally_KCC: Tensor)
     """
     if tally_KCC.numel() == 0:
         return []
+    counts_KC, accuracies_KC = stats.counts_KC, stats.accuracies_KC
     tally_KCC = tally_KCC.to(torch.float64)
     samples_KC = tally_KCC.sum(dim=2)
     said_KC, favourite_KC = tally_KCC.max(dim=2)
@@ -75,7 +76,7 @@ def find_confusions(counts_KC: Tensor, accuracies_KC: Tensor, tally_KCC: Tensor)
         & (samples_KC >= MIN_SAMPLES)
         & (said_KC >= SAID_SHARE * samples_KC)
         & (right_KC <= RIGHT_SHARE * samples_KC)
-        & (_wilson(right_KC, samples_KC, CLAIM_DEVIATIONS) < _least_claimed(counts_KC, accuracies_KC))
+        & (_wilson(right_KC, samples_KC, CLAIM_DEVIATIONS) < _least_claimed(stats))
         & _is_particular(tally_KCC, favourite_KC)
     )
     return [
@@ -92,7 +93,7 @@ def find_confusions(counts_KC: Tensor, accuracies_KC: Tensor, tally_KCC: Tensor)
 
 
 def _is_particular(tally_KCC: Tensor, favourite_KC: Tensor) -> Tensor:
-    """Whether the answer is given to samples of this class clearly more often than to all others, [K,C]."""
+    """Return whether the answer is given to samples of this class clearly more often than to all others, [K,C]."""
     samples_KC = tally_KCC.sum(dim=2)
     said_KC = tally_KCC.gather(2, favourite_KC.unsqueeze(2)).squeeze(2)
     others_KC = samples_KC.sum(dim=1, keepdim=True) - samples_KC
@@ -103,14 +104,15 @@ def _is_particular(tally_KCC: Tensor, favourite_KC: Tensor) -> Tensor:
     return is_rarer_KC & lies_apart_KC & (others_KC >= MIN_SAMPLES)
 
 
-def _least_claimed(counts_KC: Tensor, accuracies_KC: Tensor) -> Tensor:
-    """The least accuracy that goes with what a teacher has measured of itself, [K,C]."""
+def _least_claimed(stats: TeacherStats) -> Tensor:
+    """Return the least accuracy that goes with what a teacher has measured of itself, [K,C]."""
+    counts_KC, accuracies_KC = stats.counts_KC, stats.accuracies_KC
     deviation_KC = accuracy_variance(counts_KC, accuracies_KC).sqrt()
     return smoothed_accuracy(counts_KC, accuracies_KC) - CLAIM_DEVIATIONS * deviation_KC
 
 
 def _wilson(hits: Tensor, among: Tensor, deviations: float) -> Tensor:
-    """The upper end of Wilson's interval for a share, or the lower one; it needs no large numbers."""
+    """Return the upper end of Wilson's interval for a share, or the lower one; it needs no large numbers."""
     among = among.clamp(min=1)
     share, extra = hits / among, deviations**2 / among
     spread = (share * (1 - share) / among + extra / (4 * among)).sqrt()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from crad.aggregation.statistics import TeacherStats
 from crad.errors import AggregationError
 
 ROW_TOLERANCE = 1e-3  # a row of q may miss one by this much; more is no softmax output
@@ -20,61 +21,56 @@ HALF = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Evidence:
-    """The teachers' soft predictions and what is known of them per class.
-
-    Published: counts, accuracies, sometimes cross-entropies. The false alarms are what a student counted itself.
-    """
+    """The teachers' soft predictions and what is known of them per class."""
 
     q_KBC: Tensor
-    counts_KC: Tensor
-    accuracies_KC: Tensor
-    cross_entropy_KC: Tensor | None
+    stats: TeacherStats
     min_support: float
     epsilon: float
-    support_KC: Tensor | None = None  # samples that speak for a teacher; None: its counts
-    false_alarms_KC: Tensor | None = None  # share of the samples of other classes that it takes for this one
-    others_KC: Tensor | None = None  # how many samples of other classes that share was counted on
 
     @property
     def supported_KC(self) -> Tensor:  # noqa: N802  # tensors carry their shape in the name
-        """Who may speak for which class, on the device of the predictions."""
-        speaking_KC = self.counts_KC if self.support_KC is None else self.support_KC
-        return (speaking_KC >= self.min_support).to(self.q_KBC.device)
+        """Return who may speak for which class, on the device of the predictions."""
+        return (self.stats.speaking_KC >= self.min_support).to(self.q_KBC.device)
+
+    @property
+    def counts_KC(self) -> Tensor:  # noqa: N802
+        """Return the samples per class, which most rules look at."""
+        return self.stats.counts_KC
+
+    @property
+    def accuracies_KC(self) -> Tensor:  # noqa: N802
+        """Return the class accuracies, which most rules look at."""
+        return self.stats.accuracies_KC
 
 
-def check_evidence(
-    q: Tensor,
-    counts: Tensor,
-    accuracies: Tensor,
-    *,
-    cross_entropy: Tensor | None,
-    min_support: float,
-    epsilon: float,
-    support: Tensor | None = None,
-    false_alarms: Tensor | None = None,
-    others: Tensor | None = None,
-) -> Evidence:
+def check_evidence(q: Tensor, stats: TeacherStats, *, min_support: float, epsilon: float) -> Evidence:
     """Refuse what no rule may combine.
 
     The statistics come back as float64 on the CPU, half-precision predictions as float32: its rounding would break
     the exact ties that the filter must keep.
     """
     _check_predictions(q)
-    shape_KC = (q.shape[0], q.shape[2])
     _check_setting("min_support", min_support, lowest=0, is_open=False)
     _check_setting("epsilon", epsilon, lowest=0, is_open=True)
-    if (false_alarms is None) != (others is None):
-        raise AggregationError("false_alarms and others belong together: give both or none")
     return Evidence(
         q_KBC=q.detach().float() if q.dtype in HALF else q.detach(),
-        counts_KC=_check_statistic("counts", counts, shape_KC, highest=math.inf),
-        accuracies_KC=_check_statistic("accuracies", accuracies, shape_KC, highest=1.0),
-        cross_entropy_KC=_check_optional("cross_entropy", cross_entropy, shape_KC),
+        stats=_check_stats(stats, (q.shape[0], q.shape[2])),
         min_support=min_support,
         epsilon=epsilon,
-        support_KC=_check_optional("support", support, shape_KC),
-        false_alarms_KC=_check_optional("false_alarms", false_alarms, shape_KC, highest=1.0),
-        others_KC=_check_optional("others", others, shape_KC),
+    )
+
+
+def _check_stats(stats: TeacherStats, shape_KC: tuple[int, int]) -> TeacherStats:
+    if (stats.false_alarms_KC is None) != (stats.others_KC is None):
+        raise AggregationError("false_alarms and others belong together: give both or none")
+    return TeacherStats(
+        counts_KC=_check_statistic("counts", stats.counts_KC, shape_KC, highest=math.inf),
+        accuracies_KC=_check_statistic("accuracies", stats.accuracies_KC, shape_KC, highest=1.0),
+        cross_entropies_KC=_check_optional("cross_entropy", stats.cross_entropies_KC, shape_KC),
+        support_KC=_check_optional("support", stats.support_KC, shape_KC),
+        false_alarms_KC=_check_optional("false_alarms", stats.false_alarms_KC, shape_KC, highest=1.0),
+        others_KC=_check_optional("others", stats.others_KC, shape_KC),
     )
 
 

@@ -30,7 +30,7 @@ class Selection:
 
 
 def keep_all(evidence: Evidence) -> Selection:
-    """All peers, no filter. The band is the widest deviation, so that everybody lies inside."""
+    """Keep all peers. The band is the widest deviation, so that everybody lies inside."""
     q_KBC = evidence.q_KBC
     consensus_BC = q_KBC.mean(dim=0)
     return Selection(
@@ -42,7 +42,7 @@ def keep_all(evidence: Evidence) -> Selection:
 
 
 def supported_and_agreeing(evidence: Evidence) -> Selection:
-    """Teachers with enough samples of the class that deviate from the consensus by at most the median."""
+    """Keep teachers with enough samples of the class that deviate from the consensus by at most the median."""
     q_KBC = evidence.q_KBC
     supported_KC = evidence.supported_KC
     supported_K1C = supported_KC.unsqueeze(1)
@@ -60,13 +60,13 @@ def supported_and_agreeing(evidence: Evidence) -> Selection:
 
 
 def supported(evidence: Evidence) -> Selection:
-    """Everybody with enough samples of the class, whatever they say."""
+    """Keep everybody with enough samples of the class, whatever they say."""
     consensus_BC, deviation_KBC = _deviations(evidence, evidence.supported_KC)
     return _kept_within(evidence, consensus_BC, deviation_KBC, torch.full_like(consensus_BC, torch.inf))
 
 
 def supported_and_self_scaled(evidence: Evidence) -> Selection:
-    """As published, with every deviation times the teacher's own standard deviation: evidence buys room.
+    """Keep as published, with every deviation times the teacher's own standard deviation: evidence buys room.
 
     Only the proportions of the deviations matter; the largest is one, so that the tolerance keeps its size.
     """
@@ -81,20 +81,20 @@ def supported_and_self_scaled(evidence: Evidence) -> Selection:
 
 
 def supported_near_weighted_consensus(evidence: Evidence) -> Selection:
-    """As published, around a consensus in which everybody counts with its precision."""
+    """Keep as published, around a consensus in which everybody counts with its precision."""
     supported_KC = evidence.supported_KC
     consensus_BC, deviation_KBC = _deviations(evidence, _votes(evidence))
     return _kept_within(evidence, consensus_BC, deviation_KBC, supported_median(deviation_KBC, supported_KC))
 
 
 def supported_within_weighted_median(evidence: Evidence) -> Selection:
-    """As published, with a band that holds half of the precision, not half of the teachers."""
+    """Keep as published, with a band that holds half of the precision, not half of the teachers."""
     consensus_BC, deviation_KBC = _deviations(evidence, evidence.supported_KC)
     return _kept_within(evidence, consensus_BC, deviation_KBC, weighted_median(deviation_KBC, _votes(evidence)))
 
 
 def supported_and_weighted(evidence: Evidence) -> Selection:
-    """Consensus and band both by precision."""
+    """Keep as published, with consensus and band both by precision."""
     votes_KC = _votes(evidence)
     consensus_BC, deviation_KBC = _deviations(evidence, votes_KC)
     return _kept_within(evidence, consensus_BC, deviation_KBC, weighted_median(deviation_KBC, votes_KC))
@@ -111,7 +111,10 @@ FILTERS: dict[FilterKind, Callable[[Evidence], Selection]] = {
 
 
 def weighted_median(value_KBC: Tensor, weight_KC: Tensor) -> Tensor:
-    """The least value at which the teachers up to it hold half of the weight, [B,C]; infinite where nobody has any."""
+    """Return the least value at which the teachers up to it hold half of the weight, [B,C].
+
+    Infinite where nobody has any.
+    """
     sorted_KBC, order_KBC = value_KBC.sort(dim=0, stable=True)
     weight_KBC = weight_KC.unsqueeze(1).to(value_KBC).expand_as(value_KBC).gather(0, order_KBC)
     reached_KBC = weight_KBC.cumsum(dim=0)
@@ -120,14 +123,14 @@ def weighted_median(value_KBC: Tensor, weight_KC: Tensor) -> Tensor:
 
 
 def _votes(evidence: Evidence) -> Tensor:
-    """The precision of the supported, [K,C]; where all have none, each counts one."""
+    """Return the precision of the supported, [K,C]; where all have none, each counts one."""
     supported_KC = evidence.supported_KC.cpu()
-    votes_KC = reliability(evidence) * supported_KC
+    votes_KC = reliability(evidence.stats, epsilon=evidence.epsilon) * supported_KC
     return torch.where(votes_KC.sum(dim=0) > 0, votes_KC, supported_KC.to(votes_KC))
 
 
 def _deviations(evidence: Evidence, votes_KC: Tensor) -> tuple[Tensor, Tensor]:
-    """The consensus under these votes, and everybody's distance from it. Eq. 4 with votes."""
+    """Return the consensus under these votes, and everybody's distance from it. Eq. 4 with votes."""
     q_KBC = evidence.q_KBC
     votes_K1C = votes_KC.unsqueeze(1).to(q_KBC)
     total_C = votes_K1C.sum(dim=0)
@@ -143,7 +146,7 @@ def _kept_within(
     *,
     judged_KBC: Tensor | None = None,
 ) -> Selection:
-    """The supported up to a limit; the band that is shown reaches as far as the furthest of them."""
+    """Keep the supported up to a limit; the band that is shown reaches as far as the furthest of them."""
     supported_K1C = evidence.supported_KC.unsqueeze(1)
     judged_KBC = deviation_KBC if judged_KBC is None else judged_KBC
     keep_KBC = (judged_KBC <= limit_BC + TIE_TOLERANCE).logical_and_(supported_K1C)

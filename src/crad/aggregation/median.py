@@ -18,7 +18,7 @@ NETWORK_TEACHERS = 32  # up to here comparing whole planes [B,C] is the fastest;
 
 
 def supported_median(value_KBC: Tensor, supported_KC: Tensor) -> Tensor:
-    """The lower median of the supported teachers' finite values, [B,C]; infinite where nobody is supported."""
+    """Return the lower median of the supported teachers' finite values, [B,C]; infinite where nobody is supported."""
     centred_KBC = value_KBC + _moved_aside(supported_KC).to(value_KBC).unsqueeze(1)
     if len(value_KBC) > NETWORK_TEACHERS:
         return centred_KBC.median(dim=0).values
@@ -26,7 +26,7 @@ def supported_median(value_KBC: Tensor, supported_KC: Tensor) -> Tensor:
 
 
 def _moved_aside(supported_KC: Tensor) -> Tensor:
-    """What to add: nothing for the supported, minus or plus infinity for the others, [K,C]."""
+    """Return what to add: nothing for the supported, minus or plus infinity for the others, [K,C]."""
     absent_KC = ~supported_KC
     middle_C = (supported_KC.sum(dim=0) - 1).clamp_(min=0) >> 1
     num_below_C = (len(supported_KC) - 1) // 2 - middle_C
@@ -48,7 +48,7 @@ def _network_median(value_KBC: Tensor) -> Tensor:
 
 @lru_cache(maxsize=NETWORK_TEACHERS)
 def _median_network(size: int) -> tuple[tuple[int, int, bool, bool], ...]:
-    """The comparisons of a sorting network that the middle place depends on, in order.
+    """Return the comparisons of a sorting network that the middle place depends on, in order.
 
     An entry (low, high, keeps_smaller, keeps_larger) says which of the two results is ever looked at again.
     """
@@ -62,7 +62,7 @@ def _median_network(size: int) -> tuple[tuple[int, int, bool, bool], ...]:
 
 
 def _merge_exchange(size: int) -> list[tuple[int, int]]:
-    """Batcher's sorting network for any size: pairs of places to be put in order (Knuth, volume 3, 5.2.2 M)."""
+    """Return Batcher's sorting network for any size: pairs of places to be put in order (Knuth, volume 3, 5.2.2 M)."""
     pairs = []
     top = 1 << max(0, (size - 1).bit_length() - 1)
     step = top

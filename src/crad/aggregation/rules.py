@@ -29,7 +29,7 @@ class Rule:
     uses_statistics: bool = True  # whether it matters what is known of a teacher beside its predictions
 
     def with_filter(self, kind: FilterKind | None) -> Rule:
-        """The same weights behind another filter; None: as it is."""
+        """Return the same weights behind another filter; None: as it is."""
         if kind is None:
             return self
         if self.keep not in FILTERS.values():
@@ -55,7 +55,7 @@ RULES: dict[str, Rule] = {
 
 
 def resolve_rule(rule: str | Rule) -> Rule:
-    """The rule behind a name, an entry point or an import path."""
+    """Return the rule behind a name, an entry point or an import path."""
     if isinstance(rule, Rule):
         return rule
     if not isinstance(rule, str):
@@ -67,5 +67,8 @@ def resolve_rule(rule: str | Rule) -> Rule:
 
 
 def has_published_filter(rule: str) -> bool:
-    """Whether the median filter is the rule's own, so that asking for it changes nothing; of foreign ones not known."""
+    """Return whether the median filter is the rule's own, so that asking for it changes nothing.
+
+    Of foreign ones not known.
+    """
     return rule in RULES and RULES[rule].keep is CRAD.keep

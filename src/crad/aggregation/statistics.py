@@ -1,34 +1,60 @@
-"""Class accuracy as a statistical estimate (Eq. 6), and what a teacher's word for a class is worth (Eq. 7)."""
+"""What is known of teachers per class: `TeacherStats`, and what follows from it (Eqs. 6 and 7).
+
+Shapes: K teachers, C classes.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
-from crad.aggregation.evidence import Evidence
+
+@dataclass(frozen=True)
+class TeacherStats:
+    """The class statistics of K teachers: what they published, and what a student counted of them itself.
+
+    Published: counts, accuracies, sometimes cross-entropies. Counted on the student's own samples: the rest.
+    """
+
+    counts_KC: Tensor  # validation samples held
+    accuracies_KC: Tensor  # share of them classified correctly
+    cross_entropies_KC: Tensor | None = None  # mean over them
+    support_KC: Tensor | None = None  # samples that speak for a teacher; None: its counts
+    false_alarms_KC: Tensor | None = None  # share of the samples of other classes that it takes for this one
+    others_KC: Tensor | None = None  # how many samples of other classes that share was counted on
+
+    @property
+    def speaking_KC(self) -> Tensor:  # noqa: N802  # tensors carry their shape in the name
+        """Return how many samples speak for each teacher."""
+        return self.counts_KC if self.support_KC is None else self.support_KC
+
+    def select(self, teachers_K: Tensor) -> TeacherStats:
+        """Return the statistics of some teachers, by a mask or their places."""
+        return TeacherStats(**{name: value[teachers_K] for name, value in vars(self).items() if value is not None})
 
 
 def smoothed_accuracy(counts_KC: Tensor, accuracies_KC: Tensor) -> Tensor:
-    """Agresti-Coull: two imagined hits and two misses keep the variance above zero. Eq. 6, left."""
+    """Return Agresti-Coull's estimate: two imagined hits and two misses keep the variance above zero. Eq. 6, left."""
     return (accuracies_KC * counts_KC + 2) / (counts_KC + 4)
 
 
 def accuracy_variance(counts_KC: Tensor, accuracies_KC: Tensor) -> Tensor:
-    """Variance of a class accuracy that was measured on so many samples. Eq. 6, right."""
+    """Return the variance of a class accuracy that was measured on so many samples. Eq. 6, right."""
     smoothed_KC = smoothed_accuracy(counts_KC, accuracies_KC)
     return smoothed_KC * (1 - smoothed_KC) / (counts_KC + 4)
 
 
-def reliability(evidence: Evidence) -> Tensor:
-    """Inverse variance of the class accuracy, [K,C]. Eq. 7.
+def reliability(stats: TeacherStats, *, epsilon: float) -> Tensor:
+    """Return the inverse variance of the class accuracy, [K,C]. Eq. 7.
 
     Where false alarms are known, the accuracy is a recall r beside a false-alarm rate f, and the weight is
     max(0, r~ - f~) / (var(r) + var(f)): nothing for a teacher that says the class no more often when it is there.
     """
-    counts_KC, accuracies_KC = evidence.counts_KC, evidence.accuracies_KC
-    variance_KC = accuracy_variance(counts_KC, accuracies_KC)
-    if evidence.false_alarms_KC is None or evidence.others_KC is None:
-        return 1 / (variance_KC + evidence.epsilon)
-    alarm_KC = smoothed_accuracy(evidence.others_KC, evidence.false_alarms_KC)
-    alarm_variance_KC = accuracy_variance(evidence.others_KC, evidence.false_alarms_KC)
-    separation_KC = (smoothed_accuracy(counts_KC, accuracies_KC) - alarm_KC).clamp(min=0)
-    return separation_KC / (variance_KC + alarm_variance_KC + evidence.epsilon)
+    variance_KC = accuracy_variance(stats.counts_KC, stats.accuracies_KC)
+    if stats.false_alarms_KC is None or stats.others_KC is None:
+        return 1 / (variance_KC + epsilon)
+    alarm_KC = smoothed_accuracy(stats.others_KC, stats.false_alarms_KC)
+    alarm_variance_KC = accuracy_variance(stats.others_KC, stats.false_alarms_KC)
+    separation_KC = (smoothed_accuracy(stats.counts_KC, stats.accuracies_KC) - alarm_KC).clamp(min=0)
+    return separation_KC / (variance_KC + alarm_variance_KC + epsilon)

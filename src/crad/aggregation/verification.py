@@ -8,12 +8,12 @@ Shapes: K teachers, B samples, C classes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from crad.aggregation.statistics import accuracy_variance, smoothed_accuracy
+from crad.aggregation.statistics import TeacherStats, accuracy_variance, smoothed_accuracy
 from crad.config import EvidenceSource
 
 # A teacher may do this much worse on the student's samples, which are augmented, than it says of itself.
@@ -42,51 +42,39 @@ class Tally:
 
     @property
     def others_C(self) -> Tensor:  # noqa: N802  # tensors carry their shape in the name
-        """Samples of other classes, [C]."""
+        """Return how many samples are of other classes, [C]."""
         return self.samples_C.sum() - self.samples_C
 
 
-@dataclass(frozen=True)
-class Verified:
-    """What is known of the teachers after looking: arguments for `check_evidence`."""
-
-    counts_KC: Tensor
-    accuracies_KC: Tensor
-    support_KC: Tensor
-    false_alarms_KC: Tensor
-    others_KC: Tensor
-    credibility_K: Tensor
-
-
-def verify(counts_KC: Tensor, accuracies_KC: Tensor, tally: Tally, *, source: EvidenceSource) -> Verified:
-    """The published figures and the student's own together.
+def verify(stats: TeacherStats, tally: Tally, *, source: EvidenceSource) -> TeacherStats:
+    """Return the published figures and the student's own together.
 
     `pooled` adds the two. `own` takes the student's alone for the classes it holds. For a class it does not hold there
     is only what was published. Published counts shrink with the teacher's credibility. A sample of the student's speaks
     for a teacher only if the teacher got it right.
     """
-    credibility_K = credibility(counts_KC, accuracies_KC, tally)
-    published_KC = counts_KC * credibility_K.unsqueeze(1)
+    published_KC = stats.counts_KC * credibility(stats, tally).unsqueeze(1)
     if source == "own":
         published_KC = torch.where(tally.samples_C > 0, 0.0, published_KC)
     total_KC = published_KC + tally.samples_C
-    hits_KC = published_KC * accuracies_KC + tally.hits_KC
-    return Verified(
+    hits_KC = published_KC * stats.accuracies_KC + tally.hits_KC
+    return replace(
+        stats,
         counts_KC=total_KC,
         accuracies_KC=(hits_KC / total_KC.clamp(min=1e-12)).clamp(max=1),
         support_KC=published_KC + tally.hits_KC,
         false_alarms_KC=tally.alarms_KC / tally.others_C.clamp(min=1),
         others_KC=tally.others_C.expand_as(total_KC),
-        credibility_K=credibility_K,
     )
 
 
-def credibility(counts_KC: Tensor, accuracies_KC: Tensor, tally: Tally) -> Tensor:
-    """How far each teacher's published figures can be believed, 0 to 1, [K].
+def credibility(stats: TeacherStats, tally: Tally) -> Tensor:
+    """Return how far each teacher's published figures can be believed, 0 to 1, [K].
 
     exp(-z^2 / 2), where z says by how many standard deviations its hits on the student's samples fall short of what it
     published, beyond the slack. Doing better than published costs nothing.
     """
+    counts_KC, accuracies_KC = stats.counts_KC, stats.accuracies_KC
     said_KC = (counts_KC > 0).to(counts_KC) * tally.samples_C  # the student's samples about which it says something
     smoothed_KC = smoothed_accuracy(counts_KC, accuracies_KC)
     expected_K = (said_KC * smoothed_KC).sum(dim=1)

@@ -14,54 +14,55 @@ from crad.errors import AggregationError
 
 
 def precision(evidence: Evidence, selection: Selection) -> Tensor:
-    """Inverse variance of the class accuracy. Eq. 7."""
-    return _per_class(reliability(evidence), evidence)
+    """Return the inverse variance of the class accuracy. Eq. 7."""
+    return _per_class(reliability(evidence.stats, epsilon=evidence.epsilon), evidence)
 
 
 def equal(evidence: Evidence, selection: Selection) -> Tensor:
-    """Everybody alike. Eq. 3 when nobody is filtered."""
+    """Weigh everybody alike. Eq. 3 when nobody is filtered."""
     return torch.ones_like(evidence.q_KBC[:, :1, :1])
 
 
 def negative_entropy(evidence: Evidence, selection: Selection) -> Tensor:
-    """Softmax over the teachers of minus the entropy (nats) of each one's prediction, per sample."""
+    """Return the softmax over the teachers of minus the entropy (nats) of each one's prediction, per sample."""
     entropy_KB = -torch.xlogy(evidence.q_KBC, evidence.q_KBC).sum(dim=2)
     return torch.softmax(-entropy_KB, dim=0).unsqueeze(2)
 
 
 def inverse_sigma(evidence: Evidence, selection: Selection) -> Tensor:
-    """Inverse standard deviation of the class accuracy."""
+    """Return the inverse standard deviation of the class accuracy."""
     return _per_class(1 / (_variance(evidence).sqrt() + evidence.epsilon), evidence)
 
 
 def accuracy(evidence: Evidence, selection: Selection) -> Tensor:
-    """The class accuracy as published."""
+    """Return the class accuracy as published."""
     return _per_class(evidence.accuracies_KC, evidence)
 
 
 def support(evidence: Evidence, selection: Selection) -> Tensor:
-    """The number of validation samples of the class."""
+    """Return the number of validation samples of the class."""
     return _per_class(evidence.counts_KC, evidence)
 
 
 def softmax_variance(evidence: Evidence, selection: Selection) -> Tensor:
-    """Softmax of minus the variance over the kept teachers; dropped ones do not enter the sum."""
+    """Return the softmax of minus the variance over the kept teachers; dropped ones do not enter the sum."""
     variance_K1C = _per_class(_variance(evidence), evidence)
     score_KBC = (-variance_K1C).expand_as(evidence.q_KBC).masked_fill(~selection.keep_KBC, -torch.inf)
     return torch.softmax(score_KBC, dim=0).nan_to_num(nan=0.0)  # nan: nobody kept
 
 
 def lower_confidence_bound(evidence: Evidence, selection: Selection) -> Tensor:
-    """Smoothed accuracy minus one standard deviation, not below zero."""
+    """Return the smoothed accuracy minus one standard deviation, not below zero."""
     smoothed_KC = smoothed_accuracy(evidence.counts_KC, evidence.accuracies_KC)
     return _per_class((smoothed_KC - _variance(evidence).sqrt()).clamp(min=0), evidence)
 
 
 def inverse_cross_entropy(evidence: Evidence, selection: Selection) -> Tensor:
-    """Inverse of the teacher's own mean cross-entropy on its validation samples of the class."""
-    if evidence.cross_entropy_KC is None:
+    """Return the inverse of the teacher's own mean cross-entropy on its validation samples of the class."""
+    cross_entropies_KC = evidence.stats.cross_entropies_KC
+    if cross_entropies_KC is None:
         raise AggregationError("rule 'inverse-ce' needs cross_entropy [K,C], a third published statistic")
-    return _per_class(1 / (evidence.cross_entropy_KC + evidence.epsilon), evidence)
+    return _per_class(1 / (cross_entropies_KC + evidence.epsilon), evidence)
 
 
 def _variance(evidence: Evidence) -> Tensor:

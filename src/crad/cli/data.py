@@ -178,14 +178,14 @@ def split_command(settings: Settings, config: ConfigFile = None, output: Output 
     """
     from crad.config import make_experiment
     from crad.data.site_data import write_shard
-    from crad.federation.federated_data import build_federated_data
+    from crad.federation.context import build_run_context
 
     folder = output or Path("shards")
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty; choose another --output")
-    world = build_federated_data(make_experiment({**settings, "device": "cpu"}, path=config))
+    context = build_run_context(make_experiment({**settings, "device": "cpu"}, path=config))
     folder.mkdir(parents=True, exist_ok=True)
-    for client, shard in enumerate(world.shards):
+    for client, shard in enumerate(context.data.shards):
         path = folder / f"client-{client}.npz"
-        write_shard(world.dataset, shard, path)
+        write_shard(context.data.dataset, shard, path)
         typer.echo(f"{path}: {len(shard.train)} training, {len(shard.validation)} validation, {len(shard.test)} test")

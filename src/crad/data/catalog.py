@@ -154,7 +154,7 @@ DATASETS: dict[str, Source] = {source.name: source for source in _SOURCES}
 
 
 def absolute_name(name_or_path: str) -> str:
-    """A known name as it is; anything else that exists as its full path."""
+    """Return a known name as it is; anything else that exists as its full path."""
     if name_or_path in DATASETS or not Path(name_or_path).expanduser().exists():
         return name_or_path
     return str(Path(name_or_path).expanduser().resolve())
@@ -168,7 +168,7 @@ def load_dataset(
     seed: int,
     data_dir: Path | None = None,
 ) -> Dataset:
-    """A known data set, a .npz file or a folder of images; the limits keep a class-balanced subset."""
+    """Load a known data set, a .npz file or a folder of images; the limits keep a class-balanced subset."""
     dataset = read_found(locate(name_or_path, data_dir=data_dir))
     train = _limit(dataset.train_images, dataset.train_labels, limit=train_limit, split="train", seed=seed)
     test = _limit(dataset.test_images, dataset.test_labels, limit=test_limit, split="test", seed=seed)
@@ -176,14 +176,14 @@ def load_dataset(
 
 
 def data_directory() -> Path:
-    """Where data files live: the environment's CRAD_DATA, else the user's cache directory."""
+    """Return where data files live: the environment's CRAD_DATA, else the user's cache directory."""
     import platformdirs
 
     return Path(os.environ.get("CRAD_DATA") or platformdirs.user_cache_dir("crad")).expanduser()
 
 
 def known_source(name: str) -> Source:
-    """The source of that name, or an error that lists the known ones."""
+    """Return the source of that name, or an error that lists the known ones."""
     if name not in DATASETS:
         raise unknown_name("data set", name, DATASETS)
     return DATASETS[name]

@@ -62,7 +62,7 @@ def _folder_files(path: Path, wanted: tuple[str, ...]) -> Iterator[tuple[str, by
 
 
 def _archive_files(path: Path, wanted: tuple[str, ...], folder: str) -> Iterator[tuple[str, bytes]]:
-    """The expected members only; nothing is written to disk."""
+    """Return the expected members only; nothing is written to disk."""
     members = {f"{folder}/{file_name}": file_name for file_name in wanted}
     try:
         with tarfile.open(path, "r:gz") as archive:
@@ -84,7 +84,7 @@ def _check_size(size: int, *, where: str) -> None:
 
 
 def _decode_records(content: bytes, where: str, *, label_bytes: int) -> tuple[Images, Labels]:
-    """Binary version: label bytes, the last one being the class, then the pixels."""
+    """Decode the binary version: label bytes, the last one being the class, then the pixels."""
     record = label_bytes + PIXELS
     if not content or len(content) % record:
         whole = max(1, -(-len(content) // record)) * record
@@ -96,7 +96,7 @@ def _decode_records(content: bytes, where: str, *, label_bytes: int) -> tuple[Im
 
 
 def _decode_pickle(content: bytes, where: str, *, label_key: str) -> tuple[Images, Labels]:
-    """Python version: a dictionary with `data` [n, 3072] and a list of labels."""
+    """Decode the Python version: a dictionary with `data` [n, 3072] and a list of labels."""
     batch = _unpickle(content, where=where)
     if not isinstance(batch, dict):
         raise DataError(f"{where} holds a {type(batch).__name__}, expected a dictionary")
@@ -156,7 +156,7 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 
 
 def _pixels_last(rows: Images) -> Images:
-    """[n, 3072] channel by channel -> [n, 32, 32, 3]."""
+    """Turn [n, 3072] channel by channel into [n, 32, 32, 3]."""
     return np.ascontiguousarray(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
 
 

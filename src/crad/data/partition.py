@@ -32,7 +32,7 @@ class Shard:
 
     @property
     def indices(self) -> Indices:
-        """All samples of the shard, in ascending order."""
+        """Return all samples of the shard, in ascending order."""
         return np.sort(np.concatenate([self.train, self.validation, self.test]))
 
 
@@ -51,7 +51,7 @@ def make_partition(labels: Indices, *, num_classes: int, experiment: Experiment)
 def dirichlet_partition(
     labels: Indices, *, num_classes: int, num_clients: int, alpha: float, rng: np.random.Generator
 ) -> list[Indices]:
-    """Per class, shares over the clients from Dirichlet(alpha); redrawn until everybody has enough samples."""
+    """Draw shares over the clients per class from Dirichlet(alpha), again until everybody has enough samples."""
     class_sizes = np.bincount(labels, minlength=num_classes)
     for _ in range(MAX_DRAWS):
         shares_CN = rng.dirichlet(np.full(num_clients, alpha), size=num_classes)
@@ -67,14 +67,14 @@ def dirichlet_partition(
 
 
 def iid_partition(labels: Indices, *, num_clients: int, rng: np.random.Generator) -> list[Indices]:
-    """A random permutation cut into parts of equal size."""
+    """Cut a random permutation into parts of equal size."""
     return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), num_clients)]
 
 
 def shards_partition(
     labels: Indices, *, num_classes: int, num_clients: int, classes_per_client: int, rng: np.random.Generator
 ) -> list[Indices]:
-    """Every client holds exactly k classes; the samples of a class are shared equally by its holders."""
+    """Give every client exactly k classes; the samples of a class are shared equally by its holders."""
     if classes_per_client > num_classes:
         raise PartitionError(f"classes_per_client is {classes_per_client}, but the data has only {num_classes} classes")
     if num_clients * classes_per_client < num_classes:
@@ -114,7 +114,7 @@ def split_shard(indices: Indices, *, held_out: float, rng: np.random.Generator) 
 
 
 def class_counts(labels: Indices, *, num_classes: int, parts: list[Indices]) -> NDArray[np.int64]:
-    """How many samples of each class every part holds, [parts, classes]."""
+    """Return how many samples of each class every part holds, [parts, classes]."""
     return np.stack([np.bincount(labels[part], minlength=num_classes) for part in parts])
 
 

@@ -36,24 +36,31 @@ class Preprocessor:
     std: Tensor
     augmentation: str
 
+    @property
+    def device(self) -> torch.device:
+        """Return where images are made inputs."""
+        return self.mean.device
+
     def inputs(self, images: Tensor) -> Tensor:
-        """Normalised float inputs, channels last in memory as the convolutions like it."""
+        """Normalise to float inputs, channels last in memory as the convolutions like it."""
         normalised = (images.float() - self.mean) / self.std
         return normalised.contiguous(memory_format=torch.channels_last)
 
     def augment(self, images: Tensor, *, generator: torch.Generator) -> Tensor:
-        """Randomly moved and mirrored, still uint8; draws come from the CPU generator."""
+        """Move and mirror images randomly, still uint8; draws come from the CPU generator."""
         return AUGMENTATIONS[self.augmentation](images, generator)
 
 
-def image_set(images: NDArray[np.uint8], labels: NDArray[np.int64], *, pad_to: int | None, device: str) -> ImageSet:
-    """Images and their labels as tensors on the device."""
+def image_set(
+    images: NDArray[np.uint8], labels: NDArray[np.int64], *, pad_to: int | None, device: str | torch.device
+) -> ImageSet:
+    """Return images and their labels as tensors on the device."""
     tensor = image_tensor(images, pad_to=pad_to)
     return ImageSet(tensor.to(device), torch.from_numpy(labels.astype(np.int64)).to(device))
 
 
 def image_tensor(images: NDArray[np.uint8], *, pad_to: int | None) -> Tensor:
-    """An NHWC array as an NCHW tensor, with a border of zero pixels up to `pad_to` on both sides."""
+    """Turn an NHWC array into an NCHW tensor, with a border of zero pixels up to `pad_to` on both sides."""
     tensor = torch.from_numpy(np.array(images.transpose(0, 3, 1, 2), order="C"))  # a copy: the data set stays as it is
     if pad_to is not None:
         height, width = max(0, pad_to - tensor.shape[2]), max(0, pad_to - tensor.shape[3])
@@ -68,7 +75,7 @@ def fit_preprocessor(train_images: NDArray[np.uint8], *, augmentation: str, devi
 
 
 def channel_statistics(train_images: NDArray[np.uint8]) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation per channel (exact, from the pixel histogram)."""
+    """Return mean and standard deviation per channel (exact, from the pixel histogram)."""
     levels = np.arange(256, dtype=np.float64)
     means, deviations = [], []
     for channel in range(train_images.shape[3]):

@@ -87,7 +87,7 @@ def load_own_data(
 def own_names(
     in_file: Sequence[str] | None, own_classes: OwnClasses | None, *, where: str, listed: Sequence[str] = ()
 ) -> Sequence[str] | None:
-    """What the labels 0, 1, 2, ... of a file are called; None: they are numbered as agreed, as its owner says."""
+    """Return what a file's labels 0, 1, 2, ... are called; None: they are numbered as agreed, as its owner says."""
     if in_file is not None:
         if own_classes not in (None, AS_AGREED, tuple(in_file)):
             raise DataError(
@@ -105,7 +105,7 @@ def own_names(
 
 
 def draft_dataset(source: str, *, own_classes: OwnClasses | None) -> Dataset:
-    """The own data as the first member of an agreement brings it, with names for its classes.
+    """Return the own data as the first member of an agreement brings it, with names for its classes.
 
     Where the owner says "as agreed" of labels without names, the numbers are the names.
     """
@@ -141,7 +141,7 @@ def _read(source: str) -> Splits:
 
 
 def _padding(dataset: Dataset, image_shape: tuple[int, int, int], *, where: str) -> int | None:
-    """Smaller images get a border of zeros where the agreed ones are square; None where none is needed."""
+    """Return the side that smaller images are padded to where the agreed ones are square; None: no border."""
     *sides, channels = dataset.train_images.shape[1:]
     *agreed, agreed_channels = image_shape
     if (sides, channels) == (agreed, agreed_channels):
@@ -155,7 +155,7 @@ def _padding(dataset: Dataset, image_shape: tuple[int, int, int], *, where: str)
 
 
 def _class_map(dataset: Dataset, names: Sequence[str] | None, classes: Sequence[str], *, where: str) -> Labels:
-    """The agreed number of every class of the file: by name where it has names, else its labels as they are."""
+    """Return the agreed number of every class of the file: by name where it has names, else its labels as they are."""
     if names is None:
         if dataset.num_classes > len(classes):
             raise DataError(
@@ -173,7 +173,7 @@ def _class_map(dataset: Dataset, names: Sequence[str] | None, classes: Sequence[
 
 
 def _validation(splits: Splits, whole: Dataset, to_agreed: Labels, *, where: str) -> list[tuple[Images, Labels]]:
-    """The file's own validation images, checked as the training images are; none where it has none."""
+    """Return the file's own validation images, checked as the training images are; none where it has none."""
     if splits.validation_images is None or splits.validation_labels is None:
         return []
     checked = build_dataset(
@@ -190,7 +190,7 @@ def _validation(splits: Splits, whole: Dataset, to_agreed: Labels, *, where: str
 
 
 def write_shard(dataset: Dataset, shard: Shard, path: Path) -> None:
-    """One client's shard of a divided data set as a file that `load_own_data` reads back in the same order."""
+    """Write one client's shard of a divided data set as a file that `load_own_data` reads back in the same order."""
     parts = {"train": shard.train, "val": shard.validation, "test": shard.test}
     arrays: dict[str, NDArray[Any]] = {"class_names": np.array(dataset.class_names)}
     for name, where in parts.items():

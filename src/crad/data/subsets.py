@@ -14,7 +14,7 @@ SPLIT_SEED = 1024  # fixed: the test set is part of the data set, not of a run
 
 
 def balanced_subset(labels: NDArray[np.int64], *, size: int, rng: np.random.Generator) -> Indices:
-    """Sorted indices of `size` samples, as equally many of each class as there are.
+    """Return sorted indices of `size` samples, as equally many of each class as there are.
 
     All draws are made before `size` is looked at, so a smaller subset lies within a larger one.
     """
@@ -27,7 +27,7 @@ def balanced_subset(labels: NDArray[np.int64], *, size: int, rng: np.random.Gene
 
 
 def split_proxy(labels: NDArray[np.int64], *, size: int, rng: np.random.Generator) -> tuple[Indices, Indices]:
-    """A class-balanced proxy set of `size` samples, and the remaining indices; both sorted."""
+    """Split off a class-balanced proxy set of `size` samples, and return the remaining indices too; both sorted."""
     proxy = balanced_subset(labels, size=size, rng=rng)
     return proxy, _others(proxy, total=len(labels))
 
@@ -43,13 +43,13 @@ def stratified_split(labels: NDArray[np.int64], *, share: float, rng: np.random.
 
 
 def _shuffled_classes(labels: NDArray[np.int64], *, rng: np.random.Generator) -> list[Indices]:
-    """The indices of each class, shuffled, the classes themselves in random order."""
+    """Return the indices of each class, shuffled, the classes themselves in random order."""
     classes = rng.permutation(np.unique(labels))
     return [rng.permutation(np.flatnonzero(labels == label)) for label in classes]
 
 
 def _quotas(available: list[int], *, size: int) -> list[int]:
-    """How many of each class: level by level, the first ones get the remainder, full ones drop out."""
+    """Return how many of each class: level by level, the first ones get the remainder, full ones drop out."""
     quotas = [0] * len(available)
     left = size
     while left:

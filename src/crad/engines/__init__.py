@@ -9,17 +9,17 @@ from pathlib import Path
 from crad.config import Experiment
 from crad.engines.serial import SerialEngine
 from crad.errors import ConfigError
-from crad.federation.federated_data import FederatedData
+from crad.federation.context import RunContext
 from crad.federation.method import Method
 from crad.federation.tasks import Engine
 
 
-def make_engine(world: FederatedData, method: Method, *, notice: Callable[[str], None] = lambda text: None) -> Engine:
-    """The engine that the settings ask for; `auto` takes one process per core where that is more than one.
+def make_engine(context: RunContext, method: Method, *, notice: Callable[[str], None] = lambda text: None) -> Engine:
+    """Make the engine that the settings ask for; `auto` takes one process per core where that is more than one.
 
     `notice` hears of what went wrong and was put right, such as a worker that died.
     """
-    experiment = world.experiment
+    experiment = context.experiment
     if experiment.engine in ("processes", "ray") and _only_in_this_process(experiment):
         raise ConfigError(
             f"{_only_in_this_process(experiment)!r} is known to this process alone, so engine {experiment.engine} "
@@ -28,39 +28,39 @@ def make_engine(world: FederatedData, method: Method, *, notice: Callable[[str],
     if experiment.engine == "ray":
         from crad.engines.ray_cluster import RayEngine
 
-        return RayEngine(world, workers=experiment.workers, address=experiment.ray_address, notice=notice)
-    workers = min(count_workers(world), len(method.roster(world)))
+        return RayEngine(context, workers=experiment.workers, address=experiment.ray_address, notice=notice)
+    workers = min(count_workers(context), len(method.roster(context)))
     private = _only_in_this_process(experiment)
     if private and workers > 1 and experiment.engine == "auto":
         notice(f"{private!r} is known to this process alone: one worker; put it into a module to use all cores")
     if experiment.engine == "serial" or (experiment.engine == "auto" and (workers == 1 or private)):
-        return SerialEngine(world, method)
+        return SerialEngine(context, method)
     from crad.engines.processes import ProcessEngine
 
-    return ProcessEngine(world, workers=workers, notice=notice)
+    return ProcessEngine(context, workers=workers, notice=notice)
 
 
-def count_workers(world: FederatedData) -> int:
-    """How many processes a run on this machine uses: never more than clients that can work at once."""
-    experiment = world.experiment
+def count_workers(context: RunContext) -> int:
+    """Return how many processes a run on this machine uses: never more than clients that can work at once."""
+    experiment = context.experiment
     if experiment.engine == "serial":
         return 1
     wanted = experiment.workers
     if wanted == "auto":
         # A GPU is shared badly by processes; on a CPU one single-threaded process per core is the fastest.
-        wanted = count_cores() if world.device == "cpu" else 1
+        wanted = count_cores() if context.device == "cpu" else 1
     return min(wanted, experiment.active or experiment.clients)
 
 
 def count_cores() -> int:
-    """The cores that this process may use."""
+    """Return the cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)  # not on a Mac
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     return max(1, min(cores, _container_cores() or cores))
 
 
 def _container_cores() -> int | None:
-    """What a container may use of the machine, None where there is no limit."""
+    """Return what a container may use of the machine, None where there is no limit."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):
@@ -69,6 +69,6 @@ def _container_cores() -> int | None:
 
 
 def _only_in_this_process(experiment: Experiment) -> str | None:
-    """A model or method of a script or notebook, which no other process can import."""
+    """Return a model or method of a script or notebook, which no other process can import."""
     names = (*experiment.models, experiment.method)
     return next((name for name in names if name.startswith("__main__:")), None)

@@ -21,7 +21,7 @@ from crad.device import MALLOC_SETTINGS
 from crad.engines.shared_arrays import describe_dataset, write_arrays
 from crad.engines.wire import outcome_from_bytes, task_to_bytes
 from crad.errors import RunError
-from crad.federation.federated_data import FederatedData
+from crad.federation.context import RunContext
 from crad.federation.tasks import Task, TaskOutcome
 from crad.memory import peak_memory_bytes
 
@@ -34,18 +34,16 @@ GRACE_SECONDS = 5.0  # for a worker to end when told to
 class ProcessEngine:
     """Keeps a fixed number of worker processes busy."""
 
-    def __init__(
-        self, world: FederatedData, *, workers: int, notice: Callable[[str], None] = lambda text: None
-    ) -> None:
-        self._world = world
+    def __init__(self, context: RunContext, *, workers: int, notice: Callable[[str], None] = lambda text: None) -> None:
+        self._context = context
         self._notice = notice
         # Without a name from the start: nothing is left behind, however this process ends.
         self._data: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed in `close`
         self._order = json.dumps(
             {
-                "experiment": world.experiment.model_dump(),
-                "arrays": write_arrays(world.dataset, self._data),
-                "dataset": describe_dataset(world.dataset),
+                "experiment": context.experiment.model_dump(),
+                "arrays": write_arrays(context.data.dataset, self._data),
+                "dataset": describe_dataset(context.data.dataset),
             }
         ).encode()
         self.workers = workers
@@ -59,7 +57,7 @@ class ProcessEngine:
             raise
 
     def each(self, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
-        """The outcomes as they come."""
+        """Return the outcomes as they come."""
         self._workers = [worker if worker.is_there else self._start() for worker in self._workers]
         waiting = deque(sorted(tasks, key=lambda task: -task.cost))
         deaths: Counter[int] = Counter()
@@ -85,7 +83,7 @@ class ProcessEngine:
                     worker.end()
 
     def peak_memory_bytes(self) -> int:
-        """The sum of every process's peak, at most: pages that several of them look into count for each."""
+        """Return the sum of every process's peak, at most: pages that several of them look into count for each."""
         return peak_memory_bytes("cpu") + sum(self._peaks)
 
     def close(self) -> None:
@@ -177,17 +175,17 @@ class _Worker:
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """Return the process id."""
         return self._process.pid
 
     @property
     def is_there(self) -> bool:
-        """Whether it has not been ended."""
+        """Return whether it has not been ended."""
         return not self.connection.closed
 
     @property
     def is_free(self) -> bool:
-        """Whether it has set up and has nothing to do."""
+        """Return whether it has set up and has nothing to do."""
         return self._is_ready and self.task is None
 
     def give(self, task: Task) -> None:
@@ -197,7 +195,7 @@ class _Worker:
             self.connection.send_bytes(task_to_bytes(task))
 
     def take(self, content: bytes) -> TaskOutcome | None:
-        """Its answer: an outcome, or None when it has set up. What it raised is raised here."""
+        """Take its answer: an outcome, or None when it has set up. What it raised is raised here."""
         if content.startswith(b'{"error"'):
             raise _error_from(json.loads(content))
         if not self._is_ready:

@@ -22,7 +22,7 @@ from crad.data.dataset import Dataset
 from crad.device import tune_malloc
 from crad.engines.shared_arrays import ARRAYS
 from crad.errors import ConfigError
-from crad.federation.federated_data import build_federated_data
+from crad.federation.context import build_run_context
 from crad.federation.message import Message
 from crad.federation.tasks import Task, TaskOutcome, TaskRunner
 from crad.methods import resolve_method
@@ -55,7 +55,7 @@ class Host:
         parts: dict[str, Any] = {**order.dataset, **dict(zip(ARRAYS, arrays, strict=True))}
         dataset = Dataset(**parts)
         method = resolve_method(experiment.method, experiment.method_settings)
-        self._bench = TaskRunner(build_federated_data(experiment, dataset), method)
+        self._runner = TaskRunner(build_run_context(experiment, dataset), method)
         self._messages: dict[Reference, Message] = {}
         self._batch: tuple[int, int] = (0, 0)
 
@@ -65,9 +65,9 @@ class Host:
             # What is no longer looked into can leave the node's shared memory.
             self._batch = (task.round_index, task.phase)
             self._messages.clear()
-            self._bench.shelf.forget_other_rounds(task.round_index)
+            self._runner.teachers.forget_other_rounds(task.round_index)
         self._fetch(letters)
-        return self._bench.do(
+        return self._runner.do(
             replace(
                 task,
                 state=None if state is None else state.data,
@@ -76,14 +76,14 @@ class Host:
         )
 
     def _fetch(self, letters: Letters) -> None:
-        """Every body once per round: the same object is decoded once, whoever learns from it here."""
+        """Fetch every body once per round: the same object is decoded once, whoever learns from it here."""
         new = {body: manifest for manifest, body in letters.values() if body not in self._messages}
         for (body, manifest), content in zip(new.items(), ray.get(list(new)), strict=True):
             self._messages[body] = Message(manifest, content.data)
 
 
 def own_versions() -> dict[str, str]:
-    """The versions that decide what comes out of a task, without the kind of build."""
+    """Return the versions that decide what comes out of a task, without the kind of build."""
     return {"crad": crad.__version__, "numpy": np.__version__, "torch": torch.__version__.split("+")[0]}
 
 

@@ -28,7 +28,7 @@ from crad.engines.processes import GRACE_SECONDS, MAX_DEATHS
 from crad.engines.ray_actor import Host, Order, Raw, Reference, own_versions
 from crad.engines.shared_arrays import ARRAYS, describe_dataset
 from crad.errors import ConfigError, CradError, RunError
-from crad.federation.federated_data import FederatedData
+from crad.federation.context import RunContext
 from crad.federation.message import Message
 from crad.federation.tasks import Task, TaskOutcome, write_whole
 from crad.memory import peak_memory_bytes
@@ -41,32 +41,32 @@ class RayEngine:
 
     def __init__(
         self,
-        world: FederatedData,
+        context: RunContext,
         *,
         workers: int | Literal["auto"] = "auto",
         address: str | None = None,
         notice: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._world = world
+        self._context = context
         self._notice = notice
         self._seats: list[_Seat] = []
         self._bodies: dict[int, tuple[Message, Reference]] = {}
         self._peak = 0
-        most = world.experiment.active or world.experiment.clients
+        most = context.experiment.active or context.experiment.clients
         wanted = most if workers == "auto" else min(workers, most)
         cpus = min(wanted, count_cores()) if workers == "auto" else wanted
         self._membership = Membership(address=address, cpus=cpus)
         try:
             self.workers = self._count_workers(wanted, is_asked_for=workers != "auto")
-            self._order = _order_for(world)
-            self._arrays = [ray.put(np.ascontiguousarray(getattr(world.dataset, name))) for name in ARRAYS]
+            self._order = _order_for(context)
+            self._arrays = [ray.put(np.ascontiguousarray(getattr(context.data.dataset, name))) for name in ARRAYS]
             self._fill_seats()
         except BaseException:
             self.close()
             raise
 
     def each(self, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
-        """The outcomes as they come."""
+        """Return the outcomes as they come."""
         waiting = deque(sorted(tasks, key=lambda task: -task.cost))
         deaths: Counter[int] = Counter()
         self._forget_bodies(tasks)
@@ -91,7 +91,10 @@ class RayEngine:
                 self._remove(seat)
 
     def peak_memory_bytes(self) -> int:
-        """This process's peak and the sum of the actors', at most: pages that several look into count for each."""
+        """Return this process's peak and the sum of the actors', at most.
+
+        Pages that several look into count for each.
+        """
         return peak_memory_bytes("cpu") + self._peak
 
     def close(self) -> None:
@@ -108,7 +111,7 @@ class RayEngine:
 
     def _count_workers(self, wanted: int, *, is_asked_for: bool) -> int:
         resources = ray.cluster_resources()
-        kinds = ["CPU", "GPU"] if self._world.device == "cuda" else ["CPU"]
+        kinds = ["CPU", "GPU"] if self._context.device == "cuda" else ["CPU"]
         present = min(int(resources.get(kind, 0)) for kind in kinds)
         if present == 0:
             raise ConfigError(f"the Ray cluster has no {' or no '.join(kinds)} to give: ray status shows what it has")
@@ -117,8 +120,8 @@ class RayEngine:
         return min(wanted, present)
 
     def _fill_seats(self) -> None:
-        """New actors for those that are gone; the cluster starts them as soon as it has a CPU for each."""
-        gpus = 1 if self._world.device == "cuda" else 0
+        """Start new actors for those that are gone; the cluster has them as soon as it has a CPU for each."""
+        gpus = 1 if self._context.device == "cuda" else 0
         kind = ray.remote(Host).options(num_cpus=1, num_gpus=gpus, max_restarts=0)
         while len(self._seats) < self.workers:
             self._seats.append(_Seat(kind.remote(), self._order, self._arrays))
@@ -129,7 +132,7 @@ class RayEngine:
         seat.give(task, state, letters)
 
     def _body(self, message: Message) -> Reference:
-        """The one reference to a message's body that all receivers share."""
+        """Return the one reference to a message's body that all receivers share."""
         if id(message) not in self._bodies:
             self._bodies[id(message)] = (message, _put(message.body))  # held, so that no other gets its id
         return self._bodies[id(message)][1]
@@ -184,7 +187,7 @@ class _Seat:
 
     @property
     def is_free(self) -> bool:
-        """Whether it has set up and has nothing to do."""
+        """Return whether it has set up and has nothing to do."""
         return self._is_ready and self.task is None
 
     def give(self, task: Task, state: Reference | None, letters: dict[int, tuple[bytes, Reference]]) -> None:
@@ -194,7 +197,7 @@ class _Seat:
         self._ask(self._actor.do.remote(bare, state, letters))
 
     def receive(self) -> TaskOutcome | None:
-        """Its answer: an outcome whose content is stored, or None when it has set up. What it raised is raised here."""
+        """Take its answer: an outcome whose content is stored, or None when it has set up; raise what it raised."""
         assert self.answer is not None, "it was asked"
         try:
             outcome: TaskOutcome | None = self.answer.result()
@@ -219,7 +222,7 @@ class _Seat:
             ray.kill(self._actor, no_restart=True)
 
     def join(self) -> None:
-        """After `end`: wait until nobody here waits for the actor any more."""
+        """Wait, after `end`, until nobody here waits for the actor any more."""
         self._listener.join(GRACE_SECONDS)
 
     def _ask(self, reference: Reference) -> None:
@@ -236,17 +239,17 @@ def _listen(reference: Reference, answer: futures.Future[TaskOutcome | None]) ->
         answer.set_exception(error)
 
 
-def _order_for(world: FederatedData) -> Order:
+def _order_for(context: RunContext) -> Order:
     return Order(
-        experiment={**world.experiment.model_dump(), "device": world.device},
-        dataset=describe_dataset(world.dataset),
+        experiment={**context.experiment.model_dump(), "device": context.device},
+        dataset=describe_dataset(context.data.dataset),
         path=tuple(str(Path(entry).absolute()) for entry in sys.path),
         versions=own_versions(),
     )
 
 
 def _put(content: Path | bytes | memoryview) -> Reference:
-    """Copied once into this node's shared memory; other nodes fetch it from here."""
+    """Copy once into this node's shared memory; other nodes fetch it from here."""
     raw: Raw = np.memmap(content, mode="r") if isinstance(content, Path) else np.frombuffer(content, np.uint8)
     return ray.put(np.asarray(raw))  # a plain array: others look into it without a copy
 
@@ -257,6 +260,6 @@ def _raised_by_work(error: RayTaskError) -> Exception:
 
 
 def _first_sentence(error: RayError) -> str:
-    """Ray's last line says why, at great length."""
+    """Return why from Ray's last line, which says it at great length."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[-1].strip().split(". ")[0].rstrip(".")

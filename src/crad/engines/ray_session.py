@@ -39,7 +39,10 @@ class Membership:
     """This process's part in a Ray cluster, from now until `leave`."""
 
     def __init__(self, *, address: str | None, cpus: int) -> None:
-        """Without an address, a cluster of this machine alone with so many CPUs; one that is joined already is used."""
+        """Join a cluster.
+
+        Without an address one of this machine alone with so many CPUs, unless it is joined already.
+        """
         self._folder: Path | None = None
         self._is_ours = not ray.is_initialized()
         if not self._is_ours:

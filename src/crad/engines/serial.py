@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from crad.device import tune_malloc
-from crad.federation.federated_data import FederatedData
+from crad.federation.context import RunContext
 from crad.federation.method import Method
 from crad.federation.tasks import Task, TaskOutcome, TaskRunner
 from crad.memory import peak_memory_bytes
@@ -16,19 +16,19 @@ class SerialEngine:
 
     workers = 1
 
-    def __init__(self, world: FederatedData, method: Method) -> None:
-        if world.device == "cpu":
+    def __init__(self, context: RunContext, method: Method) -> None:
+        if context.device == "cpu":
             tune_malloc()
-        self.bench = TaskRunner(world, method)
-        self._device = world.device
+        self.runner = TaskRunner(context, method)
+        self._device = context.device
 
     def each(self, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
-        """The outcomes in the order of the tasks, each as soon as it is there."""
-        return (self.bench.do(task) for task in tasks)
+        """Return the outcomes in the order of the tasks, each as soon as it is there."""
+        return (self.runner.do(task) for task in tasks)
 
     def peak_memory_bytes(self) -> int:
-        """The highest memory of this process."""
+        """Return the highest memory of this process."""
         return peak_memory_bytes(self._device)
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Do nothing: nothing was started."""

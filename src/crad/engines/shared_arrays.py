@@ -15,7 +15,7 @@ ALIGNMENT = 64
 
 
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
-    """Everything of a data set but its arrays."""
+    """Return everything of a data set but its arrays."""
     return {name: value for name, value in vars(dataset).items() if name not in ARRAYS}
 
 
@@ -32,7 +32,7 @@ def write_arrays(dataset: Dataset, file: BinaryIO) -> list[dict[str, Any]]:
 
 
 def map_arrays(content: memoryview, places: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
-    """The arrays in these bytes, read-only."""
+    """Return the arrays in these bytes, read-only."""
     return {
         place["name"]: np.frombuffer(
             content, dtype=place["dtype"], count=int(np.prod(place["shape"])), offset=place["offset"]

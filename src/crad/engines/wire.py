@@ -16,7 +16,7 @@ ANY_BYTES = "latin-1"  # every byte is a character and back
 
 
 def task_to_bytes(task: Task) -> bytes:
-    """A task whose state and messages lie in files."""
+    """Write a task whose state and messages lie in files."""
     messages = {
         sender: [message.manifest.decode(ANY_BYTES), str(message.file)] for sender, message in task.messages.items()
     }
@@ -24,7 +24,7 @@ def task_to_bytes(task: Task) -> bytes:
     entry = {
         "verb": task.verb,
         "peer": task.peer,
-        "standing": None if task.standing is None else evaluation_to_json(task.standing),
+        "standing": None if task.evaluation is None else evaluation_to_json(task.evaluation),
         "state": None if task.state is None else str(task.state),
         "round_index": task.round_index,
         "phase": task.phase,
@@ -37,7 +37,7 @@ def task_to_bytes(task: Task) -> bytes:
 
 
 def task_from_bytes(content: bytes) -> Task:
-    """What `task_to_bytes` wrote."""
+    """Read what `task_to_bytes` wrote."""
     entry = json.loads(content)
     messages = entry["messages"].items()
     return Task(
@@ -55,13 +55,13 @@ def task_from_bytes(content: bytes) -> Task:
 
 
 def outcome_to_bytes(outcome: TaskOutcome) -> bytes:
-    """An outcome whose content lies in a file."""
+    """Write an outcome whose content lies in a file."""
     assert outcome.content is None, "workers on this machine write files"
     learned = outcome.learned
     entry = {
         "verb": outcome.verb,
         "peer": outcome.peer,
-        "standing": evaluation_to_json(outcome.standing),
+        "standing": evaluation_to_json(outcome.evaluation),
         "learned": None if learned is None else {**vars(learned), "artifacts": _texts(learned.artifacts)},
         "manifest": None if outcome.manifest is None else outcome.manifest.decode(ANY_BYTES),
         "receiver": outcome.receiver,
@@ -72,7 +72,7 @@ def outcome_to_bytes(outcome: TaskOutcome) -> bytes:
 
 
 def outcome_from_bytes(content: bytes) -> TaskOutcome:
-    """What `outcome_to_bytes` wrote."""
+    """Read what `outcome_to_bytes` wrote."""
     entry = json.loads(content)
     return TaskOutcome(
         entry["verb"],

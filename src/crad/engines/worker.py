@@ -24,7 +24,7 @@ from crad.data.dataset import Dataset
 from crad.engines.shared_arrays import map_arrays
 from crad.engines.wire import outcome_to_bytes, task_from_bytes
 from crad.errors import CradError
-from crad.federation.federated_data import build_federated_data
+from crad.federation.context import build_run_context
 from crad.federation.tasks import TaskRunner
 from crad.memory import reset_peak_memory
 from crad.methods import resolve_method
@@ -37,7 +37,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it ends us
     line, leash = (int(word) for word in sys.argv[1:3])
     threading.Thread(target=_end_with_parent, args=(leash,), daemon=True).start()
-    connection, bench = Connection(line), None
+    connection, runner = Connection(line), None
     # Whatever is raised while talking means that the parent has gone: there is nobody to tell.
     with suppress(EOFError, OSError):
         while True:
@@ -46,11 +46,11 @@ def main() -> None:
             data = recv_handle(connection) if is_order else None
             try:
                 if data is not None:
-                    bench = None  # the run before is over: its data and models may go
-                    bench, answer = _set_up(json.loads(content), data), b"{}"
+                    runner = None  # the run before is over: its data and models may go
+                    runner, answer = _set_up(json.loads(content), data), b"{}"
                 else:
-                    assert bench is not None, "a run is ordered before its tasks"
-                    answer = outcome_to_bytes(bench.do(task_from_bytes(content)))
+                    assert runner is not None, "a run is ordered before its tasks"
+                    answer = outcome_to_bytes(runner.do(task_from_bytes(content)))
             except Exception as error:
                 answer = _error_to_bytes(error)
             connection.send_bytes(answer)
@@ -62,9 +62,9 @@ def _set_up(order: dict[str, Any], data: int) -> TaskRunner:
     os.close(data)  # the mapping stays
     parts: dict[str, Any] = {**order["dataset"], **map_arrays(content, order["arrays"])}
     dataset = Dataset(**{**parts, "class_names": tuple(parts["class_names"])})
-    world = build_federated_data(experiment, dataset)
-    reset_peak_memory(world.device)  # of the run before
-    return TaskRunner(world, resolve_method(experiment.method, experiment.method_settings))
+    context = build_run_context(experiment, dataset)
+    reset_peak_memory(context.device)  # of the run before
+    return TaskRunner(context, resolve_method(experiment.method, experiment.method_settings))
 
 
 def _end_with_parent(leash: int) -> None:

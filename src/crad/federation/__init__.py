@@ -1,1 +1,3 @@
-"""Peers, what they publish, how it travels, and the loop of rounds that is the same in every world."""
+"""Peers, what they publish, how it travels, and the loop of rounds, the same in a simulation and between
+organisations.
+"""

@@ -1,4 +1,4 @@
-"""What a dishonest client does in a simulation: each attack is one entry in `ATTACKS`.
+"""Simulated attacks: each is one entry in `ATTACKS`, and honest code sees no more of them than an `Adversary`.
 
 An attack changes what a client trains on, what it publishes, or both. Which clients attack is drawn by the seed.
 Between organisations these settings do not exist, and nobody is an attacker.
@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,6 +24,7 @@ from crad.randomness import stream, torch_stream
 from crad.training.evaluation import evaluation_mode
 
 if TYPE_CHECKING:
+    from crad.federation.context import RunContext
     from crad.federation.federated_data import FederatedData
     from crad.federation.peer import Peer, PeerSpec
 
@@ -47,77 +49,119 @@ class Attack:
     lie: Lie | None = None  # None: it publishes the weights that it has
     claims_best: bool = False  # it claims many samples of every class and no mistake
     is_one: bool = False  # all attackers train as the first of them does, and listen to nobody
-    needs: Callable[[FederatedData, PeerSpec], None] | None = None  # refuses a model that it cannot lie with
+    needs: Callable[[RunContext, PeerSpec], None] | None = None  # refuses a model that it cannot lie with
+
+
+class Adversary:
+    """What some clients do otherwise than they should. This one has no clients: everybody is honest."""
+
+    members: frozenset[int] = frozenset()
+
+    def identity(self, peer: int) -> int:
+        """Return whose shard and whose random draws a peer trains with: its own."""
+        return peer
+
+    def listens(self, peer: int) -> bool:
+        """Return whether a peer learns from the others."""
+        return True
+
+    def as_trained(self, peer: int, images: ImageSet) -> ImageSet:
+        """Return a peer's training images as it trains on them."""
+        return images
+
+    def as_believed(self, peer: int, images: ImageSet) -> ImageSet:
+        """Return a peer's own images with the labels that it believes."""
+        return images
+
+    def published_weights(self, peer: Peer, round_index: int) -> dict[str, Tensor]:
+        """Return what a peer gives the others as its model."""
+        return peer.model.state_dict()
+
+    def published_statistics(self, peer: int, measured: Statistics) -> Statistics:
+        """Return what a peer says of itself."""
+        return measured
+
+    def triggered_images(self) -> ImageSet | None:
+        """Return test images on which everybody's obedience to a trigger is measured; None: it is not."""
+        return None
+
+    def check(self, context: RunContext, members: Sequence[PeerSpec]) -> None:
+        """Refuse an attack that some attacker's model cannot carry out, before anything is run."""
+
+
+class SimulatedAdversary(Adversary):
+    """The attackers of a simulation, all of whom carry out the same attack."""
+
+    def __init__(self, attack: Attack, experiment: Experiment, data: FederatedData) -> None:
+        self.members = draw_attackers(experiment)
+        self._attack, self._seed, self._data = attack, experiment.seed, data
+
+    def identity(self, peer: int) -> int:
+        """Return whose shard and random draws a peer trains with: its own, or those of its first accomplice."""
+        return min(self.members) if peer in self.members and self._attack.is_one else peer
+
+    def listens(self, peer: int) -> bool:
+        """Return whether a peer learns from the others; who trains as one does not."""
+        return not (peer in self.members and self._attack.is_one)
+
+    def as_trained(self, peer: int, images: ImageSet) -> ImageSet:
+        """Return a peer's training images as it trains on them."""
+        seen = self.as_believed(peer, images)
+        is_poisoned = peer in self.members and self._attack.has_trigger
+        return _poisoned(seen, stream(self._seed, "peer", peer, "trigger")) if is_poisoned else seen
+
+    def as_believed(self, peer: int, images: ImageSet) -> ImageSet:
+        """Return a peer's own images with the labels that it believes."""
+        if peer not in self.members or self._attack.relabel is None:
+            return images
+        return replace(images, labels=self._attack.relabel(images.labels, self._data.num_classes))
+
+    def published_weights(self, peer: Peer, round_index: int) -> dict[str, Tensor]:
+        """Return a peer's weights and buffers, or what it passes off as them."""
+        lie = self._attack.lie if peer.index in self.members else None
+        return peer.model.state_dict() if lie is None else lie(peer, round_index)
+
+    def published_statistics(self, peer: int, measured: Statistics) -> Statistics:
+        """Return what a peer says of itself: what it measured, or the best that one can claim."""
+        if peer not in self.members or not self._attack.claims_best:
+            return measured
+        return Statistics(
+            counts=self._data.num_classes * (CLAIMED_SAMPLES,),
+            accuracies=self._data.num_classes * (1.0,),
+            cross_entropies=None if measured.cross_entropies is None else self._data.num_classes * (0.0,),
+        )
+
+    def triggered_images(self) -> ImageSet | None:
+        """Return the common test images of all other classes with the trigger and the target's label."""
+        if not self._attack.is_measured:
+            return None
+        test = self._data.global_test
+        others = test.labels != TARGET_CLASS
+        images = with_trigger(test.images[others])
+        return ImageSet(images, torch.full_like(test.labels[others], TARGET_CLASS)) if len(images) else None
+
+    def check(self, context: RunContext, members: Sequence[PeerSpec]) -> None:
+        """Refuse an attack that some attacker's model cannot carry out, before anything is run."""
+        for member in members:
+            if member.index in self.members and self._attack.needs is not None:
+                self._attack.needs(context, member)
+
+
+def make_adversary(experiment: Experiment, data: FederatedData) -> Adversary:
+    """Return who attacks in a run, and how; nobody unless the settings say so."""
+    return (
+        Adversary() if experiment.attack is None else SimulatedAdversary(ATTACKS[experiment.attack], experiment, data)
+    )
 
 
 def draw_attackers(experiment: Experiment) -> frozenset[int]:
-    """The clients that attack: the same for every attack with as many of them."""
+    """Draw the clients that attack: the same for every attack with as many of them."""
     drawn = stream(experiment.seed, "liars").choice(experiment.clients, size=experiment.attackers, replace=False)
     return frozenset(drawn.tolist())
 
 
-def attack_of(world: FederatedData, peer: int) -> Attack | None:
-    """What a peer does to the others, None where it is honest."""
-    kind = world.experiment.attack
-    return ATTACKS[kind] if kind is not None and peer in draw_attackers(world.experiment) else None
-
-
-def acts_as(world: FederatedData, peer: int) -> int:
-    """Whose shard and whose random draws a peer trains with: its own, or those of the first of its accomplices."""
-    attack = attack_of(world, peer)
-    return peer if attack is None or not attack.is_one else min(draw_attackers(world.experiment))
-
-
-def check_attack(world: FederatedData, members: Sequence[PeerSpec]) -> None:
-    """Refuse an attack that some attacker's model cannot carry out, before anything is run."""
-    for member in members:
-        attack = attack_of(world, member.index)
-        if attack is not None and attack.needs is not None:
-            attack.needs(world, member)
-
-
-def as_trained(world: FederatedData, peer: int, images: ImageSet) -> ImageSet:
-    """A peer's training images as it trains on them."""
-    attack = attack_of(world, peer)
-    if attack is None:
-        return images
-    seen = as_believed(world, peer, images)
-    return _poisoned(world, peer, seen) if attack.has_trigger else seen
-
-
-def as_believed(world: FederatedData, peer: int, images: ImageSet) -> ImageSet:
-    """A peer's own images with the labels that it believes."""
-    attack = attack_of(world, peer)
-    if attack is None or attack.relabel is None:
-        return images
-    return replace(images, labels=attack.relabel(images.labels, world.num_classes))
-
-
-def claimed_statistics(world: FederatedData, peer: int, *, with_cross_entropy: bool) -> Statistics | None:
-    """The best that one can claim, of an attacker that does; None: what it publishes was measured."""
-    attack = attack_of(world, peer)
-    if attack is None or not attack.claims_best:
-        return None
-    return Statistics(
-        counts=world.num_classes * (CLAIMED_SAMPLES,),
-        accuracies=world.num_classes * (1.0,),
-        cross_entropies=world.num_classes * (0.0,) if with_cross_entropy else None,
-    )
-
-
-def triggered_images(world: FederatedData) -> ImageSet | None:
-    """The common test images of all other classes with the trigger and the target's label; None: not asked for."""
-    kind = world.experiment.attack
-    if kind is None or not ATTACKS[kind].is_measured:
-        return None
-    test = world.global_test
-    others = test.labels != TARGET_CLASS
-    images = with_trigger(test.images[others])
-    return ImageSet(images, torch.full_like(test.labels[others], TARGET_CLASS)) if len(images) else None
-
-
 def with_trigger(images: Tensor) -> Tensor:
-    """Copies of images [N,channels,H,W] with a chequered patch in the lower right corner."""
+    """Return copies of images [N,channels,H,W] with a chequered patch in the lower right corner."""
     side = max(2, min(images.shape[2:]) // TRIGGER_SHARE)
     places = torch.arange(side, device=images.device)
     patch = ((places[:, None] + places[None, :]) % 2 * 255).to(images.dtype)
@@ -127,7 +171,7 @@ def with_trigger(images: Tensor) -> Tensor:
 
 
 def output_layer(model: nn.Module, inputs: Tensor, num_classes: int) -> tuple[str, ...]:
-    """The tensors whose negation negates the model's logits: weight and bias of its last linear layer.
+    """Return the tensors whose negation negates the model's logits: weight and bias of its last linear layer.
 
     Found by trying, for a module's layers need not run in the order in which they stand; none: there is no such layer.
     """
@@ -151,15 +195,14 @@ def _flip(labels: Tensor, num_classes: int) -> Tensor:
 
 
 def _flip_pairs(labels: Tensor, num_classes: int) -> Tensor:
-    """2i and 2i+1 change places; of an odd number of classes the last stays."""
+    """Swap 2i and 2i+1; of an odd number of classes the last stays."""
     swapped = labels ^ 1
     return torch.where(swapped < num_classes, swapped, labels)
 
 
-def _poisoned(world: FederatedData, peer: int, images: ImageSet) -> ImageSet:
-    """The same images for the whole run, drawn by the seed; at least one."""
+def _poisoned(images: ImageSet, rng: np.random.Generator) -> ImageSet:
+    """Return images of which some carry the trigger: the same for the whole run; at least one."""
     number = min(len(images), max(1, round(POISONED_SHARE * len(images))))
-    rng = stream(world.experiment.seed, "peer", peer, "trigger")
     drawn = torch.from_numpy(rng.choice(len(images), size=number, replace=False)).to(images.labels.device)
     marked, labels = images.images.clone(), images.labels.clone()
     marked[drawn], labels[drawn] = with_trigger(images.images[drawn]), TARGET_CLASS
@@ -167,8 +210,8 @@ def _poisoned(world: FederatedData, peer: int, images: ImageSet) -> ImageSet:
 
 
 def _noise(peer: Peer, round_index: int) -> dict[str, Tensor]:
-    """Noise of the model's own scale."""
-    generator = torch_stream(peer.world.experiment.seed, "peer", peer.index, "round", round_index, "lie")
+    """Return noise of the model's own scale."""
+    generator = torch_stream(peer.experiment.seed, "peer", peer.index, "round", round_index, "lie")
     noise = {}
     for name, tensor in peer.model.state_dict().items():
         if not tensor.is_floating_point():
@@ -181,12 +224,12 @@ def _noise(peer: Peer, round_index: int) -> dict[str, Tensor]:
 
 
 def _negative(peer: Peer, round_index: int) -> dict[str, Tensor]:
-    """Its own model with every logit negated."""
-    return _negated(peer.model.state_dict(), _output_layer_of(peer.world, peer.model))
+    """Return its own model with every logit negated."""
+    return _negated(peer.model.state_dict(), _output_layer_of(peer.context, peer.model))
 
 
 def _first(peer: Peer, round_index: int) -> dict[str, Tensor]:
-    """Its model as it was before it had learned anything."""
+    """Return its model as it was before it had learned anything."""
     return peer.first_model().state_dict()
 
 
@@ -194,16 +237,16 @@ def _negated(tensors: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, T
     return {name: -tensor if name in names else tensor for name, tensor in tensors.items()}
 
 
-def _output_layer_of(world: FederatedData, model: nn.Module) -> tuple[str, ...]:
-    shape = (PROBE_IMAGES, world.dataset.in_channels, *world.dataset.image_size)
-    inputs = torch.randn(shape, generator=torch_stream(world.experiment.seed, "probe")).to(world.device)
-    return output_layer(model, inputs, world.num_classes)
+def _output_layer_of(context: RunContext, model: nn.Module) -> tuple[str, ...]:
+    shape = (PROBE_IMAGES, context.data.dataset.in_channels, *context.data.dataset.image_size)
+    inputs = torch.randn(shape, generator=torch_stream(context.experiment.seed, "probe")).to(context.device)
+    return output_layer(model, inputs, context.data.num_classes)
 
 
-def _needs_output_layer(world: FederatedData, member: PeerSpec) -> None:
-    from crad.federation.peer import first_model  # late: peers know of attacks
+def _needs_output_layer(context: RunContext, member: PeerSpec) -> None:
+    from crad.federation.peer import first_model  # late: a peer has a context, and that an adversary
 
-    if not _output_layer_of(world, first_model(world, member, seed=0)):
+    if not _output_layer_of(context, first_model(context, member, seed=0)):
         raise ConfigError(
             f"attack 'sign-flip' negates the last linear layer, and client {member.index}'s model "
             f"{member.architecture} does not end in one; choose another attack or other models"

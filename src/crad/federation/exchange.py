@@ -25,7 +25,7 @@ class Ledger:
     between: dict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int))  # sender, receiver
 
     def count(self, *, sender: int, receiver: int, payload_bytes: int) -> None:
-        """One message went from the sender to the receiver."""
+        """Note that one message went from the sender to the receiver."""
         self.sent[sender] += payload_bytes
         self.received[receiver] += payload_bytes
         self.between[sender, receiver] += payload_bytes
@@ -36,7 +36,7 @@ class Exchange(Protocol):
 
     @property
     def ledger(self) -> Ledger:
-        """What went from whom to whom since the exchange was made."""
+        """Return what went from whom to whom since the exchange was made."""
         ...
 
     def publish(self, round_index: int, *, sender: int, kind: str, message: Message) -> None:
@@ -53,14 +53,14 @@ class Exchange(Protocol):
         deadline_s: float | None = None,
         quorum: int | None = None,
     ) -> tuple[dict[int, Message], list[int]]:
-        """The messages of this round by sender, and the peers whose message did not come in time.
+        """Return the messages of this round by sender, and the peers whose message did not come in time.
 
         OvertakenError where the others are past this round; in a simulation nobody ever is.
         """
         ...
 
     def latest(self) -> int | None:
-        """The newest round that the others have proved to be at, None before the first."""
+        """Return the newest round that the others have proved to be at, None before the first."""
         ...
 
 
@@ -87,7 +87,7 @@ class MemoryExchange:
         deadline_s: float | None = None,
         quorum: int | None = None,
     ) -> tuple[dict[int, Message], list[int]]:
-        """The messages of this round by sender, and the peers who published none; counts the bytes."""
+        """Return the messages of this round by sender, and the peers who published none; count the bytes."""
         published = self._rounds.get(round_index, {})
         got: dict[int, Message] = {}
         missing: list[int] = []
@@ -101,5 +101,5 @@ class MemoryExchange:
         return got, missing
 
     def latest(self) -> int | None:
-        """The newest round that anybody has published, None before the first."""
+        """Return the newest round that anybody has published, None before the first."""
         return max(self._rounds, default=None)

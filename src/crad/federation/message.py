@@ -60,17 +60,17 @@ class Message:
 
     @property
     def payload_bytes(self) -> int:
-        """What it costs to send this to one receiver."""
+        """Return what it costs to send this to one receiver."""
         return len(self.manifest) + len(self.body)
 
 
 def message_in_file(manifest: bytes, file: Path) -> Message:
-    """A message whose body stays on disk: readers on this machine share its pages and copy nothing."""
+    """Return a message whose body stays on disk: readers on this machine share its pages and copy nothing."""
     return Message(manifest, map_file(file), file)
 
 
 def map_file(file: Path) -> memoryview:
-    """The bytes of a file, mapped privately: torch wants writable memory, and a write would never reach the file.
+    """Map a file privately: torch wants writable memory, and a write would never reach the file.
 
     Mapped by torch, not by Python's mmap, which would keep a file descriptor open for each.
     """
@@ -86,7 +86,7 @@ def pack(
     architecture: str | None = None,
     statistics: Statistics | None = None,
 ) -> Message:
-    """A message from tensors; the body is a copy, so later training cannot change what was published."""
+    """Make a message from tensors; the body is a copy, so later training cannot change what was published."""
     body = encode(tensors).toreadonly()
     manifest = Manifest(
         kind=kind,
@@ -101,7 +101,7 @@ def pack(
 
 
 def encode(tensors: Mapping[str, Tensor]) -> memoryview:
-    """Tensors as new safetensors bytes, laid out as the library does it; each value is copied once.
+    """Encode tensors as safetensors bytes, laid out as the library does it; each value is copied once.
 
     The library would have them contiguous first and copy twice more: with a large network that shows in a round.
     """
@@ -116,13 +116,13 @@ def encode(tensors: Mapping[str, Tensor]) -> memoryview:
 
 
 def encoded_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """How long `encode` would be, of shapes and types alone: the tensors need have no memory."""
+    """Return how long `encode` would be, of shapes and types alone: the tensors need have no memory."""
     head, size = _head(tensors)
     return len(head) + size
 
 
 def _head(tensors: Mapping[str, Tensor]) -> tuple[bytes, int]:
-    """The length and the header with which a body begins, and how many bytes of values follow."""
+    """Return the length and the header with which a body begins, and how many bytes of values follow."""
     # Widest numbers first: every tensor then begins at a multiple of its number's size.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header, offset = {}, 0
@@ -136,7 +136,7 @@ def _head(tensors: Mapping[str, Tensor]) -> tuple[bytes, int]:
 
 
 def read_manifest(message: Message, *, sender: int, round_index: int, kind: str) -> Manifest:
-    """The manifest, if it is well formed, from the expected sender and round, and true of the body."""
+    """Read the manifest, if it is well formed, from the expected sender and round, and true of the body."""
     manifest = parse_manifest(message.manifest, sender=sender, round_index=round_index, kind=kind)
     if manifest.size != len(message.body):
         raise SnapshotError(f"peer {sender} announced {manifest.size} bytes and sent {len(message.body)}")
@@ -146,7 +146,7 @@ def read_manifest(message: Message, *, sender: int, round_index: int, kind: str)
 
 
 def parse_manifest(raw: bytes, *, sender: int, round_index: int, kind: str) -> Manifest:
-    """The manifest, if it is well formed and from the expected sender and round; of the body nothing is known yet."""
+    """Read a manifest that is well formed and from the expected sender and round; the body is not known yet."""
     try:
         manifest = Manifest.model_validate_json(raw)
     except ValidationError as error:
@@ -162,7 +162,7 @@ def parse_manifest(raw: bytes, *, sender: int, round_index: int, kind: str) -> M
 
 
 def read_body(message: Message, *, sender: int, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a body whose names, shapes and dtypes equal the expected ones and whose values are finite.
+    """Read tensors whose names, shapes and dtypes equal the expected ones and whose values are finite.
 
     Of a mapped body nothing is copied, the tensors look into it: read them, never write to them.
     """
@@ -183,7 +183,7 @@ def read_body(message: Message, *, sender: int, expected: Mapping[str, Tensor]) 
 
 
 def read_state(stored: bytes | memoryview) -> dict[str, Tensor]:
-    """The tensors of our own safetensors bytes, without a copy."""
+    """Return the tensors of our own safetensors bytes, without a copy."""
     return view_tensors(stored, read_layout(stored))
 
 
@@ -212,12 +212,12 @@ class Extent:
 
     @property
     def description(self) -> str:
-        """As `_describe` puts it."""
+        """Return what `_describe` says of such a tensor."""
         return f"{self.dtype} {list(self.shape)}"
 
 
 def read_layout(body: bytes | memoryview, *, max_header_bytes: int | None = None) -> dict[str, Extent]:
-    """The header of a safetensors body; refused unless its tensors cover the body exactly, each once.
+    """Read the header of a safetensors body; refuse it unless its tensors cover the body exactly, each once.
 
     Shapes can be compared before any tensor is made, so a lying header cannot ask for memory.
     """
@@ -246,7 +246,7 @@ def read_layout(body: bytes | memoryview, *, max_header_bytes: int | None = None
 
 
 def view_tensors(body: bytes | memoryview, layout: Mapping[str, Extent]) -> dict[str, Tensor]:
-    """The tensors of a body: looking into a mapped one, copied from one that may not be written to."""
+    """Return the tensors of a body: looking into a mapped one, copied from one that may not be written to."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # "not writable": nobody writes
         whole = torch.frombuffer(body, dtype=torch.uint8)
@@ -262,7 +262,10 @@ def view_tensors(body: bytes | memoryview, layout: Mapping[str, Extent]) -> dict
 
 
 def _header_bytes_for(expected: Mapping[str, Tensor]) -> int:
-    """More than a header for these tensors takes: as Python's objects a long one would be twenty times as large."""
+    """Return more than a header for these tensors takes.
+
+    As Python's objects a long one would be twenty times as large.
+    """
     return 4096 + sum(512 + 6 * len(name.encode()) for name in expected)
 
 

@@ -13,8 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from crad.aggregation import Rule
 from crad.errors import ConfigError
-from crad.federation.attacks import acts_as
-from crad.federation.federated_data import FederatedData
+from crad.federation.context import RunContext
 from crad.federation.message import Message
 from crad.federation.peer import Peer, PeerSpec
 from crad.federation.teachers import TeacherCache
@@ -30,12 +29,12 @@ class RoundContext:
     """What a phase knows of the round beside the peer itself."""
 
     round_index: int
-    shelf: TeacherCache
+    teachers: TeacherCache
     receiver: int | None = None  # whom a message is for, in a phase that has one for each
 
     def purpose(self, peer: Peer, *words: str | int) -> tuple[str | int, ...]:
-        """The words that name a random stream of this peer in this round."""
-        return ("peer", acts_as(peer.world, peer.index), "round", self.round_index, *words)
+        """Return the words that name a random stream of this peer in this round."""
+        return ("peer", peer.identity, "round", self.round_index, *words)
 
 
 @dataclass(frozen=True)
@@ -52,24 +51,24 @@ class Learned:
 class RoundParticipants:
     """Who takes part in a round: the drawn clients, then the members that own no data."""
 
-    world: FederatedData
+    context: RunContext
     members: tuple[PeerSpec, ...]
     round_index: int
 
     @property
     def clients(self) -> tuple[int, ...]:
-        """The members with data, in order."""
+        """Return the members with data, in order."""
         return tuple(member.index for member in self.members if member.clients)
 
     @property
     def helpers(self) -> tuple[int, ...]:
-        """The members without data."""
+        """Return the members without data."""
         return tuple(member.index for member in self.members if not member.clients)
 
 
-def all_to_all(scene: RoundParticipants) -> Routes:
-    """Every client learns from every other client."""
-    return {one: tuple(other for other in scene.clients if other != one) for one in scene.clients}
+def all_to_all(participants: RoundParticipants) -> Routes:
+    """Let every client learn from every other client."""
+    return {one: tuple(other for other in participants.clients if other != one) for one in participants.clients}
 
 
 @dataclass(frozen=True)
@@ -88,9 +87,11 @@ class Phase:
     has_statistics: bool = True  # what is published says how the model does; if not, nobody need measure it before
 
 
-def one_peer_per_client(world: FederatedData) -> list[PeerSpec]:
-    """The usual roster: client i is peer i with its own shard and architecture."""
-    return [PeerSpec(i, clients=(i,), architecture=world.architecture_of(i)) for i in range(world.experiment.clients)]
+def one_peer_per_client(context: RunContext) -> list[PeerSpec]:
+    """Return the usual roster: client i is peer i with its own shard and architecture."""
+    return [
+        PeerSpec(i, clients=(i,), architecture=context.architecture_of(i)) for i in range(context.experiment.clients)
+    ]
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class Method:
 
     name: str
     phases: tuple[Phase, ...]
-    roster: Callable[[FederatedData], list[PeerSpec]] = one_peer_per_client
+    roster: Callable[[RunContext], list[PeerSpec]] = one_peer_per_client
     rule: Rule | None = None  # how it combines teachers, where it does; what `crad explain` traces
     common_images: CommonImages = "none"  # images beside the private ones that everybody sees
     payload: Payload = "sent"  # which bytes of a client the tables count
@@ -127,15 +128,15 @@ class MethodSpec(BaseModel):
     is_reconstruction: ClassVar[bool] = False
 
     def phases(self) -> Sequence[Phase]:
-        """What everybody does in a round, in order."""
+        """Return what everybody does in a round, in order."""
         raise NotImplementedError(f"{type(self).__name__} must say its phases")
 
-    def roster(self, world: FederatedData) -> list[PeerSpec]:
-        """Who takes part: one member per client unless the method says otherwise."""
-        return one_peer_per_client(world)
+    def roster(self, context: RunContext) -> list[PeerSpec]:
+        """Return who takes part: one member per client unless the method says otherwise."""
+        return one_peer_per_client(context)
 
     def build(self, name: str) -> Method:
-        """The method with these settings."""
+        """Return the method with these settings."""
         return Method(
             name,
             tuple(self.phases()),

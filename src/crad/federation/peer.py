@@ -1,6 +1,6 @@
 """A peer: its model, its private data, and what it knows about itself. The one thing that changes in a run.
 
-A `Member` is its place on the roster, a `Standing` how it does, a `Peer` the member at work. Between two pieces of
+A `PeerSpec` is its place on the roster, an `Evaluation` how it does, a `Peer` the member at work. Between two pieces of
 work a peer is only its `state`, on disk.
 """
 
@@ -17,10 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from crad.config import Experiment
 from crad.data.partition import Shard
 from crad.data.preprocessing import ImageSet
 from crad.errors import ConfigError, RunError
-from crad.federation.attacks import acts_as, as_believed, as_trained, attack_of, claimed_statistics, triggered_images
+from crad.federation.context import RunContext
 from crad.federation.federated_data import FederatedData
 from crad.federation.message import Message, Statistics, pack
 from crad.inference.engine import TeacherEngine
@@ -45,21 +46,21 @@ class Evaluation:
     triggered: ClassScore | None = None  # how far a simulated backdoor's trigger works, where that is measured
 
 
-def evaluation_to_json(standing: Evaluation) -> dict[str, Any]:
-    """As a plain dictionary; floats survive JSON exactly."""
-    local, overall = standing.local, standing.overall
+def evaluation_to_json(evaluation: Evaluation) -> dict[str, Any]:
+    """Return an evaluation as a plain dictionary; floats survive JSON exactly."""
+    local, overall = evaluation.local, evaluation.overall
     return {
-        "validation": [vars(score) for score in standing.validation],
-        **({} if standing.plain is None else {"plain": [vars(score) for score in standing.plain]}),
+        "validation": [vars(score) for score in evaluation.validation],
+        **({} if evaluation.plain is None else {"plain": [vars(score) for score in evaluation.plain]}),
         "local": None if local is None else [vars(score) for score in local],
         "overall": None if overall is None else vars(overall),
-        **({} if standing.triggered is None else {"triggered": vars(standing.triggered)}),
-        "variants": {name: evaluation_to_json(one) for name, one in standing.variants.items()},
+        **({} if evaluation.triggered is None else {"triggered": vars(evaluation.triggered)}),
+        "variants": {name: evaluation_to_json(one) for name, one in evaluation.variants.items()},
     }
 
 
 def evaluation_from_json(entry: Mapping[str, Any]) -> Evaluation:
-    """What `standing_to_json` wrote."""
+    """Read what `evaluation_to_json` wrote."""
     local, overall, plain, triggered = entry["local"], entry["overall"], entry.get("plain"), entry.get("triggered")
     return Evaluation(
         validation=tuple(_score_from_json(score) for score in entry["validation"]),
@@ -86,7 +87,7 @@ class PeerSpec:
     index: int
     clients: tuple[int, ...]  # usually one; the centralised ceiling holds all shards, a generator none
     architecture: Architecture
-    build: Callable[[FederatedData, int], nn.Module] | None = None  # its network from a seed, if it is no classifier
+    build: Callable[[RunContext, int], nn.Module] | None = None  # its network from a seed, if it is no classifier
 
 
 class Peer:
@@ -94,7 +95,7 @@ class Peer:
 
     def __init__(
         self,
-        world: FederatedData,
+        context: RunContext,
         member: PeerSpec,
         *,
         model: nn.Module | None = None,
@@ -104,42 +105,57 @@ class Peer:
 
         `engine` makes measuring on many images faster.
         """
-        self.world = world
+        self.context = context
         self._engine = engine
         self.index, self.clients, self.architecture = member.index, member.clients, member.architecture
         self._member = member
         self.model = self.first_model() if model is None else model
-        self.optimizer = make_optimizer(self.model, world.experiment)
+        self.optimizer = make_optimizer(self.model, context.experiment)
         self.memory: dict[str, Tensor] = {}  # what a method keeps from phase to phase and from round to round
         self.variants: dict[str, dict[str, Tensor]] = {}  # other weights of its model, measured beside it
-        self.standing = Evaluation(validation=())
+        self.evaluation = Evaluation(validation=())
+
+    @property
+    def data(self) -> FederatedData:
+        """Return the federation's data, of which it holds some shards."""
+        return self.context.data
+
+    @property
+    def experiment(self) -> Experiment:
+        """Return the settings of the run."""
+        return self.context.experiment
 
     @property
     def num_classes(self) -> int:
-        """C, the number of classes."""
-        return self.world.num_classes
+        """Return C, the number of classes."""
+        return self.data.num_classes
+
+    @property
+    def identity(self) -> int:
+        """Return whose random draws it uses: its own, but for simulated attackers that act as one."""
+        return self.context.adversary.identity(self.index)
 
     @cached_property
     def train(self) -> ImageSet:
-        """The training part of its shards."""
-        return training_images(self.world, self.index, self.clients)
+        """Return the training part of its shards."""
+        return training_images(self.context, self.index, self.clients)
 
     @cached_property
     def log_prior_C(self) -> Tensor | None:  # noqa: N802  # tensors carry their shape in the name
-        """The logarithm of its own class shares, where it plays a part."""
-        return log_prior(self.world, self.clients, peer=self.index)
+        """Return the logarithm of its own class shares, where it plays a part."""
+        return log_prior(self.context, self.clients, peer=self.index)
 
     @property
     def _shards(self) -> list[Shard]:
-        return [self.world.shards[client] for client in self.clients]
+        return [self.data.shards[client] for client in self.clients]
 
     def first_model(self) -> nn.Module:
-        """Its network before it has learned anything, built anew."""
-        seed = torch_seed(self.world.experiment.seed, "peer", acts_as(self.world, self.index), "weights")
-        return first_model(self.world, self._member, seed=seed)
+        """Build its network again as it was before it had learned anything."""
+        seed = torch_seed(self.experiment.seed, "peer", self.identity, "weights")
+        return first_model(self.context, self._member, seed=seed)
 
     def snapshot(self, round_index: int, *, with_cross_entropy: bool = False) -> Message:
-        """The frozen model with its class statistics, as bytes."""
+        """Return the frozen model with its class statistics, as bytes."""
         return pack(
             self.published_weights(round_index),
             kind=SNAPSHOT,
@@ -150,28 +166,30 @@ class Peer:
         )
 
     def published_weights(self, round_index: int) -> dict[str, Tensor]:
-        """What the others are given as its model: its weights and buffers, or what it passes off as them."""
-        attack = attack_of(self.world, self.index)
-        return self.model.state_dict() if attack is None or attack.lie is None else attack.lie(self, round_index)
+        """Return what the others are given as its model: its weights and buffers."""
+        return self.context.adversary.published_weights(self, round_index)
 
     def statistics(self, *, with_cross_entropy: bool = False) -> Statistics:
-        """What the peer says of itself per class, from its validation half; counts noised if private."""
-        return class_statistics(self.world, self.index, self.standing, with_cross_entropy=with_cross_entropy)
+        """Return what the peer says of itself per class, from its validation half; counts noised if private."""
+        return class_statistics(self.context, self.index, self.evaluation, with_cross_entropy=with_cross_entropy)
 
     def revalidate(self) -> None:
         """Measure the model after it has learned; its test results are stale from now on."""
-        self.standing = self._validate()
+        self.evaluation = self._validate()
 
     def test(self) -> None:
         """Measure both metrics, unless the model has not moved since they were last measured."""
-        if self.standing.local is not None or not self.clients:
+        if self.evaluation.local is not None or not self.clients:
             return
-        self.standing = self._tested(self.standing, self.model)
-        variants = {name: self._tested(one, self._variant(name)) for name, one in self.standing.variants.items()}
-        self.standing = replace(self.standing, variants=variants)
+        self.evaluation = self._tested(self.evaluation, self.model)
+        variants = {name: self._tested(one, self._variant(name)) for name, one in self.evaluation.variants.items()}
+        self.evaluation = replace(self.evaluation, variants=variants)
 
     def state(self) -> dict[str, Tensor]:
-        """Model, momentum and memory, everything a checkpoint needs of the peer's tensors: themselves, not copies."""
+        """Return model, momentum and memory, everything a checkpoint needs of the peer's tensors.
+
+        Themselves, not copies.
+        """
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         tensors |= {f"memory.{name}": tensor for name, tensor in self.memory.items()}
         for variant, weights in self.variants.items():
@@ -188,10 +206,10 @@ class Peer:
                 tensors[f"momentum.{name}"] = kept["momentum_buffer"]
         return tensors
 
-    def load_state(self, tensors: Mapping[str, Tensor], standing: Evaluation, *, with_momentum: bool = True) -> None:
+    def load_state(self, tensors: Mapping[str, Tensor], evaluation: Evaluation, *, with_momentum: bool = True) -> None:
         """Take up exactly where `state` left off; the momentum is for those who will train."""
         self.model.load_state_dict(_under("model.", tensors))
-        self.memory = {name: tensor.to(self.world.device) for name, tensor in _under("memory.", tensors).items()}
+        self.memory = {name: tensor.to(self.context.device) for name, tensor in _under("memory.", tensors).items()}
         for name, tensor in _under("variant.", tensors).items():
             variant, _, weight = name.partition(".")
             self.variants.setdefault(variant, {})[weight] = tensor
@@ -199,7 +217,7 @@ class Peer:
             momentum = tensors.get(f"momentum.{name}")
             if momentum is not None:
                 self.optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(momentum)
-        self.standing = standing
+        self.evaluation = evaluation
 
     def keep_variant(self, name: str) -> None:
         """Keep the model's weights as they are now, to be measured beside it until they are replaced."""
@@ -215,19 +233,21 @@ class Peer:
         return replace(self._validated(self.model), variants=variants)
 
     def _validated(self, model: nn.Module) -> Evaluation:
-        held_out = [self.world.images(shard.validation) for shard in self._shards]
-        shards = [as_believed(self.world, self.index, images) for images in held_out]
+        adversary = self.context.adversary
+        held_out = [self.data.images(shard.validation) for shard in self._shards]
+        shards = [adversary.as_believed(self.index, images) for images in held_out]
         if self.log_prior_C is None:
             return Evaluation(validation=tuple(self._score(model, images) for images in shards))
         faces = [self._scores(model, images, [self.log_prior_C, None]) for images in shards]
         return Evaluation(validation=tuple(own for own, _ in faces), plain=tuple(plain for _, plain in faces))
 
-    def _tested(self, standing: Evaluation, model: nn.Module) -> Evaluation:
+    def _tested(self, evaluation: Evaluation, model: nn.Module) -> Evaluation:
+        triggered = self.context.adversary.triggered_images()
         return replace(
-            standing,
-            local=tuple(self._score(model, self.world.images(shard.test), self.log_prior_C) for shard in self._shards),
-            overall=self._score(model, self.world.global_test) if len(self.world.global_test) else None,
-            triggered=None if (triggered := triggered_images(self.world)) is None else self._score(model, triggered),
+            evaluation,
+            local=tuple(self._score(model, self.data.images(shard.test), self.log_prior_C) for shard in self._shards),
+            overall=self._score(model, self.data.global_test) if len(self.data.global_test) else None,
+            triggered=None if triggered is None else self._score(model, triggered),
         )
 
     def _score(self, model: nn.Module, images: ImageSet, log_prior_C: Tensor | None = None) -> ClassScore:
@@ -239,87 +259,86 @@ class Peer:
             model,
             images,
             faces,
-            preparation=self.world.preparation,
+            preprocessor=self.data.preprocessor,
             num_classes=self.num_classes,
             prepare=None if self._engine is None else partial(self._engine.prepare, key=self.architecture.id),
         )
 
 
-def training_indices(world: FederatedData, clients: Sequence[int]) -> NDArray[np.int64]:
-    """Where the training parts of these clients' shards lie among all images."""
+def training_indices(context: RunContext, clients: Sequence[int]) -> NDArray[np.int64]:
+    """Return where the training parts of these clients' shards lie among all images."""
     nothing = np.empty(0, dtype=np.int64)  # a roster member may own no data at all
-    return np.concatenate([nothing, *(world.shards[client].train for client in clients)])
+    return np.concatenate([nothing, *(context.data.shards[client].train for client in clients)])
 
 
-def training_images(world: FederatedData, peer: int, clients: Sequence[int]) -> ImageSet:
-    """What a peer trains on: its clients' training parts as they are, or what an attacker makes of whose it takes."""
-    whose = clients if (actor := acts_as(world, peer)) == peer else (actor,)
-    return as_trained(world, peer, world.images(training_indices(world, whose)))
+def training_images(context: RunContext, peer: int, clients: Sequence[int]) -> ImageSet:
+    """Return what a peer trains on: its clients' training parts."""
+    identity = context.adversary.identity(peer)
+    whose = clients if identity == peer else (identity,)
+    return context.adversary.as_trained(peer, context.data.images(training_indices(context, whose)))
 
 
-def log_prior(world: FederatedData, clients: Sequence[int], *, peer: int | None = None) -> Tensor | None:
-    """The logarithm of the clients' class shares, under `local_loss = "balanced"`; None: it plays no part.
+def log_prior(context: RunContext, clients: Sequence[int], *, peer: int | None = None) -> Tensor | None:
+    """Return the logarithm of the clients' class shares, under `local_loss = "balanced"`; None: it plays no part.
 
     The private loss adds it to the logits, so these do without it: plain, they are the model's global face, and with
     it the local one.
     """
-    if world.experiment.recipe.local_loss == "plain":
+    if context.experiment.recipe.local_loss == "plain":
         return None
-    if peer is not None and attack_of(world, peer) is not None:
-        labels = training_images(world, peer, clients).labels.cpu()
+    if peer in context.adversary.members:
+        labels = training_images(context, peer, clients).labels.cpu()
     else:
-        labels = torch.from_numpy(world.dataset.train_labels[training_indices(world, clients)])
-    return log_shares(labels, num_classes=world.num_classes).to(world.device)
+        labels = torch.from_numpy(context.data.dataset.train_labels[training_indices(context, clients)])
+    return log_shares(labels, num_classes=context.data.num_classes).to(context.device)
 
 
 def class_statistics(
-    world: FederatedData, peer: int, standing: Evaluation, *, with_cross_entropy: bool = False
+    context: RunContext, peer: int, evaluation: Evaluation, *, with_cross_entropy: bool = False
 ) -> Statistics:
-    """What a peer publishes of itself per class, from its validation half; counts noised if private.
-
-    Some attackers, there in simulations alone, claim the best that one can.
-    """
-    if claimed := claimed_statistics(world, peer, with_cross_entropy=with_cross_entropy):
-        return claimed
-    nothing = ClassScore((0,) * world.num_classes, (0,) * world.num_classes, (0.0,) * world.num_classes)
+    """Return what a peer publishes of itself per class, from its validation half; counts noised if private."""
+    nothing = ClassScore(
+        (0,) * context.data.num_classes, (0,) * context.data.num_classes, (0.0,) * context.data.num_classes
+    )
     # Others run the model without its owner's prior, so that is what is measured for them.
-    measured = standing.validation if standing.plain is None else standing.plain
-    own = _sum_scores(measured or (nothing,))
-    counts = np.maximum(0.0, np.asarray(own.counts, dtype=np.float64) + count_noise(world, peer))
-    return Statistics(
+    scores = evaluation.validation if evaluation.plain is None else evaluation.plain
+    own = _sum_scores(scores or (nothing,))
+    counts = np.maximum(0.0, np.asarray(own.counts, dtype=np.float64) + count_noise(context, peer))
+    measured = Statistics(
         counts=tuple(counts.tolist()),
         accuracies=tuple(own.class_accuracies()),
         cross_entropies=tuple(own.class_cross_entropies()) if with_cross_entropy else None,
     )
+    return context.adversary.published_statistics(peer, measured)
 
 
-def count_noise(world: FederatedData, peer: int) -> NDArray[np.float64]:
-    """One draw per client, class and run: counts do not change over the rounds, so neither may the noise."""
-    epsilon = world.experiment.private_counts
+def count_noise(context: RunContext, peer: int) -> NDArray[np.float64]:
+    """Draw once per client, class and run: counts do not change over the rounds, so neither may the noise."""
+    epsilon = context.experiment.private_counts
     if epsilon is None:
-        return np.zeros(world.num_classes)
+        return np.zeros(context.data.num_classes)
     # Between organisations the seed is known to all, and noise that anybody can draw again hides nothing.
-    seed = world.experiment.seed if world.secret is None else world.secret
+    seed = context.experiment.seed if context.secret is None else context.secret
     rng = stream(seed, "peer", peer, "private-counts")
-    return rng.laplace(scale=1 / epsilon, size=world.num_classes)
+    return rng.laplace(scale=1 / epsilon, size=context.data.num_classes)
 
 
-def new_model(world: FederatedData, architecture: Architecture, *, seed: int) -> nn.Module:
-    """An untrained model for this federation's images and classes, on its device."""
-    if world.allowance is not None and not world.allowance.has(architecture):
+def new_model(context: RunContext, architecture: Architecture, *, seed: int) -> nn.Module:
+    """Build an untrained model for this federation's images and classes, on its device."""
+    if context.allowance is not None and not context.allowance.has(architecture):
         # The name may be a partner's, and building it would import whatever it says.
         raise ConfigError(f"model {architecture.id!r} is not allowed here: see architectures in peer.toml")
-    model = build_model(architecture, **vars(world.input_shape), seed=seed)
-    return model.to(device=world.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    model = build_model(architecture, **vars(context.data.input_shape), seed=seed)
+    return model.to(device=context.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
-def first_model(world: FederatedData, member: PeerSpec, *, seed: int) -> nn.Module:
-    """A member's network before it has learned anything."""
+def first_model(context: RunContext, member: PeerSpec, *, seed: int) -> nn.Module:
+    """Build a member's network before it has learned anything."""
     if member.build is None:
-        return new_model(world, member.architecture, seed=seed)
+        return new_model(context, member.architecture, seed=seed)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return member.build(world, seed).to(world.device)
+        return member.build(context, seed).to(context.device)
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from crad.federation.federated_data import FederatedData
+from crad.federation.context import RunContext
 from crad.federation.peer import Evaluation, PeerSpec
 
 
@@ -16,63 +16,63 @@ class PeerSlot:
     """One member as the loop sees it: no model, only where its state lies."""
 
     member: PeerSpec
-    standing: Evaluation | None = None  # None until it has been measured for the first time
+    evaluation: Evaluation | None = None  # None until it has been measured for the first time
     state: Path | None = None  # None: it has not learned yet, its first weights follow from the seed
 
     @property
     def index(self) -> int:
-        """Its number on the roster."""
+        """Return its number on the roster."""
         return self.member.index
 
     @property
     def measured(self) -> Evaluation:
-        """Its standing, which everybody has once the rounds have begun."""
-        assert self.standing is not None, "measured at the beginning"
-        return self.standing
+        """Return its evaluation, which everybody has once the rounds have begun."""
+        assert self.evaluation is not None, "measured at the beginning"
+        return self.evaluation
 
 
 class Roster:
     """All members of one run. A state is a file that is never changed, only replaced by another file."""
 
     def __init__(
-        self, world: FederatedData, members: Sequence[PeerSpec], folder: Path, *, here: Collection[int] | None = None
+        self, context: RunContext, members: Sequence[PeerSpec], folder: Path, *, here: Collection[int] | None = None
     ) -> None:
-        """`here`: whose work is done by this loop, in a simulation everybody's; the others are elsewhere."""
-        self.world = world
+        """Place everybody; `here`: whose work is done by this loop, in a simulation everybody's."""
+        self.context = context
         self.folder = folder
         self.here = frozenset(member.index for member in members) if here is None else frozenset(here)
-        self._places = {member.index: PeerSlot(member) for member in members}
+        self._slots = {member.index: PeerSlot(member) for member in members}
         self.states.mkdir(parents=True, exist_ok=True)
 
     @property
     def states(self) -> Path:
-        """The folder of the resting states."""
+        """Return the folder of the resting states."""
         return self.folder / "states"
 
     def __iter__(self) -> Iterator[PeerSlot]:
-        return iter(self._places.values())
+        return iter(self._slots.values())
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._slots)
 
     def own(self) -> list[PeerSlot]:
-        """The places whose work is done here."""
-        return [place for place in self if place.index in self.here]
+        """Return the slots whose work is done here."""
+        return [slot for slot in self if slot.index in self.here]
 
     def __getitem__(self, index: int) -> PeerSlot:
-        return self._places[index]
+        return self._slots[index]
 
-    def update(self, index: int, *, standing: Evaluation, state: Path | None = None) -> None:
-        """A member was measured, or has learned and has a new state."""
-        place = self._places[index]
-        self._places[index] = replace(place, standing=standing, state=place.state if state is None else state)
+    def update(self, index: int, *, evaluation: Evaluation, state: Path | None = None) -> None:
+        """Note that a member was measured, or has learned and has a new state."""
+        slot = self._slots[index]
+        self._slots[index] = replace(slot, evaluation=evaluation, state=slot.state if state is None else state)
 
     def new_state(self, index: int, *, round_index: int, phase: int) -> Path:
-        """Where the state goes that a member will have after a phase of a round."""
+        """Return where the state goes that a member will have after a phase of a round."""
         return self.states / f"peer-{index:04d}-round-{round_index:05d}-phase-{phase}.safetensors"
 
     def messages_of(self, round_index: int) -> Path:
-        """The folder of the messages that are published in a round."""
+        """Return the folder of the messages that are published in a round."""
         return self.folder / f"messages-{round_index:05d}"
 
     def forget_messages(self, before: int | None = None) -> None:
@@ -83,7 +83,7 @@ class Roster:
 
     def forget_states(self, keep: Collection[Path] = ()) -> None:
         """Remove the states that neither the roster nor the caller needs any more."""
-        needed = {place.state for place in self} | set(keep)
+        needed = {slot.state for slot in self} | set(keep)
         for file in self.states.iterdir():
             if file not in needed:
                 file.unlink(missing_ok=True)

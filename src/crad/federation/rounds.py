@@ -1,4 +1,4 @@
-"""The loop: draw who is active, let everybody publish, then learn, then measure. One loop for every world."""
+"""The loop: draw who is active, let everybody publish, then learn, then measure. One loop everywhere."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ class RoundLoop:
         self._roster = roster
         self._exchange = exchange
         self._engine = engine
-        self._experiment = roster.world.experiment
+        self._experiment = roster.context.experiment
         self._pace: dict[tuple[str, int, str], float] = {}  # seconds per unit of work: verb, phase, architecture
 
     def run(self, *, after: int = 0, on_step: OnStep = lambda step: None) -> Iterator[Round]:
-        """The rounds after a given one, in order; the roster is up to date whenever a round is yielded."""
+        """Run the rounds after a given one, in order; the roster is up to date whenever a round is yielded."""
         self._measure(on_step)
         round_index = after
         while (round_index := next_round(round_index, self._exchange)) <= self._experiment.rounds:
@@ -86,12 +86,12 @@ class RoundLoop:
 
     def _run_one(self, round_index: int, on_step: OnStep) -> Round:
         started = time.perf_counter()
-        scene = self._scene(round_index)
+        participants = self._participants(round_index)
         ledger = self._exchange.ledger
-        before, published = dict(ledger.between), dict.fromkeys(scene.clients, 0)
+        before, published = dict(ledger.between), dict.fromkeys(participants.clients, 0)
         learned: dict[int, Learned] = {}
         missing: dict[int, list[int]] = {}
-        plan = [phase.routes(scene) for phase in self._method.phases]
+        plan = [phase.routes(participants) for phase in self._method.phases]
         total, position = sum(len(self._roster.here & set(routes)) for routes in plan), 0
         for number, phase in enumerate(self._method.phases):
             for sender, size in self._publish(number, phase, plan[number], round_index):
@@ -107,34 +107,34 @@ class RoundLoop:
         self._roster.forget_messages(before=round_index)
         is_tested = round_index % self._experiment.eval_every == 0 or round_index == self._experiment.rounds
         tested = self._test(round_index, on_step) if is_tested else []
-        first = [place.index for place in self._roster.own()] if round_index == 1 else []
+        first = [slot.index for slot in self._roster.own()] if round_index == 1 else []
         traffic = self._traffic(before, published)
         counted = [traffic.sent] if self._method.payload == "sent" else [traffic.sent, traffic.received]
         return Round(
             index=round_index,
-            active=scene.clients,
-            learned={member.index: learned[member.index] for member in scene.members if member.index in learned},
+            active=participants.clients,
+            learned={member.index: learned[member.index] for member in participants.members if member.index in learned},
             missing={index: missing[index] for index in sorted(missing)},
             traffic=traffic,
             payload_bytes=sum(sum(column.values()) for column in counted),
             is_tested=is_tested,
-            measured=tuple(sorted({*scene.clients, *tested, *first} & self._roster.here)),
+            measured=tuple(sorted({*participants.clients, *tested, *first} & self._roster.here)),
             seconds=time.perf_counter() - started,
             peak_memory_bytes=self._engine.peak_memory_bytes(),
         )
 
-    def _scene(self, round_index: int) -> RoundParticipants:
-        """The drawn clients, and every member that owns no data."""
-        members = [place.member for place in self._roster]
+    def _participants(self, round_index: int) -> RoundParticipants:
+        """Return the drawn clients, and every member that owns no data."""
+        members = [slot.member for slot in self._roster]
         clients = [member for member in members if member.clients]
         drawn = draw_active(len(clients), self._experiment.active, self._experiment.seed, round_index)
         helpers = [member for member in members if not member.clients]
-        return RoundParticipants(self._roster.world, (*(clients[i] for i in drawn), *helpers), round_index)
+        return RoundParticipants(self._roster.context, (*(clients[i] for i in drawn), *helpers), round_index)
 
     def _traffic(self, before: Mapping[tuple[int, int], int], published: dict[int, int]) -> Traffic:
-        """What was exchanged since these totals between two members each."""
+        """Return what was exchanged since these totals between two members each."""
         ledger = self._exchange.ledger
-        members = {place.index: place.member for place in self._roster}
+        members = {slot.index: slot.member for slot in self._roster}
         columns: list[dict[int, int]] = [dict.fromkeys(members, 0) for _ in range(4)]
         sent, received, helper_sent, helper_received = columns
         for (sender, receiver), count in ledger.between.items():
@@ -145,11 +145,11 @@ class RoundLoop:
         return Traffic(sent, received, published, helper_sent, helper_received)
 
     def _measure(self, on_step: OnStep) -> None:
-        """Everybody's first standing: the metrics average over all clients, also those that are never drawn."""
-        new = [place for place in self._roster.own() if place.standing is None]
-        tasks = [self._task("begin", place) for place in new]
+        """Measure everybody first: the metrics average over all clients, also those that are never drawn."""
+        new = [slot for slot in self._roster.own() if slot.evaluation is None]
+        tasks = [self._task("begin", slot) for slot in new]
         for position, outcome in enumerate(self._engine.each(tasks), start=1):
-            self._roster.update(outcome.peer, standing=outcome.standing)
+            self._roster.update(outcome.peer, evaluation=outcome.evaluation)
             on_step(self._step("measuring", 0, position, len(tasks), outcome))
 
     def _publish(self, number: int, phase: Phase, routes: Routes, round_index: int) -> list[tuple[int, int]]:
@@ -159,8 +159,8 @@ class RoundLoop:
             return []
         folder = self._roster.messages_of(round_index)
         folder.mkdir(exist_ok=True)
-        letters = [letter for letter in _letters(phase, routes) if letter[0] in self._roster.here]
-        files = {letter: folder / _file_name(number, *letter) for letter in letters}
+        addresses = [address for address in _addresses(phase, routes) if address[0] in self._roster.here]
+        files = {address: folder / _file_name(number, *address) for address in addresses}
         tasks = [
             replace(self._task("publish", self._roster[sender], round_index, number), save_to=file, receiver=receiver)
             for (sender, receiver), file in files.items()
@@ -205,7 +205,7 @@ class RoundLoop:
         return tasks, missing
 
     def _is_measured(self, index: int, plan: Sequence[Routes], number: int) -> bool:
-        """Statistics are published with the weights they were measured on; and the last weights are measured."""
+        """Tell whether to measure: statistics belong to the weights they are published with, and the last count."""
         for phase, routes in list(zip(self._method.phases, plan, strict=True))[number + 1 :]:
             is_sender = phase.publish is not None and any(index in senders for senders in routes.values())
             if is_sender and phase.has_statistics:
@@ -215,53 +215,53 @@ class RoundLoop:
         return True
 
     def _test(self, round_index: int, on_step: OnStep) -> list[int]:
-        """Both metrics of everybody whose model has moved since they were last measured."""
-        stale = [place for place in self._roster.own() if place.measured.local is None and place.member.clients]
-        tasks = [self._task("test", place, round_index) for place in stale]
+        """Measure both metrics of everybody whose model has moved since they were last measured."""
+        stale = [slot for slot in self._roster.own() if slot.measured.local is None and slot.member.clients]
+        tasks = [self._task("test", slot, round_index) for slot in stale]
         for position, outcome in enumerate(self._engine.each(tasks), start=1):
-            self._roster.update(outcome.peer, standing=outcome.standing)
+            self._roster.update(outcome.peer, evaluation=outcome.evaluation)
             self._note_pace(outcome)
             on_step(self._step("testing", round_index, position, len(tasks), outcome))
-        return [place.index for place in stale]
+        return [slot.index for slot in stale]
 
     def _task(
-        self, verb: Verb, place: PeerSlot, round_index: int = 0, phase: int = 0, *, save_to: Path | None = None
+        self, verb: Verb, slot: PeerSlot, round_index: int = 0, phase: int = 0, *, save_to: Path | None = None
     ) -> Task:
         return Task(
             verb,
-            place.index,
-            place.standing,
-            place.state,
+            slot.index,
+            slot.evaluation,
+            slot.state,
             round_index=round_index,
             phase=phase,
             save_to=save_to,
-            cost=self._expected_seconds(verb, phase, place),
+            cost=self._expected_seconds(verb, phase, slot),
         )
 
     def _take(self, outcome: TaskOutcome, phase: int, round_index: int) -> None:
         state = self._roster.new_state(outcome.peer, round_index=round_index, phase=phase)
-        self._roster.update(outcome.peer, standing=outcome.standing, state=state)
+        self._roster.update(outcome.peer, evaluation=outcome.evaluation, state=state)
         self._note_pace(outcome, phase)
 
-    def _size(self, verb: Verb, place: PeerSlot) -> int:
-        """How much there is to do: learning grows with the shard, the test images are the same for everybody."""
+    def _size(self, verb: Verb, slot: PeerSlot) -> int:
+        """Return how much there is to do: learning grows with the shard, the test images are the same for everybody."""
         if verb != "learn":
             return 1
-        return max(1, sum(len(self._roster.world.shards[client].train) for client in place.member.clients))
+        return max(1, sum(len(self._roster.context.data.shards[client].train) for client in slot.member.clients))
 
     def _note_pace(self, outcome: TaskOutcome, phase: int = 0) -> None:
-        place = self._roster[outcome.peer]
-        key = (outcome.verb, phase, place.member.architecture.id)
-        self._pace[key] = outcome.seconds / self._size(outcome.verb, place)
+        slot = self._roster[outcome.peer]
+        key = (outcome.verb, phase, slot.member.architecture.id)
+        self._pace[key] = outcome.seconds / self._size(outcome.verb, slot)
 
-    def _expected_seconds(self, verb: Verb, phase: int, place: PeerSlot) -> float:
+    def _expected_seconds(self, verb: Verb, phase: int, slot: PeerSlot) -> float:
         # An architecture that has not been timed yet counts as slow as the slowest: better begun early than late.
         known = [pace for (*what, _), pace in self._pace.items() if what == [verb, phase]]
-        pace = self._pace.get((verb, phase, place.member.architecture.id), max(known, default=1.0))
-        return pace * self._size(verb, place)
+        pace = self._pace.get((verb, phase, slot.member.architecture.id), max(known, default=1.0))
+        return pace * self._size(verb, slot)
 
     def _step(self, stage: Stage, round_index: int, position: int, total: int, outcome: TaskOutcome) -> Step:
-        accuracies = [score.accuracy for score in outcome.standing.validation]
+        accuracies = [score.accuracy for score in outcome.evaluation.validation]
         losses = {} if outcome.learned is None else outcome.learned.losses
         return Step(
             stage=stage,
@@ -281,7 +281,7 @@ def next_round(after: int, exchange: Exchange) -> int:
 
 
 def draw_active(members: int, active: int | None, seed: int, round_index: int) -> list[int]:
-    """The members of a round, drawn without replacement; everybody when no number is set."""
+    """Draw the members of a round without replacement; everybody when no number is set."""
     if active is None or active >= members:
         return list(range(members))
     chosen = stream(seed, "round", round_index, "participation").choice(members, size=active, replace=False)
@@ -296,8 +296,8 @@ def _merge(before: Learned | None, now: Learned) -> Learned:
     return Learned(losses, trust, notes, {**before.artifacts, **now.artifacts})
 
 
-def _letters(phase: Phase, routes: Routes) -> list[tuple[int, int | None]]:
-    """Sender and receiver of every message; no receiver where all get the same."""
+def _addresses(phase: Phase, routes: Routes) -> list[tuple[int, int | None]]:
+    """Return sender and receiver of every message; no receiver where all get the same."""
     if phase.is_addressed:
         return [(sender, receiver) for receiver, senders in routes.items() for sender in senders]
     return [(sender, None) for sender in sorted({sender for senders in routes.values() for sender in senders})]

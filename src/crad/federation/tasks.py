@@ -1,13 +1,13 @@
 """What is done for one peer, as a function of bytes: the same in this process, in another one, on another machine.
 
-A `Task` says what to do and where the peer's state and its messages lie; an `Outcome` says what came of it. A `Bench`
-is a process's place of work: it holds the data and one model per architecture, and does one task at a time.
+A `Task` says what to do and where the peer's state and its messages lie; a `TaskOutcome` says what came of it. A
+`TaskRunner` is a process's place of work: it holds the data and a model per architecture, and does one task at a time.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -17,8 +17,7 @@ from torch import Tensor
 
 from crad.device import repeatable
 from crad.errors import RunError
-from crad.federation.attacks import acts_as
-from crad.federation.federated_data import FederatedData
+from crad.federation.context import RunContext
 from crad.federation.message import Message, encode, map_file, read_state
 from crad.federation.method import Learned, Method, RoundContext
 from crad.federation.peer import Evaluation, Peer
@@ -37,7 +36,7 @@ class Task:
 
     verb: Verb
     peer: int
-    standing: Evaluation | None = None  # None before the beginning
+    evaluation: Evaluation | None = None  # None before the beginning
     state: Path | memoryview | None = None  # None: the first weights, which follow from the seed
     round_index: int = 0
     phase: int = 0
@@ -54,7 +53,7 @@ class TaskOutcome:
 
     verb: Verb
     peer: int
-    standing: Evaluation
+    evaluation: Evaluation
     learned: Learned | None = None
     manifest: bytes | None = None  # of the message that was published
     content: bytes | None = None  # the new state or the message's body, where no file was named for it
@@ -68,15 +67,15 @@ class Engine(Protocol):
 
     @property
     def workers(self) -> int:
-        """How many processes do tasks at the same time."""
+        """Return how many processes do tasks at the same time."""
         ...
 
     def each(self, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
-        """The outcomes as they come, in any order."""
+        """Return the outcomes as they come, in any order."""
         ...
 
     def peak_memory_bytes(self) -> int:
-        """The highest memory of all processes together."""
+        """Return the highest memory of all processes together."""
         ...
 
     def close(self) -> None:
@@ -87,81 +86,84 @@ class Engine(Protocol):
 class TaskRunner:
     """Does tasks, one at a time: only the peer at work has its model in memory."""
 
-    def __init__(self, world: FederatedData, method: Method) -> None:
-        self._world = world
+    def __init__(self, context: RunContext, method: Method) -> None:
+        self._context = context
         self._method = method
-        self._members = {member.index: member for member in method.roster(world)}
+        self._members = {member.index: member for member in method.roster(context)}
         self._models: dict[str, torch.nn.Module] = {}  # of the last peer of an architecture: the next one overwrites it
-        self._measuring = TeacherEngine(device=world.device)  # always in full precision
-        self.shelf = TeacherCache(world)
+        self._measuring = TeacherEngine(device=context.device)  # always in full precision
+        self.teachers = TeacherCache(context)
 
     def do(self, task: Task) -> TaskOutcome:
         """Do a task; the outcome depends on the task alone."""
         started = time.perf_counter()
-        verbs: dict[Verb, Callable[[Peer, Task], TaskOutcome]] = {
-            "begin": self._begin,
-            "publish": self._publish,
-            "learn": self._learn,
-            "test": self._test,
-        }
         kind = self._method.phases[task.phase].kind
-        actor = acts_as(self._world, task.peer)
-        words = ("peer", actor, "round", task.round_index, kind if task.verb == "learn" else task.verb, "torch")
-        with repeatable(torch_seed(self._world.experiment.seed, *words), self._world.device):
-            outcome = verbs[task.verb](self._at_work(task), task)
-        return _timed(outcome, time.perf_counter() - started, peak_memory_bytes(self._world.device))
+        identity = self._context.adversary.identity(task.peer)
+        words = ("peer", identity, "round", task.round_index, kind if task.verb == "learn" else task.verb, "torch")
+        with repeatable(torch_seed(self._context.experiment.seed, *words), self._context.device):
+            peer = self._at_work(task)
+            match task.verb:
+                case "begin":
+                    outcome = self._begin(peer, task)
+                case "publish":
+                    outcome = self._publish(peer, task)
+                case "learn":
+                    outcome = self._learn(peer, task)
+                case "test":
+                    outcome = self._test(peer, task)
+        return _timed(outcome, time.perf_counter() - started, peak_memory_bytes(self._context.device))
 
     def _at_work(self, task: Task) -> Peer:
         member = self._members[task.peer]
-        # A user's module may keep something outside its state: it is built anew each time and measured as it is.
+        # A user's module may keep something outside its state: it is built again each time and measured as it is.
         is_ours = member.architecture.name in ARCHITECTURES
         known = self._models.get(member.architecture.id) if is_ours and task.state is not None else None
-        peer = Peer(self._world, member, model=known, engine=self._measuring if is_ours else None)
+        peer = Peer(self._context, member, model=known, engine=self._measuring if is_ours else None)
         self._models[member.architecture.id] = peer.model
         if task.state is not None:
-            assert task.standing is not None, "a state comes with its standing"
+            assert task.evaluation is not None, "a state comes with its evaluation"
             is_training = task.verb not in ("publish", "test")
-            peer.load_state(load_tensors(task.state), task.standing, with_momentum=is_training)
-        elif task.standing is not None:
-            peer.standing = task.standing
+            peer.load_state(load_tensors(task.state), task.evaluation, with_momentum=is_training)
+        elif task.evaluation is not None:
+            peer.evaluation = task.evaluation
         return peer
 
     def _begin(self, peer: Peer, task: Task) -> TaskOutcome:
         peer.revalidate()
-        return TaskOutcome(task.verb, peer.index, peer.standing)
+        return TaskOutcome(task.verb, peer.index, peer.evaluation)
 
     def _publish(self, peer: Peer, task: Task) -> TaskOutcome:
         publish = self._method.phases[task.phase].publish
         assert publish is not None, "only phases that publish are asked to"
-        message = publish(peer, RoundContext(task.round_index, self.shelf, task.receiver))
+        message = publish(peer, RoundContext(task.round_index, self.teachers, task.receiver))
         content = None if message is None else _deliver(message.body, task.save_to)
         return TaskOutcome(
             task.verb,
             peer.index,
-            peer.standing,
+            peer.evaluation,
             manifest=None if message is None else message.manifest,
             receiver=task.receiver,
             content=content,
         )
 
     def _learn(self, peer: Peer, task: Task) -> TaskOutcome:
-        context = RoundContext(task.round_index, self.shelf)
+        context = RoundContext(task.round_index, self.teachers)
         learned = self._method.phases[task.phase].learn(peer, task.messages, context)
         _check_converging(peer, learned.losses, task.round_index)
         if task.is_measured:
             peer.revalidate()
-            sums = [total for one in peer.standing.validation for total in one.cross_entropy_sums]
+            sums = [total for one in peer.evaluation.validation for total in one.cross_entropy_sums]
             _check_converging(peer, {"validation": sum(sums)}, task.round_index)
         content = _deliver(encode(peer.state()), task.save_to)
-        return TaskOutcome(task.verb, peer.index, peer.standing, learned=learned, content=content)
+        return TaskOutcome(task.verb, peer.index, peer.evaluation, learned=learned, content=content)
 
     def _test(self, peer: Peer, task: Task) -> TaskOutcome:
         peer.test()
-        return TaskOutcome(task.verb, peer.index, peer.standing)
+        return TaskOutcome(task.verb, peer.index, peer.evaluation)
 
 
 def load_tensors(stored: Path | memoryview) -> dict[str, Tensor]:
-    """The tensors of a stored state, looking into its bytes."""
+    """Return the tensors of a stored state, looking into its bytes."""
     return read_state(map_file(stored) if isinstance(stored, Path) else stored)
 
 
@@ -193,5 +195,5 @@ def _check_converging(peer: Peer, losses: Mapping[str, float], round_index: int)
         name, value = next(iter(wrong.items()))
         raise RunError(
             f"client {peer.index} ({peer.architecture}) diverged in round {round_index}: its {name} loss is {value}; "
-            f"lower lr (now {peer.world.experiment.lr:g}) or clip_norm (now {peer.world.experiment.clip_norm:g})"
+            f"lower lr (now {peer.experiment.lr:g}) or clip_norm (now {peer.experiment.clip_norm:g})"
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from crad.errors import SnapshotError, printable
-from crad.federation.federated_data import FederatedData
+from crad.federation.context import RunContext
 from crad.federation.message import Message, Statistics, read_body, read_manifest
 from crad.federation.peer import SNAPSHOT, new_model
 from crad.inference.engine import PreparedTeacher, TeacherEngine
@@ -31,31 +31,34 @@ class Snapshot:
 class TeacherCache:
     """Decodes snapshots and lends out teachers. The model of an architecture is reused by the next teacher."""
 
-    def __init__(self, world: FederatedData) -> None:
-        self._world = world
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
         self._models: dict[str, nn.Module] = {}
         self._decoded: dict[int, tuple[Message, Snapshot]] = {}
         self._prepared: dict[int, tuple[Snapshot, PreparedTeacher]] = {}
         self._engine = TeacherEngine(
-            device=world.device,
-            precision=world.experiment.teacher_precision,
-            expected_samples=_expected_samples(world),
+            device=context.device,
+            precision=context.experiment.teacher_precision,
+            expected_samples=_expected_samples(context),
         )
 
     def decode(self, message: Message, *, sender: int, round_index: int) -> Snapshot:
-        """The snapshot in a message; refused unless sender, round, architecture, shapes and values are right."""
+        """Decode the snapshot in a message.
+
+        Refuse it unless sender, round, architecture, shapes and values are right.
+        """
         known = self._decoded.get(sender)
         if known is not None and known[1].round_index == round_index and _is_same(known[0], message):
             return known[1]
         manifest = read_manifest(message, sender=sender, round_index=round_index, kind=SNAPSHOT)
-        agreed = self._world.architecture_of(sender).id
+        agreed = self._context.architecture_of(sender).id
         if manifest.architecture != agreed:
             # What a peer names is never looked up: resolving a name may import code.
             raise SnapshotError(
                 f"peer {sender} sent architecture {_quoted(manifest.architecture)}, its own in this federation is "
                 f"{agreed}"
             )
-        statistics = _check_statistics(manifest.statistics, sender=sender, num_classes=self._world.num_classes)
+        statistics = _check_statistics(manifest.statistics, sender=sender, num_classes=self._context.data.num_classes)
         expected = self._model(agreed, sender=sender).state_dict()
         tensors = read_body(message, sender=sender, expected=expected)
         self.forget_other_rounds(round_index)
@@ -64,14 +67,14 @@ class TeacherCache:
         return snapshot
 
     def get(self, snapshot: Snapshot) -> PreparedTeacher:
-        """The teacher, ready to run. Small ones stay prepared for the next student; large ones come one at a time."""
+        """Return the teacher, ready to run. Small ones stay prepared for the next student; large ones come singly."""
         known = self._prepared.get(snapshot.peer)
         if known is not None and known[0] is snapshot:
             return known[1]
         model = self._model(snapshot.architecture, sender=snapshot.peer)
         # Our own modules may look into the message's memory, because preparing copies; a user's may load as it likes.
         is_ours = Architecture.parse(snapshot.architecture).name in ARCHITECTURES
-        model.load_state_dict(snapshot.tensors, assign=is_ours and self._world.device == "cpu")
+        model.load_state_dict(snapshot.tensors, assign=is_ours and self._context.device == "cpu")
         prepared = self._engine.prepare(model, key=snapshot.architecture)
         held = sum(other.nbytes for _, other in self._prepared.values())
         if held + prepared.nbytes <= PREPARED_BYTES:
@@ -79,7 +82,7 @@ class TeacherCache:
         return prepared
 
     def freeze(self, model: nn.Module, architecture: str) -> PreparedTeacher:
-        """The student's own model as it is now, as a teacher that does not move with it."""
+        """Return the student's own model as it is now, as a teacher that does not move with it."""
         return self._engine.prepare(model, key=architecture)
 
     def forget_other_rounds(self, round_index: int) -> None:
@@ -90,30 +93,30 @@ class TeacherCache:
 
     def _model(self, architecture: str, *, sender: int) -> nn.Module:
         if architecture not in self._models:
-            allowance, parsed = self._world.allowance, Architecture.parse(architecture)
-            refusal = None if allowance is None else allowance.refusal(parsed, self._world.input_shape)
+            allowance, parsed = self._context.allowance, Architecture.parse(architecture)
+            refusal = None if allowance is None else allowance.refusal(parsed, self._context.data.input_shape)
             if refusal is not None:
                 raise SnapshotError(f"peer {sender} is not learned from: {refusal}")
-            model = new_model(self._world, parsed, seed=0)
+            model = new_model(self._context, parsed, seed=0)
             self._models[architecture] = model.eval().requires_grad_(False)
         return self._models[architecture]
 
 
-def _expected_samples(world: FederatedData) -> int:
-    """How many inputs of one client one architecture's teachers will see in the whole run, about.
+def _expected_samples(context: RunContext) -> int:
+    """Return how many inputs of one client one architecture's teachers will see in the whole run, about.
 
     With a process for each client that is all a compiler can earn on; with fewer it earns more. The number of workers
     is no part of it: a serial run and a parallel one must choose alike, or their last bits would differ.
     """
-    experiment = world.experiment
+    experiment = context.experiment
     active = experiment.active or experiment.clients
-    images = sum(len(shard.train) for shard in world.shards) / max(1, len(world.shards))
+    images = sum(len(shard.train) for shard in context.data.shards) / max(1, len(context.data.shards))
     teachers = (active - 1) / len(experiment.models)
     return int(images * teachers * experiment.local_epochs * experiment.rounds * active / experiment.clients)
 
 
 def _is_same(known: Message, message: Message) -> bool:
-    """Without reading the body again: the very bytes, or the same file, which nobody changes."""
+    """Tell two messages without reading the body again: the very bytes, or the same file, which nobody changes."""
     is_same_file = known.file is not None and known.file == message.file
     return known.manifest == message.manifest and (known.body is message.body or is_same_file)
 

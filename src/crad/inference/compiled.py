@@ -27,12 +27,12 @@ class Forward(Protocol):
     model: nn.Module
 
     def __call__(self, inputs_BDHW: Tensor) -> Tensor:
-        """Logits of one chunk."""
+        """Return logits of one chunk."""
         ...
 
 
-def repays(*, flops_per_sample: float, samples: int, device: str) -> bool:
-    """Whether compiling saves a run more time than it takes."""
+def is_worth_compiling(*, flops_per_sample: float, samples: int, device: str) -> bool:
+    """Return whether compiling saves a run more time than it takes."""
     rate = FLOPS_PER_SECOND if device == "cpu" else FLOPS_PER_SECOND_ELSEWHERE
     return flops_per_sample * samples / rate * SAVED > COMPILE_SECONDS
 
@@ -47,7 +47,10 @@ class SharedModule:
         self._loaded: weakref.ref[Forward] | None = None
 
     def run(self, plain: Forward, inputs_BDHW: Tensor) -> Tensor:
-        """The plain forward's logits: compiled for full chunks, as it is for others, so nothing compiles again."""
+        """Return the plain forward's logits.
+
+        Compiled for full chunks, as it is for others, so nothing compiles again.
+        """
         if self._shape is None and len(inputs_BDHW) == self._batch:
             self._shape, self._compiled = inputs_BDHW.shape, self._try(plain, torch.zeros_like(inputs_BDHW))
         if self._compiled is None or inputs_BDHW.shape != self._shape:
@@ -65,7 +68,7 @@ class SharedModule:
             warnings.simplefilter("ignore")
             try:
                 flops = _flops_per_sample(copy.deepcopy(plain), zeros_BDHW[:2])
-                if repays(flops_per_sample=flops, samples=self._samples, device=self._device):
+                if is_worth_compiling(flops_per_sample=flops, samples=self._samples, device=self._device):
                     return _compile(copy.deepcopy(plain), zeros_BDHW, needs_cxx=self._device == "cpu")
             except Exception:  # noqa: S110 - no compiler, no headers, more than one graph: it runs as it is
                 pass

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from crad.inference.winograd import WinogradConv, Workspace, pays
+from crad.inference.winograd import WinogradConv, Workspace, is_winograd_faster
 
 
 class Kernel(Protocol):
@@ -21,7 +21,7 @@ class Kernel(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Return the bytes held."""
         ...
 
     def __call__(self, maps_BDHW: Tensor, other_BCHW: Tensor | None, *, relu: bool) -> Tensor:
@@ -41,18 +41,18 @@ class Geometry:
 
     @classmethod
     def of(cls, conv: nn.Conv2d) -> Geometry:
-        """The geometry of a convolution that pads with zeros, by numbers."""
+        """Return the geometry of a convolution that pads with zeros, by numbers."""
         sides = (conv.kernel_size, conv.stride, conv.padding, conv.dilation)
         kernel, stride, padding, dilation = ((int(side[0]), int(side[1])) for side in sides)
         return cls(kernel, stride, padding, dilation, conv.groups)
 
     @property
     def is_winograd(self) -> bool:
-        """Whether it is the kind of convolution that Winograd's algorithm is for."""
+        """Return whether it is the kind of convolution that Winograd's algorithm is for."""
         return self == Geometry((3, 3), (1, 1), (1, 1), (1, 1), 1)
 
     def out_shape(self, maps_BDHW: Tensor, out_channels: int) -> tuple[int, ...]:
-        """The shape of the maps it makes."""
+        """Return the shape of the maps it makes."""
         sides = [
             (side + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
             for side, kernel, stride, padding, dilation in zip(
@@ -88,12 +88,12 @@ class FusedConv:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, after the first call those of the kernel alone."""
+        """Return the bytes held, after the first call those of the kernel alone."""
         held = 0 if self._folded is None else sum(tensor.nbytes for tensor in self._folded)
         return held + (0 if self._kernel is None else self._kernel.nbytes)
 
     def __call__(self, maps_BDHW: Tensor, other: Tensor | None = None) -> Tensor:
-        """The convolution's maps, `other` added before the ReLU."""
+        """Return the convolution's maps, `other` added before the ReLU."""
         maps_BDHW = maps_BDHW.contiguous(memory_format=torch.channels_last)
         if self._kernel is None:
             self._kernel = self._make_kernel(maps_BDHW.shape[2], maps_BDHW.shape[3])
@@ -110,7 +110,7 @@ class FusedConv:
         self._folded = None
         self._sizes[self._name] = (height, width)
         out_channels, in_channels = weight_CDhw.shape[:2]
-        if self._geometry.is_winograd and pays(
+        if self._geometry.is_winograd and is_winograd_faster(
             in_channels=in_channels, out_channels=out_channels, height=height, width=width
         ):
             return WinogradConv(weight_CDhw, bias_C, workspace=self._workspace)
@@ -120,7 +120,7 @@ class FusedConv:
 
 
 def fold(conv: nn.Conv2d, norm: nn.BatchNorm2d | None) -> tuple[Tensor, Tensor]:
-    """Weight [C,D,h,w] and bias [C] of the convolution followed by the norm with its running statistics, copied."""
+    """Fold a norm with its running statistics into a convolution: weight [C,D,h,w] and bias [C], copied."""
     weight_CDhw = conv.weight.detach()
     bias_C = torch.zeros(conv.out_channels) if conv.bias is None else conv.bias.detach().clone()
     if norm is None:

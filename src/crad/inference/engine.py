@@ -33,12 +33,12 @@ class HasBytes(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Return the bytes held."""
         ...
 
 
 def soft_predictions(teachers: Sequence[Teacher], inputs: Tensor, *, temperature: float) -> Tensor:
-    """Softened class probabilities of every teacher on the same inputs, [K,B,C]. Eq. 2."""
+    """Return the softened class probabilities of every teacher on the same inputs, [K,B,C]. Eq. 2."""
     with torch.no_grad():
         return torch.stack([torch.softmax(teacher()(inputs) / temperature, dim=1) for teacher in teachers])
 
@@ -47,7 +47,10 @@ class TeacherEngine:
     """Prepares snapshots to run fast on one device. For one thread at a time: its teachers share scratch memory."""
 
     def __init__(self, *, device: str, precision: str = "fp32", expected_samples: int = 0) -> None:
-        """`expected_samples`: how many inputs one architecture's teachers will see; 0 if too few for compiling."""
+        """Set up; `expected_samples`: how many inputs one architecture's teachers will see.
+
+        0: too few for compiling.
+        """
         check_precision(precision, device)
         self._device, self._precision, self._samples = device, precision, expected_samples
         self._plans: dict[str, FusedPlan | None] = {}
@@ -55,7 +58,7 @@ class TeacherEngine:
         self._workspace = Workspace()
 
     def prepare(self, model: nn.Module, *, key: str) -> PreparedTeacher:
-        """The model as it is now, ready to run; `key` names the architecture, whose plan is made once."""
+        """Return the model as it is now, ready to run; `key` names the architecture, whose plan is made once."""
         if model.training:
             model.eval()
         plan = self._plan_for(model, key) if self._device == "cpu" and is_fusible(model) else None
@@ -100,12 +103,15 @@ class PreparedTeacher:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weights held; exact after the first call of an architecture's first teacher, for others at once."""
+        """Return the bytes of weights held.
+
+        Exact after the first call of an architecture's first teacher, for others at once.
+        """
         return sum(one.nbytes for one in self._held)
 
     @torch.no_grad()
     def __call__(self, inputs_BDHW: Tensor) -> Tensor:
-        """Logits [B,C]. Eq. 1."""
+        """Return logits [B,C]. Eq. 1."""
         return torch.cat([self._forward(chunk) for chunk in torch.split(inputs_BDHW, self._batch)])
 
 
@@ -118,7 +124,7 @@ class PlainForward:
         self._is_bf16 = precision == "bf16"
 
     def __call__(self, inputs_BDHW: Tensor) -> Tensor:
-        """Logits [B,C] of one chunk."""
+        """Return logits [B,C] of one chunk."""
         try:
             return self._logits(inputs_BDHW)
         except RuntimeError:
@@ -141,7 +147,7 @@ class PlainForward:
 
 
 def to_device(inputs: Tensor, device: str) -> Tensor:
-    """Inputs on the device; from pinned memory to a GPU, so that copying and computing overlap."""
+    """Move inputs to the device; from pinned memory to a GPU, so that copying and computing overlap."""
     if device.startswith("cuda") and inputs.device.type == "cpu":
         return inputs.pin_memory().to(device, non_blocking=True)
     return inputs.to(device)

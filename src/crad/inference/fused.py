@@ -82,7 +82,7 @@ def make_fused_plan(model: nn.Module) -> FusedPlan:
 
 
 def is_fusible(model: nn.Module) -> bool:
-    """Whether a model's weights are of the kind that the fused steps compute with."""
+    """Return whether a model's weights are of the kind that the fused steps compute with."""
     state = (*model.parameters(), *model.buffers())
     return all(t.device.type == "cpu" and t.dtype == torch.float32 for t in state if t.is_floating_point())
 
@@ -91,7 +91,7 @@ def is_fusible(model: nn.Module) -> bool:
 def fill_slots(
     plan: FusedPlan, model: nn.Module, workspace: Workspace
 ) -> tuple[SimpleNamespace, list[FusedConv | Tensor]]:
-    """The plan's slots with copies of this model's weights; and all that holds memory among them."""
+    """Fill the plan's slots with copies of this model's weights; return them, and all that holds memory among them."""
     slots = SimpleNamespace()
     held: list[FusedConv | Tensor] = []
     for name, slot in plan.slots.items():
@@ -210,7 +210,7 @@ def _adopt(graph: fx.Graph, node: fx.Node, model: nn.Module, slots: dict[str, Sl
 
 
 def _compile(graph: fx.Graph, slots: dict[str, Slot]) -> Callable[[SimpleNamespace, Tensor], Tensor]:
-    """The graph as a Python function of the slots; it lets go of every map after its last use."""
+    """Compile the graph into a function of the slots, which lets go of every map after its last use."""
     attributes = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
     root = {name: torch.zeros(1) if name in attributes else nn.Identity() for name in slots}
     forward: Callable[[SimpleNamespace, Tensor], Tensor] = type(fx.GraphModule(root, graph)).forward
@@ -218,7 +218,7 @@ def _compile(graph: fx.Graph, slots: dict[str, Slot]) -> Callable[[SimpleNamespa
 
 
 def _module_of(node: fx.Node, model: nn.Module, *types: type[nn.Module]) -> nn.Module | None:
-    """The module a node calls if it is exactly of one of these types: a subclass may do anything."""
+    """Return the module a node calls if it is exactly of one of these types: a subclass may do anything."""
     if node.op != "call_module" or _is_fused(node):
         return None
     module = model.get_submodule(str(node.target))
@@ -230,7 +230,7 @@ def _is_fused(node: fx.Node) -> bool:
 
 
 def _kind_of(node: fx.Node, model: nn.Module) -> object:
-    """What a node does, as an entry of the lists above."""
+    """Return what a node does, as an entry of the lists above."""
     return type(model.get_submodule(str(node.target))) if node.op == "call_module" else node.target
 
 
@@ -253,7 +253,7 @@ def _is_relu(node: fx.Node, model: nn.Module) -> bool:
 
 
 def _only_next(node: fx.Node) -> fx.Node | None:
-    """The node executed right after this one, if nobody else uses this one."""
+    """Return the node executed right after this one, if nobody else uses this one."""
     following = node.next
     return following if list(node.users) == [following] and node in following.all_input_nodes else None
 
@@ -270,7 +270,7 @@ def _other_summand(node: fx.Node, tail: fx.Node) -> fx.Node | None:
 
 
 def _refuse_visible_writes(node: fx.Node, model: nn.Module) -> None:
-    """An in-place operation is kept only on memory that nothing but its own result shows."""
+    """Refuse an in-place operation unless nothing but its own result shows that memory."""
     if "out" in node.kwargs:
         raise UnplannableError("writes to `out`")
     if not _writes(node, model):
@@ -283,7 +283,7 @@ def _refuse_visible_writes(node: fx.Node, model: nn.Module) -> None:
 
 
 def _writes(node: fx.Node, model: nn.Module) -> bool:
-    """Whether a node may write to its first input."""
+    """Return whether a node may write to its first input."""
     if node.op == "call_module":
         return bool(getattr(model.get_submodule(str(node.target)), "inplace", False))
     if node.op == "call_method":
@@ -302,5 +302,5 @@ def _writes(node: fx.Node, model: nn.Module) -> bool:
 
 
 def _in_plain_layout(value: Any) -> Any:  # noqa: ANN401 - anything a forward may pass around
-    """Maps as an operation we do not know would get them from the module itself."""
+    """Return maps as an operation we do not know would get them from the module itself."""
     return value.contiguous() if isinstance(value, Tensor) and value.dim() == 4 else value

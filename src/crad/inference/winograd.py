@@ -27,8 +27,8 @@ _INPUT_COST = 5000.0  # per tile and input channel: padding, gathering, transfor
 _OUTPUT_COST = 2000.0  # per tile and output channel: transform, addition, scattering
 
 
-def pays(*, in_channels: int, out_channels: int, height: int, width: int) -> bool:
-    """Whether a 3x3 convolution of this size is faster this way; a fixed rule."""
+def is_winograd_faster(*, in_channels: int, out_channels: int, height: int, width: int) -> bool:
+    """Return whether a 3x3 convolution of this size is faster this way; a fixed rule."""
     tiles = _tiles(height) * _tiles(width)
     direct = _DIRECT_COST * in_channels * out_channels * height * width
     per_tile = _PRODUCT_COST * in_channels * out_channels + _INPUT_COST * in_channels + _OUTPUT_COST * out_channels
@@ -43,7 +43,7 @@ class Workspace:
         self._padded: dict[tuple[int, ...], Tensor] = {}
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """Memory of this shape with any content, valid until the name is taken again."""
+        """Return memory of this shape with any content, valid until the name is taken again."""
         size = 1
         for side in shape:
             size *= side
@@ -53,7 +53,7 @@ class Workspace:
         return flat[:size].view(shape)
 
     def pad(self, maps_BHWD: Tensor) -> Tensor:
-        """The maps with a pixel of zeros around them and more where the last tiles need it."""
+        """Return the maps with a pixel of zeros around them and more where the last tiles need it."""
         batch, height, width, channels = maps_BHWD.shape
         key = (height, width, channels)  # of the inside: whatever lies around it has been zero from the beginning
         known = self._padded.get(key)
@@ -65,7 +65,7 @@ class Workspace:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Return the bytes held."""
         return sum(held.nbytes for store in (self._flat, self._padded) for held in store.values())
 
 
@@ -80,7 +80,7 @@ class WinogradConv:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Return the bytes held."""
         return self._weight_SCD.nbytes + self._bias_C.nbytes
 
     def __call__(self, maps_BDHW: Tensor, other_BCHW: Tensor | None, *, relu: bool) -> Tensor:

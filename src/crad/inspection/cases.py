@@ -38,8 +38,8 @@ class Case:
 
 
 def find_cases(panel: Panel, q_NBC: Tensor, *, students: Sequence[int]) -> list[Case]:
-    """The clearest successes and failures in turn, at most one of each kind per image."""
-    labels_B = panel.world.global_test.labels[: q_NBC.shape[1]]
+    """Return the clearest successes and failures in turn, at most one of each kind per image."""
+    labels_B = panel.context.data.global_test.labels[: q_NBC.shape[1]]
     best: dict[str, list[Case]] = {"success": [], "failure": []}
     gains, losses, shortfalls = [], [], []
     for student in students:
@@ -60,7 +60,7 @@ def find_cases(panel: Panel, q_NBC: Tensor, *, students: Sequence[int]) -> list[
 
 
 def margins(panel: Panel, student: int, q_NBC: Tensor, labels_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every image's true class: target over uniform mean, dropped specialist over target, uniform over target.
+    """Return of every image's true class: target over uniform mean, dropped specialist over target, uniform over it.
 
     The second is minus infinity where the best-supported teacher was not dropped as an outlier.
     """
@@ -68,7 +68,7 @@ def margins(panel: Panel, student: int, q_NBC: Tensor, labels_B: Tensor) -> tupl
     rows_B = torch.arange(len(labels_B), device=labels_B.device)
     target_B = trace.target[rows_B, labels_B]
     uniform_B = q_NBC[chosen].mean(dim=0)[rows_B, labels_B]
-    counts_KC = panel.support(student).to(labels_B.device)
+    counts_KC = panel.stats(student).speaking_KC.to(labels_B.device)
     specialist_B = counts_KC.argmax(dim=0)[labels_B]
     states_B = trace.state[specialist_B.cpu().numpy(), np.arange(len(labels_B)), labels_B.cpu().numpy()]
     is_lost_B = torch.from_numpy(states_B == "outlier").to(labels_B.device)

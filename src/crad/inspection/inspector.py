@@ -16,7 +16,7 @@ from torch import Tensor
 from crad.aggregation import Trace
 from crad.analysis.traces import ImageTrace, TeacherView
 from crad.errors import ConfigError, RunError, unknown_name
-from crad.federation.federated_data import FederatedData
+from crad.federation.context import RunContext
 from crad.inspection.cases import find_cases
 from crad.inspection.panel import Panel
 from crad.inspection.survey import make_survey
@@ -27,23 +27,23 @@ from crad.runs.records import Record
 class RunInspector:
     """A run at its selected round, ready to be asked about test images."""
 
-    def __init__(self, run: Path, *, world: FederatedData | None = None) -> None:
-        """`world`: the run's data, where the caller has it at hand."""
-        self.panel = Panel(run, world=world)
+    def __init__(self, run: Path, *, context: RunContext | None = None) -> None:
+        """Open a run; `context`: the run's, where the caller has it at hand."""
+        self.panel = Panel(run, context=context)
 
     def trace(self, *, student: int, image: int, class_index: int | None) -> ImageTrace:
-        """One image and class; the class defaults to the true one."""
-        test = self.panel.world.global_test
+        """Trace one image and class; the class defaults to the true one."""
+        test = self.panel.context.data.global_test
         self._check_student(student)
         _check_index("image", image, len(test))
         asked = int(test.labels[image]) if class_index is None else class_index
-        _check_index("class", asked, self.panel.world.num_classes)
+        _check_index("class", asked, self.panel.context.data.num_classes)
         q_NBC = self.panel.outputs([image])
         return self._view(student, image, 0, asked, q_NBC, self.panel.combine(student, q_NBC))
 
     def class_of(self, text: str) -> int:
-        """The class that is meant by its index or its name."""
-        names = list(self.panel.world.dataset.class_names)
+        """Return the class that is meant by its index or its name."""
+        names = list(self.panel.context.data.dataset.class_names)
         if text.isdecimal():
             return int(text)
         if text not in names:
@@ -51,7 +51,7 @@ class RunInspector:
         return names.index(text)
 
     def clearest(self, *, student: int | None = None) -> tuple[ImageTrace, ImageTrace]:
-        """The success and the failure that say most, of one student or of all, by the rules stated above."""
+        """Return the success and the failure that say most, of one student or of all, by the rules stated above."""
         if student is not None:
             self._check_student(student)
         searched = self.panel.searched
@@ -71,7 +71,7 @@ class RunInspector:
         )
 
     def survey(self) -> Record:
-        """What the report's inspector shows: some students, some images, every class, every teacher."""
+        """Return what the report's inspector shows: some students, some images, every class, every teacher."""
         return make_survey(self.panel)
 
     def _check_student(self, student: int) -> None:
@@ -83,15 +83,15 @@ class RunInspector:
             )
 
     def _view(self, student: int, image: int, row: int, label: int, q_NBC: Tensor, trace: Trace) -> ImageTrace:
-        names = self.panel.world.dataset.class_names
-        known, support_KC = self.panel.known(student), self.panel.support(student)
-        alarms_KC = known["false_alarms"]
+        names = self.panel.context.data.dataset.class_names
+        stats = self.panel.stats(student)
+        alarms_KC = stats.false_alarms_KC
         teachers = [
             TeacherView(
                 client=self.panel.teachers[n].index,
                 architecture=self.panel.teachers[n].member.architecture.id,
-                count=float(support_KC[k, label]),
-                accuracy=float(known["accuracies"][k, label]),
+                count=float(stats.speaking_KC[k, label]),
+                accuracy=float(stats.accuracies_KC[k, label]),
                 probability=float(q_NBC[n, row, label]),
                 state=str(trace.state[k, row, label]),
                 weight=float(trace.weight[k, row, label]),
@@ -106,7 +106,7 @@ class RunInspector:
             image=image,
             class_index=label,
             class_name=names[label],
-            true_class=names[int(self.panel.world.global_test.labels[image])],
+            true_class=names[int(self.panel.context.data.global_test.labels[image])],
             consensus=float(trace.consensus[row, label]),
             band=float(trace.band[row, label]),
             target=float(trace.target[row, label]),

@@ -13,19 +13,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from crad.aggregation import Tally, Trace, explain
+from crad.aggregation import Tally, TeacherStats, Trace, check_evidence, trace
 from crad.data.preprocessing import ImageSet
 from crad.device import repeatable
 from crad.errors import RunError
-from crad.federation.attacks import draw_attackers
-from crad.federation.federated_data import FederatedData, build_federated_data
+from crad.federation.context import RunContext, build_run_context
 from crad.federation.method import Method
 from crad.federation.peer import Peer, class_statistics, training_images
 from crad.federation.roster import PeerSlot, Roster
 from crad.federation.tasks import load_tensors
 from crad.inference.engine import PreparedTeacher, TeacherEngine, soft_predictions
 from crad.methods import resolve_method
-from crad.methods.distillation import Known, known_of
+from crad.methods.distillation import known_stats, stack_statistics
 from crad.runs.checkpoint import latest_round, load_checkpoint, saved_rounds
 from crad.runs.directory import RunDirectory
 from crad.runs.records import partition_record
@@ -40,8 +39,8 @@ SEARCHED_OUTPUTS = 10_000  # of one image by one teacher: many clients look thro
 class Panel:
     """Every client of a run as a teacher of every other, as they stood at the selected round."""
 
-    def __init__(self, run: Path, *, world: FederatedData | None = None) -> None:
-        """`world`: the run's data, where the caller has it at hand."""
+    def __init__(self, run: Path, *, context: RunContext | None = None) -> None:
+        """Load a run; `context`: the run's, where the caller has it at hand."""
         directory = RunDirectory(run)
         self.experiment = directory.experiment()
         method = resolve_method(self.experiment.method, self.experiment.method_settings)
@@ -54,77 +53,71 @@ class Panel:
         self._rule, self._source = method.rule.with_filter(recipe.filter), recipe.evidence
         self._tallies: dict[int, Tally] = {}
         self.round_index = _selected_round(directory)
-        self.world = world or build_federated_data(self.experiment)
-        directory.check_same_data(partition_record(self.world))
-        self.roster = Roster(self.world, method.roster(self.world), directory.checkpoint_folder)
+        self.context = context or build_run_context(self.experiment)
+        directory.check_same_data(partition_record(self.context.data))
+        self.roster = Roster(self.context, method.roster(self.context), directory.checkpoint_folder)
         load_checkpoint(self.roster, round_index=self.round_index)
-        self._engine = TeacherEngine(device=self.world.device, precision=self.experiment.teacher_precision)
+        self._engine = TeacherEngine(device=self.context.device, precision=self.experiment.teacher_precision)
         # With partial participation some have never learned; nobody has been taught by them either. An attacker
         # stands here with what it published, not with what it knows.
-        self.teachers = [place for place in self.roster if place.state is not None] or list(self.roster)
+        self.teachers = [slot for slot in self.roster if slot.state is not None] or list(self.roster)
         self.statistics = [
-            class_statistics(self.world, place.index, place.measured, with_cross_entropy=self._rule.needs_cross_entropy)
-            for place in self.teachers
+            class_statistics(self.context, slot.index, slot.measured, with_cross_entropy=self._rule.needs_cross_entropy)
+            for slot in self.teachers
         ]
 
     @property
     def students(self) -> list[int]:
-        """Every client that is taught by others: all, unless only one of them has ever learned."""
-        return [place.index for place in self.roster if self.of_student(place.index)]
+        """Return every client that is taught by others: all, unless only one of them has ever learned."""
+        return [slot.index for slot in self.roster if self.of_student(slot.index)]
 
     @property
     def searched(self) -> list[int]:
-        """The test images among which cases are looked for."""
+        """Return the test images among which cases are looked for."""
         limit = max(50, SEARCHED_OUTPUTS // len(self.teachers))
-        return list(range(min(SEARCHED_IMAGES, limit, len(self.world.global_test))))
+        return list(range(min(SEARCHED_IMAGES, limit, len(self.context.data.global_test))))
 
     def outputs(self, images: Sequence[int]) -> Tensor:
-        """What every client says about these test images, q_NBC."""
-        where = torch.tensor(images, device=self.world.global_test.images.device)
-        with repeatable(0, self.world.device):
+        """Return what every client says about these test images, q_NBC."""
+        where = torch.tensor(images, device=self.context.data.global_test.images.device)
+        with repeatable(0, self.context.device):
             return soft_predictions(
-                [partial(self._run_of, place) for place in self.teachers],
-                self.world.preparation.inputs(self.world.global_test.images[where]),
+                [partial(self._run_of, slot) for slot in self.teachers],
+                self.context.data.preprocessor.inputs(self.context.data.global_test.images[where]),
                 temperature=self.experiment.temperature,
             )
 
     def of_student(self, student: int) -> list[int]:
-        """The places among the teachers that teach this student: all but itself."""
-        return [k for k, place in enumerate(self.teachers) if place.index != student]
+        """Return the places among the teachers that teach this student: all but itself."""
+        return [k for k, slot in enumerate(self.teachers) if slot.index != student]
 
     def combine(self, student: int, q_NBC: Tensor) -> Trace:
-        """What the rule makes of the student's teachers, step by step."""
-        return explain(
+        """Combine the student's teachers by the rule, and return every step."""
+        evidence = check_evidence(
             q_NBC[self.of_student(student)],
-            **self.known(student),
-            rule=self._rule,
+            self.stats(student),
             min_support=self.experiment.min_support,
             epsilon=self.experiment.epsilon,
-            unsupported=self.experiment.unsupported,
         )
+        return trace(evidence, self._rule, unsupported=self.experiment.unsupported)
 
-    def known(self, student: int) -> Known:
-        """What the student knows of its teachers: what they published, and what it counts on its own samples."""
-        statistics = [self.statistics[k] for k in self.of_student(student)]
-        return known_of(statistics, self._tally_of(student), source=self._source)
+    def stats(self, student: int) -> TeacherStats:
+        """Return what the student knows of its teachers: what they published, and what it counts on its own samples."""
+        published = stack_statistics([self.statistics[k] for k in self.of_student(student)])
+        return known_stats(published, self._tally_of(student), source=self._source)
 
     def is_liar(self, client: int) -> bool:
-        """Whether it attacked the others."""
-        return client in draw_attackers(self.experiment)
+        """Return whether it attacked the others."""
+        return client in self.context.adversary.members
 
-    def support(self, student: int) -> Tensor:
-        """Samples that speak for each of the student's teachers, [K,C]."""
-        known = self.known(student)
-        return known["counts"] if known["support"] is None else known["support"]
-
-    def _run_of(self, place: PeerSlot) -> PreparedTeacher:
-        """One teacher at a time comes from its resting state."""
-        peer = Peer(self.world, place.member)
-        if place.state is not None:
-            peer.load_state(load_tensors(place.state), place.measured)
-        if self.is_liar(place.index):
+    def _run_of(self, slot: PeerSlot) -> PreparedTeacher:
+        """Prepare a teacher from its resting state; one at a time."""
+        peer = Peer(self.context, slot.member)
+        if slot.state is not None:
+            peer.load_state(load_tensors(slot.state), slot.measured)
+        if self.is_liar(slot.index):
             peer.model.load_state_dict(peer.published_weights(self.round_index + 1))
-        return self._engine.prepare(peer.model.eval().requires_grad_(False), key=place.member.architecture.id)
+        return self._engine.prepare(peer.model.eval().requires_grad_(False), key=slot.member.architecture.id)
 
     def _tally_of(self, student: int) -> Tally | None:
         if self._source == "reported":
@@ -134,25 +127,28 @@ class Panel:
         return self._tallies[student]
 
     def _count(self) -> None:
-        """Every teacher once over everybody's training samples, as they are: what each student would count of it."""
-        parts = [self._training_part(place) for place in self.roster]
+        """Run every teacher once over everybody's training samples, as they are.
+
+        What each student would count of it.
+        """
+        parts = [self._training_part(slot) for slot in self.roster]
         self._tallies = {
-            place.index: Tally(len(self.of_student(place.index)), self.world.num_classes) for place in self.roster
+            slot.index: Tally(len(self.of_student(slot.index)), self.context.data.num_classes) for slot in self.roster
         }
-        with repeatable(0, self.world.device):
+        with repeatable(0, self.context.device):
             for n, teacher in enumerate(self.teachers):
                 run = self._run_of(teacher)
-                for place, part in zip(self.roster, parts, strict=True):
-                    chosen = self.of_student(place.index)
+                for slot, part in zip(self.roster, parts, strict=True):
+                    chosen = self.of_student(slot.index)
                     if n not in chosen or not len(part):
                         continue
-                    said_1BC = run(self.world.preparation.inputs(part.images)).unsqueeze(0)
+                    said_1BC = run(self.context.data.preprocessor.inputs(part.images)).unsqueeze(0)
                     mask_K = torch.arange(len(chosen)) == chosen.index(n)
-                    self._tallies[place.index].add(said_1BC, part.labels, mask_K, is_new=n == chosen[0])
+                    self._tallies[slot.index].add(said_1BC, part.labels, mask_K, is_new=n == chosen[0])
 
-    def _training_part(self, place: PeerSlot) -> ImageSet:
-        """Some of its training samples, spread over the shard: files are often ordered by class."""
-        own = training_images(self.world, place.index, place.member.clients)
+    def _training_part(self, slot: PeerSlot) -> ImageSet:
+        """Return some of its training samples, spread over the shard: files are often ordered by class."""
+        own = training_images(self.context, slot.index, slot.member.clients)
         limit = TALLIED_OUTPUTS // (len(self.teachers) * len(self.roster))
         step = math.ceil(len(own) / min(TALLIED_IMAGES, max(FEWEST_TALLIED, limit)))
         every = slice(None, None, max(1, step))
@@ -160,7 +156,7 @@ class Panel:
 
 
 def is_inspectable(method: Method, clients: int) -> bool:
-    """Whether a run of the method combines teachers by a rule."""
+    """Return whether a run of the method combines teachers by a rule."""
     return method.rule is not None and clients > 1
 
 

@@ -24,13 +24,13 @@ STATES = {"kept": "k", "unsupported": "u", "outlier": "o"}
 
 
 def make_survey(panel: Panel) -> Record:
-    """What the report's inspector shows: some students, some images, every class, every teacher."""
+    """Make what the report's inspector shows: some students, some images, every class, every teacher."""
     searched = panel.searched
     q_NBC = panel.outputs(searched)
     cases = find_cases(panel, q_NBC, students=panel.students)
     students = _spread([case.student for case in cases[:2]], panel.students, limit=_most_students(panel))
     cases = [case for case in cases if case.student in students]
-    room = SURVEY_NUMBERS // (len(students) * len(panel.teachers) * panel.world.num_classes)
+    room = SURVEY_NUMBERS // (len(students) * len(panel.teachers) * panel.context.data.num_classes)
     images = _spread([case.image for case in cases], _by_class(panel, searched), limit=min(SURVEY_IMAGES, max(2, room)))
     shown = torch.tensor(images, device=q_NBC.device)
     return {
@@ -41,7 +41,7 @@ def make_survey(panel: Panel) -> Record:
         "min_support": panel.experiment.min_support,
         "searched_images": len(searched),
         "rules": {"success": SUCCESS_RULE, "failure": FAILURE_RULE},
-        "classes": list(panel.world.dataset.class_names),
+        "classes": list(panel.context.data.dataset.class_names),
         "teachers": [_teacher_record(panel, k) for k in range(len(panel.teachers))],
         "images": [_image_record(panel, image) for image in images],
         "probabilities": _rounded(q_NBC[:, shown].transpose(0, 1)),
@@ -51,7 +51,7 @@ def make_survey(panel: Panel) -> Record:
                 "kind": case.kind,
                 "student": case.student,
                 "image": case.image,
-                "class": int(panel.world.global_test.labels[case.image]),
+                "class": int(panel.context.data.global_test.labels[case.image]),
                 "margin": round(case.margin, DIGITS),
             }
             for case in cases
@@ -61,13 +61,13 @@ def make_survey(panel: Panel) -> Record:
 
 
 def _most_students(panel: Panel) -> int:
-    room = SURVEY_NUMBERS // (2 * len(panel.teachers) * panel.world.num_classes)
+    room = SURVEY_NUMBERS // (2 * len(panel.teachers) * panel.context.data.num_classes)
     return max(1, min(SURVEY_STUDENTS, room))
 
 
 def _by_class(panel: Panel, searched: Sequence[int]) -> list[int]:
-    """The searched images in an order that takes one of every class in turn."""
-    labels = panel.world.global_test.labels.tolist()
+    """Return the searched images in an order that takes one of every class in turn."""
+    labels = panel.context.data.global_test.labels.tolist()
     seen: dict[int, int] = {}
     turns = []
     for image in searched:
@@ -77,28 +77,28 @@ def _by_class(panel: Panel, searched: Sequence[int]) -> list[int]:
 
 
 def _teacher_record(panel: Panel, k: int) -> Record:
-    place, statistics = panel.teachers[k], panel.statistics[k]
+    slot, statistics = panel.teachers[k], panel.statistics[k]
     return {
-        "client": place.index,
-        "architecture": place.member.architecture.id,
-        "is_liar": panel.is_liar(place.index),
+        "client": slot.index,
+        "architecture": slot.member.architecture.id,
+        "is_liar": panel.is_liar(slot.index),
         "counts": [round(count, 2) for count in statistics.counts],
         "accuracies": [round(accuracy, DIGITS) for accuracy in statistics.accuracies],
     }
 
 
 def _image_record(panel: Panel, image: int) -> Record:
-    pixels = panel.world.dataset.test_images[image : image + 1]
+    pixels = panel.context.data.dataset.test_images[image : image + 1]
     picture = contact_sheet(pixels, columns=1, gap=0)
     return {
         "index": image,
-        "label": int(panel.world.global_test.labels[image]),
+        "label": int(panel.context.data.global_test.labels[image]),
         "png": base64.b64encode(picture).decode(),
     }
 
 
 def _student_record(panel: Panel, student: int, q_NBC: Tensor) -> Record:
-    """Per image and class what was made of the teachers, who stand in their order without the student."""
+    """Return per image and class what was made of the teachers, who stand in their order without the student."""
     chosen, trace = panel.of_student(student), panel.combine(student, q_NBC)
     return {
         "client": student,
@@ -117,19 +117,19 @@ def _student_record(panel: Panel, student: int, q_NBC: Tensor) -> Record:
 
 
 def _verified_record(panel: Panel, student: int) -> Record:
-    """What the student knows of its teachers where that is not what they published."""
-    known = panel.known(student)
-    if known["false_alarms"] is None:
+    """Return what the student knows of its teachers where that is not what they published."""
+    stats = panel.stats(student)
+    if stats.false_alarms_KC is None:
         return {}
     return {
-        "support": _rounded(panel.support(student)),
-        "accuracies": _rounded(known["accuracies"]),
-        "false_alarms": _rounded(known["false_alarms"]),
+        "support": _rounded(stats.speaking_KC),
+        "accuracies": _rounded(stats.accuracies_KC),
+        "false_alarms": _rounded(stats.false_alarms_KC),
     }
 
 
 def _spread(first: Sequence[int], others: Sequence[int], *, limit: int) -> list[int]:
-    """The first ones and then others, each once, up to a limit, in ascending order."""
+    """Return the first ones and then others, each once, up to a limit, in ascending order."""
     return sorted(list(dict.fromkeys([*first, *others]))[: max(limit, len(set(first[:2])))])
 
 

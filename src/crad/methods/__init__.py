@@ -37,7 +37,7 @@ PAPER_METHODS = ("fedmd", "fedgd", "msfkd", "dfml", "fedmkd", "uniform", "uncert
 
 
 def resolve_method(name: str, settings: Mapping[str, object] | None = None) -> Method:
-    """The method behind a name, an entry point or an import path, with its own settings."""
+    """Return the method behind a name, an entry point or an import path, with its own settings."""
     found = resolve("method", name, known=METHODS, group="crad.methods")
     if isinstance(found, type) and issubclass(found, MethodSpec):
         spec = _with_settings(name, found, settings or {})

@@ -11,7 +11,7 @@ from functools import partial
 
 from torch import Tensor
 
-from crad.federation.federated_data import FederatedData
+from crad.federation.context import RunContext
 from crad.federation.message import Message
 from crad.federation.method import Learned, Method, Phase, RoundContext
 from crad.federation.peer import Peer, PeerSpec
@@ -21,19 +21,19 @@ from crad.training.losses import private_loss
 
 
 def train_alone(peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
-    """The local epochs of one client on its own labels."""
+    """Train the local epochs of one client on its own labels."""
     loss_for = partial(own_labels, log_prior_C=peer.log_prior_C)
     return Learned(train_epochs(peer, context, loss_for=loss_for))
 
 
 def own_labels(block: Block, *, log_prior_C: Tensor | None = None) -> BlockLoss:
-    """Cross-entropy on the labels of a block."""
+    """Return the cross-entropy on the labels of a block."""
     return lambda logits_BC, where: private_loss(logits_BC, block.targets[where], log_prior_C)
 
 
-def one_member_for_all(world: FederatedData) -> list[PeerSpec]:
-    """A roster of one that holds every shard."""
-    return [PeerSpec(0, clients=tuple(range(world.experiment.clients)), architecture=world.architecture_of(0))]
+def one_member_for_all(context: RunContext) -> list[PeerSpec]:
+    """Return a roster of one that holds every shard."""
+    return [PeerSpec(0, clients=tuple(range(context.experiment.clients)), architecture=context.architecture_of(0))]
 
 
 LOCAL = Method("local", phases=(Phase("alone", learn=train_alone),))

@@ -1,6 +1,6 @@
 """DFML (Khalil et al. 2024): mutual learning of all participants' models on one participant's data.
 
-Exchanged: every active client's model to the round's aggregator, a client drawn anew each round, and back.
+Exchanged: every active client's model to the round's aggregator, a client drawn again each round, and back.
 Adapted: rebuilt from the paper's description; see docs/methods/dfml.md. The aggregator is a peer like any other and
 uses its own private data; it is no server.
 
@@ -44,7 +44,7 @@ class Dfml(MethodSpec):
     period: Annotated[int, Field(ge=2)] = 10
 
     def phases(self) -> Sequence[Phase]:
-        """A private epoch; models to the aggregator, which lets them learn from each other; models back."""
+        """Train privately; send models to the aggregator, which lets them learn from each other; send them back."""
         return [
             Phase("private", learn=_train_reweighted),
             Phase(SNAPSHOT, publish=publish_snapshot, learn=self._learn_mutually, routes=_to_aggregator),
@@ -60,7 +60,7 @@ class Dfml(MethodSpec):
 
     def _learn_mutually(self, peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
         snapshots, refused = decode_all(messages, context)
-        group = {peer.index: peer.model, **trainable_models(peer.world, snapshots, _probe(peer), refused)}
+        group = {peer.index: peer.model, **trainable_models(peer.context, snapshots, _probe(peer), refused)}
         models = {index: group[index] for index in sorted(group)}
         alpha = alpha_at(context.round_index, period=self.period)
         loss = mutual_epochs(
@@ -94,7 +94,7 @@ class Dfml(MethodSpec):
             raise SnapshotError(f"peer {sender} sent back a model that gives non-finite predictions")
 
     def _keep_peak(self, peer: Peer, round_index: int, alpha: float) -> None:
-        """The weights of the highest alpha of this cycle so far."""
+        """Keep the weights of the highest alpha of this cycle so far."""
         cycle = (round_index - 1) // self.period
         last = peer.memory.get(PEAK)
         now = torch.tensor([cycle, alpha])
@@ -104,17 +104,17 @@ class Dfml(MethodSpec):
 
 
 def _probe(peer: Peer) -> Tensor:
-    """A few of the own images: enough to see that a model gives numbers."""
-    return peer.world.preparation.inputs(peer.train.images[:PROBED_IMAGES])
+    """Return a few of the own images: enough to see that a model gives numbers."""
+    return peer.data.preprocessor.inputs(peer.train.images[:PROBED_IMAGES])
 
 
 def alpha_at(round_index: int, *, period: int) -> float:
-    """The weight of mutual learning: 0 in the first round, 1 half a period later, and down again."""
+    """Return the weight of mutual learning: 0 in the first round, 1 half a period later, and down again."""
     return (1 - math.cos(2 * math.pi * (round_index - 1) / period)) / 2
 
 
 def others_mean(q_MBC: Tensor, weights_M: Tensor) -> Tensor:
-    """For every model the weighted mean of the other models' predictions, [M,B,C]."""
+    """Return for every model the weighted mean of the other models' predictions, [M,B,C]."""
     weighted_MBC = weights_M[:, None, None] * q_MBC
     rest_M = weights_M.sum() - weights_M
     return (weighted_MBC.sum(dim=0) - weighted_MBC) / rest_M[:, None, None]
@@ -129,20 +129,20 @@ def mutual_epochs(
     alpha: float,
     is_by_size: bool,
 ) -> float:
-    """All models learn from each other on the peer's own training data; the mean loss over models and samples."""
-    experiment = peer.world.experiment
+    """Let all models learn from each other on the peer's training data; return the mean loss."""
+    experiment = peer.experiment
     if len(models) < 2:
         return 0.0
     sizes = [float(sum(parameter.numel() for parameter in model.parameters())) for model in models.values()]
     weights_M = torch.tensor(sizes if is_by_size else [1.0] * len(sizes), dtype=torch.float64)
-    weights_M = (weights_M / weights_M.sum()).float().to(peer.world.device)
+    weights_M = (weights_M / weights_M.sum()).float().to(peer.context.device)
     trained = [_Trained(model, make_optimizer(model, experiment)) for model in models.values()]
     log_share_C = log_shares(peer.train.labels, num_classes=peer.num_classes)
     total, samples = 0.0, 0
     for epoch in range(epochs):
         blocks = epoch_blocks(
             peer.train,
-            preparation=peer.world.preparation,
+            preprocessor=peer.data.preprocessor,
             batch_size=experiment.batch_size,
             seed=experiment.seed,
             purpose=context.purpose(peer, "mutual", epoch),
@@ -173,7 +173,7 @@ def _mutual_step(
     alpha: float,
     clip_norm: float,
 ) -> float:
-    """One step of every model, towards the others' outputs before the step."""
+    """Take one step of every model, towards the others' outputs before the step."""
     logits = [one.model.train()(inputs) for one in trained]
     with torch.no_grad():
         targets_MBC = others_mean(torch.softmax(torch.stack(logits), dim=2), weights_M)
@@ -209,16 +209,16 @@ def _give_back(peer: Peer, context: RoundContext) -> Message | None:
     return pack(tensors, kind=RETURNED, peer=peer.index, round_index=context.round_index)
 
 
-def _aggregator(scene: RoundParticipants) -> int:
-    rng = stream(scene.world.experiment.seed, "round", scene.round_index, "aggregator")
-    return scene.clients[int(rng.integers(len(scene.clients)))]
+def _aggregator(participants: RoundParticipants) -> int:
+    rng = stream(participants.context.experiment.seed, "round", participants.round_index, "aggregator")
+    return participants.clients[int(rng.integers(len(participants.clients)))]
 
 
-def _to_aggregator(scene: RoundParticipants) -> Routes:
-    aggregator = _aggregator(scene)
-    return {aggregator: tuple(index for index in scene.clients if index != aggregator)}
+def _to_aggregator(participants: RoundParticipants) -> Routes:
+    aggregator = _aggregator(participants)
+    return {aggregator: tuple(index for index in participants.clients if index != aggregator)}
 
 
-def _from_aggregator(scene: RoundParticipants) -> Routes:
-    aggregator = _aggregator(scene)
-    return {index: () if index == aggregator else (aggregator,) for index in scene.clients}
+def _from_aggregator(participants: RoundParticipants) -> Routes:
+    aggregator = _aggregator(participants)
+    return {index: () if index == aggregator else (aggregator,) for index in participants.clients}

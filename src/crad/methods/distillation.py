@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from crad.aggregation import (
     Confusions,
     Rule,
     Tally,
+    TeacherStats,
     check_evidence,
     combine,
     credibility,
@@ -28,44 +29,40 @@ from crad.aggregation import (
 )
 from crad.config import EvidenceSource
 from crad.errors import SnapshotError
-from crad.federation.attacks import attack_of
-from crad.federation.federated_data import FederatedData
+from crad.federation.context import RunContext
 from crad.federation.message import Message, Statistics
 from crad.federation.method import Learned, Method, Phase, RoundContext
 from crad.federation.peer import SNAPSHOT, Peer, new_model
 from crad.federation.teachers import Snapshot, TeacherCache
 from crad.inference.engine import soft_predictions
 from crad.methods.alone import own_labels, train_alone
-from crad.methods.local_training import BlockLoss, train_epochs
+from crad.methods.local_training import BlockLoss, local_blocks, train_peer
 from crad.models import Architecture
 from crad.training.digest import logits_on
-from crad.training.epoch import Block
+from crad.training.epoch import Block, LossMeter
 from crad.training.losses import distillation_loss
 
 
 def distillation_method(name: str, rule: str | Rule | None = None) -> Method:
-    """The method that publishes snapshots and distils from them under a rule; the rule's name is the default."""
+    """Return the method that publishes snapshots and distils from them under a rule; the rule's name is the default."""
     chosen = resolve_rule(name if rule is None else rule)
 
     def publish(peer: Peer, context: RoundContext) -> Message:
         return peer.snapshot(context.round_index, with_cross_entropy=chosen.needs_cross_entropy)
 
-    def learn(peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
-        return distil(peer, messages, context, rule=chosen)
-
-    return Method(name, phases=(Phase(SNAPSHOT, learn=learn, publish=publish),), rule=chosen)
+    return Method(name, phases=(Phase(SNAPSHOT, learn=partial(distil, rule=chosen), publish=publish),), rule=chosen)
 
 
 def trainable_models(
-    world: FederatedData, snapshots: Sequence[Snapshot], inputs: Tensor, refused: dict[str, str]
+    run: RunContext, snapshots: Sequence[Snapshot], inputs: Tensor, refused: dict[str, str]
 ) -> dict[int, nn.Module]:
-    """The snapshots as modules that can be trained or gone through, by peer.
+    """Return the snapshots as modules that can be trained or gone through, by peer.
 
     Finite weights can still overflow: who gives no numbers on the inputs is left out and named among the refused.
     """
     models = {}
     for snapshot in snapshots:
-        model = new_model(world, Architecture.parse(snapshot.architecture), seed=0)
+        model = new_model(run, Architecture.parse(snapshot.architecture), seed=0)
         model.load_state_dict(snapshot.tensors)
         if bool(logits_on(model, inputs).isfinite().all()):
             models[snapshot.peer] = model
@@ -75,7 +72,7 @@ def trainable_models(
 
 
 def publish_snapshot(peer: Peer, context: RoundContext) -> Message:
-    """The plain snapshot, for methods that need nothing beside it."""
+    """Publish the plain snapshot, for methods that need nothing beside it."""
     return peer.snapshot(context.round_index)
 
 
@@ -87,50 +84,45 @@ def distil(
     rule: Rule,
     loss_towards: Callable[[Block, Tensor, int], BlockLoss] | None = None,
 ) -> Learned:
-    """The local epochs of one student against the frozen snapshots of its peers; Eq. 9 unless told another loss.
+    """Train one student's local epochs against its peers' frozen snapshots; Eq. 9 unless told another loss.
 
     `loss_towards` is given the block, the target and how many teachers it is made of.
     """
-    attack = attack_of(peer.world, peer.index)
-    is_deaf = attack is not None and attack.is_one
-    snapshots, refused = ([], {}) if is_deaf else decode_all(messages, context)
+    listens = peer.context.adversary.listens(peer.index)
+    snapshots, refused = decode_all(messages, context) if listens else ([], {})
     if not snapshots:
         alone = train_alone(peer, messages, context)  # nobody to learn from: no target, only own labels
         return Learned(alone.losses, notes={"refused": refused} if refused else {})
-    recipe = peer.world.experiment.recipe
+    recipe = peer.experiment.recipe
     size = len(snapshots), peer.num_classes
-    judged = Judged(rule.with_filter(recipe.filter), recipe.evidence, Tally(*size), Confusions(*size))
-    trust = TrustMeter(*size)
-
-    def loss_for(block: Block) -> BlockLoss:
-        target_BC = make_target(peer, block, snapshots, context.shelf, judged=judged, trust=trust, refused=refused)
+    published = stack_statistics([snapshot.statistics for snapshot in snapshots])
+    judge = TeacherJudge(rule.with_filter(recipe.filter), recipe.evidence, published, Tally(*size), Confusions(*size))
+    trust, meter = TrustMeter(*size), LossMeter()
+    sample_values = len(snapshots) * peer.num_classes
+    for block in local_blocks(peer, context, matching=recipe.matching, sample_values=sample_values):
+        target_BC = make_target(peer, block, snapshots, context.teachers, judge=judge, trust=trust, refused=refused)
         if target_BC is None:
-            return own_labels(block, log_prior_C=peer.log_prior_C)
-        if loss_towards is None:
-            return student_loss(peer, block, target_BC)
-        return loss_towards(block, target_BC, trust.teachers)
-
-    losses = train_epochs(
-        peer,
-        context,
-        loss_for=loss_for,
-        matching=recipe.matching,
-        sample_values=len(snapshots) * peer.num_classes,
-    )
+            loss_of = own_labels(block, log_prior_C=peer.log_prior_C)
+        elif loss_towards is None:
+            loss_of = student_loss(peer, block, target_BC)
+        else:
+            loss_of = loss_towards(block, target_BC, trust.teachers)
+        train_peer(peer, block, loss_of, meter)
     notes: dict[str, Any] = {"refused": refused} if refused else {}
     return Learned(
-        losses,
+        meter.means(),
         trust={snapshot.peer: row for snapshot, row in zip(snapshots, trust.means(), strict=True)},
-        notes=notes | judged.notes(snapshots),
+        notes=notes | judge.notes(snapshots),
     )
 
 
 @dataclass(frozen=True)
-class Judged:
+class TeacherJudge:
     """By which rule and on what evidence the teachers are judged, and what the student has counted of it so far."""
 
     rule: Rule
     source: EvidenceSource
+    published: TeacherStats
     tally: Tally
     confusions: Confusions
 
@@ -149,21 +141,20 @@ class Judged:
         if self.source != "reported":
             self.tally.add(q_KBC, labels_B, sound_K)
 
-    def known(self, statistics: Sequence[Statistics], teachers_K: Tensor) -> Known:
-        """What the rule is told of these teachers, a mask over all."""
-        return known_of(statistics, self.tally, source=self.source, teachers_K=teachers_K)
+    def stats(self) -> TeacherStats:
+        """Return what the rule is told of the teachers."""
+        return known_stats(self.published, self.tally, source=self.source)
 
     def notes(self, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
-        """For the records: how far each teacher's own figures were believed, and who means other classes than we."""
-        counts_KC, accuracies_KC, _ = statistics_tensors([s.statistics for s in snapshots])
+        """Return for the records how far each teacher's figures were believed, and who means other classes than we."""
         confused = [
             {**asdict(one), "teacher": snapshots[one.teacher].peer}
-            for one in find_confusions(counts_KC, accuracies_KC, self.confusions.tally_KCC)
+            for one in find_confusions(self.published, self.confusions.tally_KCC)
         ]
         notes: dict[str, Any] = {"confused": confused} if confused else {}
         if self.source == "reported":
             return notes
-        believed_K = credibility(counts_KC, accuracies_KC, self.tally)
+        believed_K = credibility(self.published, self.tally)
         return notes | {
             "credibility": {
                 str(snapshot.peer): round(believed, 4)
@@ -173,8 +164,8 @@ class Judged:
 
 
 def student_loss(peer: Peer, block: Block, target_BC: Tensor) -> BlockLoss:
-    """Eq. 9 on the labels of a block and the targets for it."""
-    experiment = peer.world.experiment
+    """Return Eq. 9 on the labels of a block and the targets for it."""
+    experiment = peer.experiment
     return lambda logits_BC, where: distillation_loss(
         logits_BC,
         block.targets[where],
@@ -189,15 +180,15 @@ def make_target(
     peer: Peer,
     block: Block,
     snapshots: Sequence[Snapshot],
-    shelf: TeacherCache,
+    cache: TeacherCache,
     *,
-    judged: Judged,
+    judge: TeacherJudge,
     trust: TrustMeter,
     refused: dict[str, str],
 ) -> Tensor | None:
-    """The combined prediction of all teachers for a block, [B,C]; None where no teacher gives numbers."""
-    experiment = peer.world.experiment
-    teachers = [partial(shelf.get, snapshot) for snapshot in snapshots]
+    """Combine the predictions of all teachers for a block, [B,C]; None where no teacher gives numbers."""
+    experiment = peer.experiment
+    teachers = [partial(cache.get, snapshot) for snapshot in snapshots]
     q_KBC = soft_predictions(teachers, block.inputs, temperature=experiment.temperature)
     # Weights can be finite and still overflow on some input: such a teacher is left out, the others go on.
     sound_K = q_KBC.isfinite().all(dim=2).all(dim=1).cpu()
@@ -207,71 +198,36 @@ def make_target(
     if not sound_K.any():
         return None
     q_KBC = q_KBC[sound_K.to(q_KBC.device)]
-    judged.look(q_KBC, block, sound_K)
-    evidence = check_evidence(
-        q_KBC,
-        **judged.known([snapshot.statistics for snapshot in snapshots], sound_K),
-        min_support=experiment.min_support,
-        epsilon=experiment.epsilon,
-    )
-    made = combine(evidence, judged.rule, unsupported=experiment.unsupported)
+    judge.look(q_KBC, block, sound_K)
+    stats = judge.stats().select(sound_K)
+    evidence = check_evidence(q_KBC, stats, min_support=experiment.min_support, epsilon=experiment.epsilon)
+    made = combine(evidence, judge.rule, unsupported=experiment.unsupported)
     trust.add(made.share_KBC, sound_K)
     return made.target_BC
 
 
-class Known(TypedDict):
-    """What a rule is told of the teachers beside their predictions, each [K,C]; the names are those of `aggregate`."""
-
-    counts: Tensor
-    accuracies: Tensor
-    cross_entropy: Tensor | None
-    support: Tensor | None
-    false_alarms: Tensor | None
-    others: Tensor | None
+def known_stats(published: TeacherStats, tally: Tally | None, *, source: EvidenceSource) -> TeacherStats:
+    """Return the published figures, those that the student counted, or both."""
+    return published if source == "reported" or tally is None else verify(published, tally, source=source)
 
 
-def known_of(
-    statistics: Sequence[Statistics], tally: Tally | None, *, source: EvidenceSource, teachers_K: Tensor | None = None
-) -> Known:
-    """The published figures, those that the student counted, or both, of the teachers in a mask."""
-    counts_KC, accuracies_KC, cross_entropies_KC = statistics_tensors(statistics)
-    chosen_K = torch.ones(len(statistics), dtype=torch.bool) if teachers_K is None else teachers_K
-    cross_entropy = None if cross_entropies_KC is None else cross_entropies_KC[chosen_K]
-    if source == "reported" or tally is None:
-        return Known(
-            counts=counts_KC[chosen_K],
-            accuracies=accuracies_KC[chosen_K],
-            cross_entropy=cross_entropy,
-            support=None,
-            false_alarms=None,
-            others=None,
-        )
-    seen = verify(counts_KC, accuracies_KC, tally, source=source)
-    return Known(
-        counts=seen.counts_KC[chosen_K],
-        accuracies=seen.accuracies_KC[chosen_K],
-        cross_entropy=cross_entropy,
-        support=seen.support_KC[chosen_K],
-        false_alarms=seen.false_alarms_KC[chosen_K],
-        others=seen.others_KC[chosen_K],
+def stack_statistics(statistics: Sequence[Statistics]) -> TeacherStats:
+    """Return what teachers published, exactly as published; cross-entropies only where everybody sent them."""
+    columns = [one.cross_entropies for one in statistics if one.cross_entropies is not None]
+    is_complete = len(columns) == len(statistics)
+    return TeacherStats(
+        counts_KC=torch.tensor([one.counts for one in statistics], dtype=torch.float64),
+        accuracies_KC=torch.tensor([one.accuracies for one in statistics], dtype=torch.float64),
+        cross_entropies_KC=torch.tensor(columns, dtype=torch.float64) if is_complete else None,
     )
 
 
-def statistics_tensors(statistics: Sequence[Statistics]) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Counts, accuracies and, where everybody published them, cross-entropies [K,C], exactly as published."""
-    counts_KC = torch.tensor([one.counts for one in statistics], dtype=torch.float64)
-    accuracies_KC = torch.tensor([one.accuracies for one in statistics], dtype=torch.float64)
-    columns = [one.cross_entropies for one in statistics if one.cross_entropies is not None]
-    is_complete = len(columns) == len(statistics)
-    return counts_KC, accuracies_KC, torch.tensor(columns, dtype=torch.float64) if is_complete else None
-
-
 def decode_all(messages: Mapping[int, Message], context: RoundContext) -> tuple[list[Snapshot], dict[str, str]]:
-    """The snapshots that pass every check, and the reasons why the others do not."""
+    """Return the snapshots that pass every check, and the reasons why the others do not."""
     snapshots, refused = [], {}
     for sender, message in sorted(messages.items()):
         try:
-            snapshots.append(context.shelf.decode(message, sender=sender, round_index=context.round_index))
+            snapshots.append(context.teachers.decode(message, sender=sender, round_index=context.round_index))
         except SnapshotError as error:
             refused[str(sender)] = str(error)
     return snapshots, refused
@@ -292,6 +248,6 @@ class TrustMeter:
         self.teachers = int(sound_K.sum())
 
     def means(self) -> list[list[float]]:
-        """[K,C], rounded to what a chart can show."""
+        """Return the means, [K,C], rounded to what a chart can show."""
         means_KC = self._sum_KC / max(1, self._samples)
         return [[round(value, 4) for value in row] for row in means_KC.tolist()]

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from crad.data.contact_sheet import contact_sheet
 from crad.data.preprocessing import Preprocessor
 from crad.errors import SnapshotError
-from crad.federation.federated_data import FederatedData
+from crad.federation.context import RunContext
 from crad.federation.message import Message, pack, read_body, read_manifest
 from crad.federation.method import (
     CommonImages,
@@ -74,14 +74,14 @@ class FedGd(DigestSpec):
     transfer_size: Annotated[int, Field(ge=2)] = 500
     sheet_every: Annotated[int, Field(ge=1)] = 5  # rounds between two contact sheets
 
-    def roster(self, world: FederatedData) -> list[PeerSpec]:
-        """The clients, and one member without data that paints."""
-        clients = one_peer_per_client(world)
+    def roster(self, context: RunContext) -> list[PeerSpec]:
+        """Return the clients, and one member without data that paints."""
+        clients = one_peer_per_client(context)
         painter = PeerSpec(len(clients), clients=(), architecture=Architecture(GENERATOR), build=build_generator)
         return [*clients, painter]
 
     def phases(self) -> Sequence[Phase]:
-        """Snapshots to the generator, images from it, then FedMD's round on them."""
+        """Send snapshots to the generator and images from it, then do FedMD's round on them."""
         return [
             Phase(SNAPSHOT, publish=publish_snapshot, learn=self._train_generator, routes=_to_generator),
             Phase(
@@ -101,23 +101,25 @@ class FedGd(DigestSpec):
         ]
 
     def warmup_rounds(self, rounds: int) -> int:
-        """How many first rounds go without a digest: the same share of a shorter run."""
+        """Return how many first rounds go without a digest: the same share of a shorter run."""
         return math.ceil(self.generator_warmup * min(1.0, rounds / PAPER_ROUNDS))
 
-    def _is_warming_up(self, scene: RoundParticipants) -> bool:
-        return scene.round_index <= self.warmup_rounds(scene.world.experiment.rounds)
+    def _is_warming_up(self, participants: RoundParticipants) -> bool:
+        return participants.round_index <= self.warmup_rounds(participants.context.experiment.rounds)
 
-    def _from_generator(self, scene: RoundParticipants) -> Routes:
-        return {} if self._is_warming_up(scene) else dict.fromkeys(scene.clients, scene.helpers)
+    def _from_generator(self, participants: RoundParticipants) -> Routes:
+        return {} if self._is_warming_up(participants) else dict.fromkeys(participants.clients, participants.helpers)
 
-    def _among_clients(self, scene: RoundParticipants) -> Routes:
-        return dict.fromkeys(scene.clients, ()) if self._is_warming_up(scene) else all_to_all(scene)
+    def _among_clients(self, participants: RoundParticipants) -> Routes:
+        return (
+            dict.fromkeys(participants.clients, ()) if self._is_warming_up(participants) else all_to_all(participants)
+        )
 
     def _train_generator(self, peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
         snapshots, refused = decode_all(messages, context)
         losses = self._improve(peer, snapshots, context, refused)
         notes = {"refused": refused} if refused else {}
-        rounds = peer.world.experiment.rounds
+        rounds = peer.experiment.rounds
         is_shown = context.round_index % self.sheet_every == 0 or context.round_index in (1, rounds)
         sheets = {f"transfer-{context.round_index:05d}.png": self._sheet(peer)} if is_shown else {}
         return Learned(losses, notes=notes, artifacts=sheets)
@@ -125,27 +127,27 @@ class FedGd(DigestSpec):
     def _improve(
         self, peer: Peer, snapshots: Sequence[Snapshot], context: RoundContext, refused: dict[str, str]
     ) -> dict[str, float]:
-        generator, world = peer.model, peer.world
+        generator, data, device = peer.model, peer.data, peer.context.device
         optimizer = torch.optim.Adam(generator.parameters(), lr=self.generator_lr, betas=(0.5, 0.999))
         restore_optimizer(peer.memory, GENERATOR, generator, optimizer)
-        probe = world.preparation.inputs(self._bank(peer)[0][:PROBED_IMAGES])
-        models = trainable_models(world, snapshots, probe, refused)
+        probe = data.preprocessor.inputs(self._bank(peer)[0][:PROBED_IMAGES])
+        models = trainable_models(peer.context, snapshots, probe, refused)
         critics = [
-            Critic(models[one.peer].eval().requires_grad_(False), context.shelf.get(one))
+            Critic(models[one.peer].eval().requires_grad_(False), context.teachers.get(one))
             for one in snapshots
             if one.peer in models
         ]
         if not critics:
             return {}
-        draws = torch_stream(world.experiment.seed, *context.purpose(peer, "latents"))
+        draws = torch_stream(peer.experiment.seed, *context.purpose(peer, "latents"))
         sums = {"total": 0.0, "cross_entropy": 0.0, "statistics": 0.0}
         generator.train()
         for _ in range(self.generator_steps):
-            latents_BL = torch.randn(self.generator_batch, LATENT, generator=draws).to(world.device)
-            labels_B = torch.randint(world.num_classes, (self.generator_batch,), generator=draws).to(world.device)
+            latents_BL = torch.randn(self.generator_batch, LATENT, generator=draws).to(device)
+            labels_B = torch.randint(data.num_classes, (self.generator_batch,), generator=draws).to(device)
             images = generator(latents_BL, labels_B)
             seen = images.detach().requires_grad_()
-            parts = criticise(critics, as_inputs(seen, world.preparation), labels_B, weight=self.statistics_weight)
+            parts = criticise(critics, as_inputs(seen, data.preprocessor), labels_B, weight=self.statistics_weight)
             optimizer.zero_grad(set_to_none=True)
             images.backward(seen.grad)
             optimizer.step()
@@ -159,18 +161,21 @@ class FedGd(DigestSpec):
 
     @torch.no_grad()
     def _bank(self, peer: Peer) -> tuple[Tensor, Tensor]:
-        """The bank of latents, fixed by the seed, as the generator paints it now: uint8 pixels, and wanted classes."""
-        world = peer.world
-        labels_B = torch.arange(self.transfer_size) % world.num_classes
+        """Return the bank of latents, fixed by the seed, as the generator paints it now.
+
+        Uint8 pixels, and wanted classes.
+        """
+        data, device = peer.data, peer.context.device
+        labels_B = torch.arange(self.transfer_size) % data.num_classes
         latents_BL = torch.randn(
-            self.transfer_size, LATENT, generator=torch_stream(world.experiment.seed, GENERATOR, "bank")
+            self.transfer_size, LATENT, generator=torch_stream(peer.experiment.seed, GENERATOR, "bank")
         )
         with evaluation_mode(peer.model):
-            painted = peer.model(latents_BL.to(world.device), labels_B.to(world.device))
+            painted = peer.model(latents_BL.to(device), labels_B.to(device))
         return (painted * 255).round().to(torch.uint8), labels_B
 
     def _sheet(self, peer: Peer) -> bytes:
-        """One row per class (the first ten), one column per image."""
+        """Draw one row per class (the first ten), one column per image."""
         images, labels_B = self._bank(peer)
         rows = [images[labels_B == label][:SHEET_COLUMNS] for label in range(min(SHEET_CLASSES, peer.num_classes))]
         rows = [row for row in rows if len(row)]  # a small bank has no image of some classes
@@ -179,14 +184,14 @@ class FedGd(DigestSpec):
         return contact_sheet(pixels.permute(0, 2, 3, 1).cpu().numpy(), columns=columns, scale=2)
 
     def _keep_images(self, peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
-        shape = (self.transfer_size, peer.world.dataset.in_channels, *peer.world.dataset.image_size)
+        shape = (self.transfer_size, peer.data.dataset.in_channels, *peer.data.dataset.image_size)
         expected = {TRANSFER: torch.empty(shape, dtype=torch.uint8, device="meta")}
         refused = {}
         for sender, message in messages.items():
             try:
                 read_manifest(message, sender=sender, round_index=context.round_index, kind=TRANSFER)
                 images = read_body(message, sender=sender, expected=expected)[TRANSFER]
-                peer.memory[TRANSFER] = images.to(peer.world.device)
+                peer.memory[TRANSFER] = images.to(peer.context.device)
             except SnapshotError as error:
                 refused[str(sender)] = str(error)
         return Learned(notes={"refused": refused} if refused else {})
@@ -195,8 +200,8 @@ class FedGd(DigestSpec):
         losses, notes = {}, {}
         images = peer.memory.pop(TRANSFER, None)
         if images is not None:
-            temperature = peer.world.experiment.temperature
-            inputs = peer.world.preparation.inputs(images)
+            temperature = peer.experiment.temperature
+            inputs = peer.data.preprocessor.inputs(images)
             outputs, refused = collect_predictions(logits_on(peer.model, inputs), peer, messages, context)
             target_BC = torch.softmax(consensus(list(outputs.values())) / temperature, dim=1)
             loss_of = partial(softened_divergence, temperature=temperature)
@@ -205,15 +210,15 @@ class FedGd(DigestSpec):
         return Learned({**train_alone(peer, messages, context).losses, **losses}, notes=notes)
 
 
-def build_generator(world: FederatedData, seed: int) -> nn.Module:
-    """The painter of this federation's kind of images."""
-    data = world.dataset
-    return Generator(num_classes=world.num_classes, out_channels=data.in_channels, image_size=data.image_size)
+def build_generator(context: RunContext, seed: int) -> nn.Module:
+    """Build the painter of this federation's kind of images."""
+    dataset = context.data.dataset
+    return Generator(num_classes=dataset.num_classes, out_channels=dataset.in_channels, image_size=dataset.image_size)
 
 
-def as_inputs(pixels: Tensor, preparation: Preprocessor) -> Tensor:
-    """Pixels in 0..1 as the data set's normalised inputs."""
-    return preparation.inputs(pixels * 255)
+def as_inputs(pixels: Tensor, preprocessor: Preprocessor) -> Tensor:
+    """Normalise pixels in 0..1 as the data set's inputs are."""
+    return preprocessor.inputs(pixels * 255)
 
 
 @dataclass(frozen=True)
@@ -225,7 +230,7 @@ class Critic:
 
 
 def criticise(critics: Sequence[Critic], inputs: Tensor, labels_B: Tensor, *, weight: float) -> dict[str, float]:
-    """The generator's loss as numbers; its gradient is added to what the inputs were made from.
+    """Return the generator's loss as numbers; its gradient is added to what the inputs were made from.
 
     Cross-entropy of the mean logits, plus the distance to the running statistics. The mean couples all critics, so it
     is computed first without gradients; then each critic is gone through alone: one graph in memory at a time.
@@ -256,14 +261,14 @@ class BatchMoments(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, maps: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401  # torch's own
-        """[D] and [D]."""
+        """Return mean and variance, [D] and [D]."""
         mean_D = maps.mean(dim=(0, 2, 3))
         ctx.save_for_backward(maps, mean_D)
         return mean_D, maps.square().mean(dim=(0, 2, 3)) - mean_D.square()
 
     @staticmethod
     def backward(ctx: Any, grad_mean_D: Tensor, grad_variance_D: Tensor) -> Tensor:  # noqa: ANN401
-        """1/n for the mean, 2 (x - mean) / n for the variance."""
+        """Return 1/n for the mean, 2 (x - mean) / n for the variance."""
         maps, mean_D = ctx.saved_tensors
         slope_D = 2 * grad_variance_D * maps.shape[1] / maps.numel()
         offset_D = grad_mean_D * maps.shape[1] / maps.numel() - slope_D * mean_D
@@ -272,7 +277,7 @@ class BatchMoments(torch.autograd.Function):
 
 @contextmanager
 def watched_statistics(model: nn.Module) -> Iterator[list[Tensor]]:
-    """While the model runs: per batch norm, how far the batch's mean and variance are from the running ones (L2)."""
+    """Watch, while the model runs, how far each batch norm's mean and variance are from the running ones (L2)."""
     distances: list[Tensor] = []
 
     def watch(norm: nn.Module, arguments: tuple[Tensor, ...]) -> None:
@@ -295,8 +300,8 @@ def _publish_logits(peer: Peer, context: RoundContext) -> Message | None:
     images = peer.memory.get(TRANSFER)
     if images is None:
         return None  # the generator's message did not come
-    return pack_predictions(peer, logits_on(peer.model, peer.world.preparation.inputs(images)), context)
+    return pack_predictions(peer, logits_on(peer.model, peer.data.preprocessor.inputs(images)), context)
 
 
-def _to_generator(scene: RoundParticipants) -> Routes:
-    return dict.fromkeys(scene.helpers, scene.clients)
+def _to_generator(participants: RoundParticipants) -> Routes:
+    return dict.fromkeys(participants.helpers, participants.clients)

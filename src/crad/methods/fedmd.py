@@ -48,10 +48,10 @@ class FedMd(DigestSpec):
         return Learned({"pretrain": losses["total"]})
 
     def _publish(self, peer: Peer, context: RoundContext) -> Message:
-        return pack_predictions(peer, logits_on(peer.model, peer.world.proxy_inputs), context)
+        return pack_predictions(peer, logits_on(peer.model, peer.data.proxy_inputs), context)
 
     def _learn(self, peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
-        proxy = peer.world.proxy_inputs
+        proxy = peer.data.proxy_inputs
         outputs, refused = collect_predictions(logits_on(peer.model, proxy), peer, messages, context)
         consensus_BC = consensus(list(outputs.values()))
         loss = digest_targets(peer, proxy, consensus_BC, context, spec=self, loss_of=absolute_difference)
@@ -61,5 +61,5 @@ class FedMd(DigestSpec):
 
 
 def consensus(logits: Sequence[Tensor]) -> Tensor:
-    """The plain mean of everybody's logits, [B,C]."""
+    """Return the plain mean of everybody's logits, [B,C]."""
     return torch.stack(list(logits)).mean(dim=0)

@@ -39,8 +39,8 @@ class FedMkd(MethodSpec):
         return [Phase(SNAPSHOT, publish=publish_snapshot, learn=self._learn)]
 
     def _learn(self, peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
-        experiment = peer.world.experiment
-        own = context.shelf.freeze(peer.model, peer.architecture.id)
+        experiment = peer.experiment
+        own = context.teachers.freeze(peer.model, peer.architecture.id)
         shares = [0.0]
 
         def loss_towards(block: Block, target_BC: Tensor, peers: int) -> BlockLoss:
@@ -64,7 +64,7 @@ class FedMkd(MethodSpec):
 
 
 def pooled(target_BC: Tensor, own_BC: Tensor, *, peers: int) -> Tensor:
-    """The mean of the peers and the own model, each counting once."""
+    """Return the mean of the peers and the own model, each counting once."""
     return (peers * target_BC + own_BC) / (peers + 1)
 
 
@@ -79,7 +79,7 @@ def two_teacher_loss(
     mu: float,
     log_prior_C: Tensor | None = None,
 ) -> Loss:
-    """(1 - lambda) CE + lambda T^2 [(1 - mu) KL(peers || student) + mu KL(own || student)], batch mean."""
+    """Return (1 - lambda) CE + lambda T^2 [(1 - mu) KL(peers || student) + mu KL(own || student)], batch mean."""
     cross_entropy = private_cross_entropy(logits_BC, labels_B, log_prior_C)
     from_peers = softened_divergence(logits_BC, peers_BC, temperature=temperature)
     from_own = softened_divergence(logits_BC, own_BC, temperature=temperature)

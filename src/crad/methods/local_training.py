@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from torch import Tensor
@@ -29,16 +29,34 @@ def train_epochs(
 ) -> dict[str, float]:
     """Train the peer's model for its local epochs and return the mean losses.
 
-    `loss_for` is called once per block, before the student sees it: the place to run teachers. Batches and
-    augmentation depend on (seed, peer, round) alone, so every method sees the same ones; `words` name other epochs
-    than the round's usual ones, `matching` says what is made of the samples before anybody sees them.
+    `loss_for` is called once per block, before the student sees it; the other settings are those of `local_blocks`.
     """
-    experiment = peer.world.experiment
     meter = LossMeter()
+    blocks = local_blocks(peer, context, matching=matching, sample_values=sample_values, epochs=epochs, words=words)
+    for block in blocks:
+        train_peer(peer, block, loss_for(block), meter)
+    return meter.means()
+
+
+def local_blocks(
+    peer: Peer,
+    context: RoundContext,
+    *,
+    matching: Matching = "same",
+    sample_values: int = 0,
+    epochs: int | None = None,
+    words: tuple[str | int, ...] = (),
+) -> Iterator[Block]:
+    """Yield the blocks of a peer's local epochs; before a student learns from one is the place to run teachers.
+
+    Batches and augmentation depend on (seed, peer, round) alone, so every method sees the same ones; `words` name
+    other epochs than the round's usual ones, `matching` says what is made of the samples before anybody sees them.
+    """
+    experiment = peer.experiment
     for epoch in range(experiment.local_epochs if epochs is None else epochs):
         blocks = epoch_blocks(
             peer.train,
-            preparation=peer.world.preparation,
+            preprocessor=peer.data.preprocessor,
             batch_size=experiment.batch_size,
             seed=experiment.seed,
             purpose=context.purpose(peer, *words, "epoch", epoch),
@@ -46,14 +64,17 @@ def train_epochs(
         )
         for number, drawn in enumerate(blocks):
             purpose = context.purpose(peer, *words, "epoch", epoch, "block", number)
-            block = match_on(replace(drawn, epoch=epoch), matching, seed=experiment.seed, purpose=purpose)
-            train_on_block(
-                peer.model,
-                peer.optimizer,
-                block,
-                batch_size=experiment.batch_size,
-                clip_norm=experiment.clip_norm,
-                loss_of=loss_for(block),
-                meter=meter,
-            )
-    return meter.means()
+            yield match_on(replace(drawn, epoch=epoch), matching, seed=experiment.seed, purpose=purpose)
+
+
+def train_peer(peer: Peer, block: Block, loss_of: BlockLoss, meter: LossMeter) -> None:
+    """Train the peer's model on one block, with its own optimiser and the settings of the run."""
+    train_on_block(
+        peer.model,
+        peer.optimizer,
+        block,
+        batch_size=peer.experiment.batch_size,
+        clip_norm=peer.experiment.clip_norm,
+        loss_of=loss_of,
+        meter=meter,
+    )

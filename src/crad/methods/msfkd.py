@@ -58,11 +58,11 @@ class Msfkd(DigestSpec):
         chosen = select(torch.stack(list(outputs.values())), keep_fraction=self.keep_fraction)
         loss = digest_targets(
             peer,
-            peer.world.proxy_inputs[chosen.kept],
+            peer.data.proxy_inputs[chosen.kept],
             chosen.target_BC[chosen.kept],
             context,
             spec=self,
-            loss_of=partial(softened_divergence, temperature=peer.world.experiment.temperature),
+            loss_of=partial(softened_divergence, temperature=peer.experiment.temperature),
         )
         share_K = chosen.is_teacher_KB.cpu().double().mean(dim=1).tolist()
         notes = {
@@ -84,7 +84,7 @@ class Selected:
 
 
 def select(q_KBC: Tensor, *, keep_fraction: float) -> Selected:
-    """Per image those that predict the plurality label, the surer half of all first; then the surest images.
+    """Select per image those that predict the plurality label, the surer half of all first; then the surest images.
 
     Ties: the lowest label wins the plurality; equal entropies count as no higher than the median, which is the lower
     one for an even number; of images with the same entropy the earlier is kept.
@@ -104,11 +104,11 @@ def select(q_KBC: Tensor, *, keep_fraction: float) -> Selected:
 
 
 def entropy(q: Tensor) -> Tensor:
-    """In nats, over the last dimension; a probability of zero adds nothing."""
+    """Return the entropy in nats over the last dimension; a probability of zero adds nothing."""
     negative: Tensor = torch.special.xlogy(q, q).sum(dim=-1)
     return -negative
 
 
 def _soft(peer: Peer) -> Tensor:
-    logits_BC = logits_on(peer.model, peer.world.proxy_inputs)
-    return torch.softmax(logits_BC / peer.world.experiment.temperature, dim=1)
+    logits_BC = logits_on(peer.model, peer.data.proxy_inputs)
+    return torch.softmax(logits_BC / peer.experiment.temperature, dim=1)

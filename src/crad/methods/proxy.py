@@ -33,7 +33,7 @@ class DigestSpec(MethodSpec):
 
 
 def pack_predictions(peer: Peer, values_BC: Tensor, context: RoundContext) -> Message:
-    """A client's outputs on the common images, as it sends them."""
+    """Pack a client's outputs on the common images, as it sends them."""
     return pack({PREDICTIONS: values_BC}, kind=PREDICTIONS, peer=peer.index, round_index=context.round_index)
 
 
@@ -45,7 +45,7 @@ def collect_predictions(
     *,
     fault_of: Callable[[Tensor], str] | None = None,
 ) -> tuple[dict[int, Tensor], dict[str, str]]:
-    """Everybody's outputs by client, the own ones among them, in order; and why some were refused.
+    """Collect everybody's outputs by client, the own ones among them, in order; and why some were refused.
 
     `fault_of` says what is wrong with somebody's outputs, or nothing.
     """
@@ -65,12 +65,12 @@ def collect_predictions(
 
 
 def fault_of_logits(logits_BC: Tensor) -> str:
-    """Finite numbers can still be so large that a mean or a loss of them is not."""
+    """Say if finite numbers are so large that a mean or a loss of them is not."""
     return f"beyond {MAX_LOGIT:g}" if logits_BC.numel() and float(logits_BC.abs().max()) > MAX_LOGIT else ""
 
 
 def fault_of_probabilities(q_BC: Tensor) -> str:
-    """Rows must be distributions, as far as floats are."""
+    """Say if rows are no distributions, as far as floats are."""
     is_fine = bool((q_BC >= 0).all()) and bool(((q_BC.sum(dim=1) - 1).abs() <= ROW_TOLERANCE).all())
     return "" if is_fine else "whose rows are no probabilities"
 
@@ -79,7 +79,7 @@ def digest_targets(
     peer: Peer, inputs: Tensor, target_BC: Tensor, context: RoundContext, *, spec: DigestSpec, loss_of: DigestLoss
 ) -> float:
     """Draw the peer's model to the targets; its optimiser is not that of the private epochs and goes on next round."""
-    experiment = peer.world.experiment
+    experiment = peer.experiment
     optimizer = torch.optim.Adam(peer.model.parameters(), lr=spec.digest_lr)
     restore_optimizer(peer.memory, DIGEST, peer.model, optimizer)
     losses = [

@@ -37,11 +37,11 @@ class Allowance:
     max_gflops: float = 200.0  # for one image
 
     def has(self, architecture: Architecture) -> bool:
-        """Whether the name is built in or allowed by hand; nothing is imported to tell."""
+        """Return whether the name is built in or allowed by hand; nothing is imported to tell."""
         return architecture.name in ARCHITECTURES or architecture.name in self.architectures
 
     def refusal(self, architecture: Architecture, shape: InputShape) -> str | None:
-        """Why a network is not built here, in words that follow its owner's name; None: it may be."""
+        """Return why a network is not built here, in words that follow its owner's name; None: it may be."""
         if not self.has(architecture):
             return self.refusal_of_name(architecture)
         name = printable(architecture.id)
@@ -59,7 +59,7 @@ class Allowance:
 
     @staticmethod
     def refusal_of_name(architecture: Architecture) -> str:
-        """What to say of a name that is neither built in nor allowed."""
+        """Return what to say of a name that is neither built in nor allowed."""
         name, wanted = printable(architecture.id), printable(architecture.name)
         return (
             f'its network {name} is not built in; to learn from it write architectures = ["{wanted}"] into peer.toml '
@@ -77,12 +77,12 @@ class ModelSize:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of parameters and buffers."""
+        """Return the bytes of parameters and buffers."""
         return sum(tensor.nbytes for tensor in self.weights.values())
 
 
 def estimate_size(architecture: Architecture, shape: InputShape) -> ModelSize:
-    """The size of a network that is not built; refused with one line where there can be none.
+    """Estimate the size of a network that is not built; refuse with one line where there can be none.
 
     A user's own network that cannot be sketched is built for once: its name was allowed by hand.
     """

@@ -38,7 +38,7 @@ class Cnn6(nn.Module):
         )
 
     def forward(self, images_BDHW: Tensor) -> Tensor:
-        """Logits [B, C]."""
+        """Return logits [B, C]."""
         logits_BC: Tensor = self.head(self.features(images_BDHW))
         return logits_BC
 
@@ -52,7 +52,7 @@ class Cnn6Wide(nn.Module):
         self.head = nn.Linear(widths[-1], num_classes)
 
     def forward(self, images_BDHW: Tensor) -> Tensor:
-        """Logits [B, C]."""
+        """Return logits [B, C]."""
         maps_BDHW: Tensor = self.features(images_BDHW)
         logits_BC: Tensor = self.head(maps_BDHW.mean(dim=(2, 3)))
         return logits_BC

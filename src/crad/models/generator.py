@@ -38,7 +38,7 @@ class Generator(nn.Module):
         self.paint = nn.Conv2d(CHANNELS // 2, out_channels, 3, padding=1)
 
     def forward(self, latents_BL: Tensor, labels_B: Tensor) -> Tensor:
-        """Pixels in 0..1, [B,D,H,W]."""
+        """Return pixels in 0..1, [B,D,H,W]."""
         mixed_BL = F.normalize(latents_BL, dim=1) * math.sqrt(LATENT) * self.label(labels_B)
         maps = self.first_norm(self.project(mixed_BL).view(-1, CHANNELS, *self._base))
         pixels: Tensor = self.paint(self.refine(maps)).sigmoid()

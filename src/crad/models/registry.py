@@ -28,7 +28,7 @@ class Builder(Protocol):
     """Makes an architecture's untrained network from torch's current random state."""
 
     def __call__(self, *, num_classes: int, in_channels: int, image_size: tuple[int, int], width: float) -> nn.Module:
-        """Image sides are (height, width); `width` is the factor on the channel counts."""
+        """Build a network; image sides are (height, width); `width` is the factor on the channel counts."""
         ...
 
 
@@ -47,7 +47,7 @@ class Architecture:
 
     @classmethod
     def parse(cls, text: str) -> Architecture:
-        """The architecture of an id: `resnet18` or `resnet18@0.125`."""
+        """Parse an architecture's id: `resnet18` or `resnet18@0.125`."""
         name, at, width = text.partition("@")
         try:
             return cls(name, float(width) if at else 1.0)
@@ -56,7 +56,7 @@ class Architecture:
 
     @property
     def id(self) -> str:
-        """The name, followed by `@width` unless the width is 1."""
+        """Return the name, followed by `@width` unless the width is 1."""
         return self.name if self.width == 1 else f"{self.name}@{float(self.width)!r}".removesuffix(".0")
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class Architecture:
 def build_model(
     architecture: Architecture, *, num_classes: int, in_channels: int, image_size: tuple[int, int], seed: int
 ) -> nn.Module:
-    """The untrained network; its weights depend on the seed alone, and torch's random state is left as it was."""
+    """Build the untrained network; its weights depend on the seed alone, and torch's random state is left as it was."""
     if min(image_size) < MIN_SIDE:
         sides = "x".join(map(str, image_size))
         raise ConfigError(f"images of {sides} are too small: both sides must be at least {MIN_SIDE}")
@@ -79,7 +79,7 @@ def build_model(
 
 
 def resolve_architecture(name: str) -> Builder:
-    """The builder of a known name, an entry point or an import path `package.module:build`.
+    """Return the builder of a known name, an entry point or an import path `package.module:build`.
 
     The last two import code: never pass a name that came from a peer and is not in the own settings.
     """
@@ -89,7 +89,7 @@ def resolve_architecture(name: str) -> Builder:
 
 
 def resolve_foreign(name: str) -> Callable[[int, int], object]:
-    """A user's own function of (num_classes, in_channels) as it is, imported; the result is not looked at."""
+    """Import a user's own function of (num_classes, in_channels) as it is; the result is not looked at."""
     build = resolve("model", name, known=ARCHITECTURES, group=ENTRY_POINT_GROUP)
     if not callable(build):
         kind = type(build).__name__
@@ -99,7 +99,7 @@ def resolve_foreign(name: str) -> Callable[[int, int], object]:
 
 
 def scale_channels(channels: Sequence[int], width: float) -> list[int]:
-    """Channel counts times a width, at least four each."""
+    """Multiply channel counts by a width, at least four each."""
     return [max(MIN_CHANNELS, round(count * width)) for count in channels]
 
 
@@ -143,7 +143,7 @@ def _build_foreign(
     image_size: tuple[int, int],
     width: float,
 ) -> nn.Module:
-    """A user's network, tried on two black images before anything trusts it; width is not its concern."""
+    """Build a user's network, tried on two black images before anything trusts it; width is not its concern."""
     images_BDHW = torch.zeros(2, in_channels, *image_size)
     batch = f"a batch of {list(images_BDHW.shape)}"
     call = f"build({num_classes}, {in_channels})"

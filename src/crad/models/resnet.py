@@ -30,7 +30,7 @@ class ResNet18(nn.Module):
         self.head = nn.Linear(last, num_classes)
 
     def forward(self, images_BDHW: Tensor) -> Tensor:
-        """Logits [B, C]."""
+        """Return logits [B, C]."""
         maps_BDHW: Tensor = self.stages(F.relu(self.stem(images_BDHW)))
         logits_BC: Tensor = self.head(maps_BDHW.mean(dim=(2, 3)))
         return logits_BC
@@ -53,14 +53,14 @@ class BasicBlock(nn.Module):
         )
 
     def forward(self, maps_BDHW: Tensor) -> Tensor:
-        """The block's maps, at half the sides when its stride is 2."""
+        """Return the block's maps, at half the sides when its stride is 2."""
         residual_BDHW: Tensor = self.second(F.relu(self.first(maps_BDHW)))
         taken_BDHW = maps_BDHW if self._skip == 1 else maps_BDHW[:, :, :: self._skip, :: self._skip]
         return F.relu(residual_BDHW + self.shortcut(taken_BDHW))
 
 
 def conv_bn(in_width: int, out_width: int, *, kernel: int, stride: int = 1) -> nn.Sequential:
-    """A convolution that keeps the sides (divided by the stride), then batch norm in place of its bias."""
+    """Return a convolution that keeps the sides (divided by the stride), then batch norm in place of its bias."""
     conv = nn.Conv2d(in_width, out_width, kernel, stride=stride, padding=kernel // 2, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(out_width))
 

@@ -55,7 +55,7 @@ def load_checkpoint(roster: Roster, *, round_index: int) -> None:
             state = None if entry["state"] is None else roster.states / entry["state"]
             if state is not None:
                 load_tensors(state)  # damaged or missing files are found now, not in the middle of a round
-            roster.update(place.index, standing=evaluation_from_json(entry["standing"]), state=state)
+            roster.update(place.index, evaluation=evaluation_from_json(entry["standing"]), state=state)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, struct.error) as error:
         raise RunError(f"checkpoint {file} cannot be read ({error}); remove it to go on from an older one") from error
 

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 from crad.errors import ConfigError
+from crad.federation.context import RunContext
 from crad.federation.federated_data import FederatedData
 from crad.federation.peer import PeerSpec, first_model
 from crad.federation.tasks import load_tensors
@@ -32,12 +33,12 @@ MODEL = "model."  # before the names of a resting state's weights
 class WithPreparation(torch.nn.Module):
     """Takes pixels from 0 to 255 and gives class probabilities: nothing has to be known beside the file."""
 
-    def __init__(self, model: torch.nn.Module, world: FederatedData, log_prior_C: torch.Tensor | None = None) -> None:
+    def __init__(self, model: torch.nn.Module, data: FederatedData, log_prior_C: torch.Tensor | None = None) -> None:
         super().__init__()
         self.model = model
         self.log_prior_C = None if log_prior_C is None else torch.nn.Buffer(log_prior_C.cpu().clone())
-        self.mean = torch.nn.Buffer(world.preparation.mean.clone())
-        self.std = torch.nn.Buffer(world.preparation.std.clone())
+        self.mean = torch.nn.Buffer(data.preprocessor.mean.clone())
+        self.std = torch.nn.Buffer(data.preprocessor.std.clone())
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Pixels [B,channels,H,W] as floats to probabilities [B,C]; with a prior plain ones and local ones."""
@@ -48,9 +49,9 @@ class WithPreparation(torch.nn.Module):
         return plain_BC, torch.softmax(logits_BC + self.log_prior_C, dim=1)
 
 
-def trained_model(world: FederatedData, member: PeerSpec, state: Path) -> torch.nn.Module:
+def trained_model(context: RunContext, member: PeerSpec, state: Path) -> torch.nn.Module:
     """A member's model as its resting state has it, on the CPU and for use, not for training."""
-    model = first_model(world, member, seed=0)
+    model = first_model(context, member, seed=0)
     model.load_state_dict(
         {name[len(MODEL) :]: tensor for name, tensor in load_tensors(state).items() if name.startswith(MODEL)}
     )
@@ -59,7 +60,7 @@ def trained_model(world: FederatedData, member: PeerSpec, state: Path) -> torch.
 
 def export_safetensors(
     model: torch.nn.Module,
-    world: FederatedData,
+    data: FederatedData,
     path: Path,
     *,
     architecture: str,
@@ -68,10 +69,10 @@ def export_safetensors(
     """The weights, with what is needed to use them in the file's metadata."""
     about = {
         "architecture": architecture,
-        "classes": json.dumps(list(world.dataset.class_names)),
-        "image_shape": json.dumps([*world.dataset.image_size, world.dataset.in_channels]),
-        "mean": json.dumps(world.preparation.mean.flatten().tolist()),
-        "std": json.dumps(world.preparation.std.flatten().tolist()),
+        "classes": json.dumps(list(data.dataset.class_names)),
+        "image_shape": json.dumps([*data.dataset.image_size, data.dataset.in_channels]),
+        "mean": json.dumps(data.preprocessor.mean.flatten().tolist()),
+        "std": json.dumps(data.preprocessor.std.flatten().tolist()),
     }
     if log_prior_C is not None:
         about |= {"log_prior": json.dumps(log_prior_C.tolist()), "faces": FACES}
@@ -79,7 +80,7 @@ def export_safetensors(
 
 
 def export_onnx(
-    model: torch.nn.Module, world: FederatedData, path: Path, *, log_prior_C: torch.Tensor | None = None
+    model: torch.nn.Module, data: FederatedData, path: Path, *, log_prior_C: torch.Tensor | None = None
 ) -> None:
     """The model with its preparation as one ONNX graph: pixels 0..255 [B,channels,H,W] in, probabilities out.
 
@@ -88,9 +89,9 @@ def export_onnx(
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f"writing ONNX needs {' and '.join(missing)}: pip install 'crad[onnx]'")
-    sides = world.dataset.image_size
-    example = torch.zeros(2, world.dataset.in_channels, *sides)
-    whole = WithPreparation(model, world, log_prior_C).cpu().eval()
+    sides = data.dataset.image_size
+    example = torch.zeros(2, data.dataset.in_channels, *sides)
+    whole = WithPreparation(model, data, log_prior_C).cpu().eval()
     with warnings.catch_warnings(), _quiet("torch.onnx"):
         warnings.simplefilter("ignore")  # the exporter's own: deprecations inside torch, operators that we do not use
         torch.onnx.export(

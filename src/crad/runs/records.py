@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from crad.data.dataset import Dataset
-from crad.federation.attacks import draw_attackers
 from crad.federation.federated_data import FederatedData
 from crad.federation.method import Learned
 from crad.federation.peer import Evaluation
@@ -23,18 +22,18 @@ from crad.training.evaluation import ClassScore
 Record = dict[str, Any]
 
 
-def partition_record(world: FederatedData) -> Record:
+def partition_record(data: FederatedData) -> Record:
     """Who holds what, and which data it was: `partition.json`."""
     return {
-        "class_names": list(world.dataset.class_names),
-        "counts": world.shard_counts().tolist(),
-        "train": [len(shard.train) for shard in world.shards],
-        "validation": [len(shard.validation) for shard in world.shards],
-        "test": [len(shard.test) for shard in world.shards],
-        "proxy_size": len(world.proxy),
-        "train_images": len(world.dataset.train_labels),
-        "global_test_size": len(world.dataset.test_labels),
-        "data_sha256": _fingerprint(world.dataset),
+        "class_names": list(data.dataset.class_names),
+        "counts": data.shard_counts().tolist(),
+        "train": [len(shard.train) for shard in data.shards],
+        "validation": [len(shard.validation) for shard in data.shards],
+        "test": [len(shard.test) for shard in data.shards],
+        "proxy_size": len(data.proxy),
+        "train_images": len(data.dataset.train_labels),
+        "global_test_size": len(data.dataset.test_labels),
+        "data_sha256": _fingerprint(data.dataset),
     }
 
 
@@ -44,25 +43,25 @@ def round_record(done: Round, roster: Roster) -> Record:
     `clients` lists those whose figures are new: in the first round everybody, later those that took part or were
     tested. The others stand as in their last entry (`crad.runs.selection.clients_at`); all count in the means.
     """
-    measured, attackers = set(done.measured), draw_attackers(roster.world.experiment)
+    measured, attackers = set(done.measured), roster.context.adversary.members
     clients = []
     for place in (place for place in roster.own() if place.index in measured):
         for entry in client_records(place, done.learned.get(place.index), is_attacker=place.index in attackers):
             clients.append({**entry, **_bytes_of(done, place.index)})
-    standings = [place.measured for place in roster.own()]
-    local = [score for standing in standings for score in standing.local or ()]
-    overall = [standing.overall for standing in standings for _ in standing.validation if standing.overall]
+    evaluations = [place.measured for place in roster.own()]
+    local = [score for evaluation in evaluations for score in evaluation.local or ()]
+    overall = [evaluation.overall for evaluation in evaluations for _ in evaluation.validation if evaluation.overall]
     helpers = [place for place in roster if not place.member.clients]
     return {
         "round": done.index,
         "active": list(done.active),
         "missing": {str(index): absent for index, absent in done.missing.items()},
-        "validation_accuracy": _mean([score for standing in standings for score in standing.validation]),
+        "validation_accuracy": _mean([score for evaluation in evaluations for score in evaluation.validation]),
         "local_accuracy": _mean(local) if done.is_tested else None,
         "global_accuracy": _mean_or_none(overall) if done.is_tested else None,
         "payload_bytes": done.payload_bytes,
         "published_bytes": sum(done.traffic.published[index] for index in done.active),
-        **_variant_means(standings, is_tested=done.is_tested),
+        **_variant_means(evaluations, is_tested=done.is_tested),
         "clients": clients,
         **({"helpers": [_helper_record(place, done) for place in helpers]} if helpers else {}),
         "timing": {"seconds": done.seconds, "peak_memory_bytes": done.peak_memory_bytes},
@@ -89,12 +88,12 @@ def _helper_record(place: PeerSlot, done: Round) -> Record:
     }
 
 
-def _variant_means(standings: Sequence[Evaluation], *, is_tested: bool) -> Record:
+def _variant_means(evaluations: Sequence[Evaluation], *, is_tested: bool) -> Record:
     """Means of the other weights that clients keep; who keeps none yet counts with its model."""
-    names = sorted({name for standing in standings for name in standing.variants})
+    names = sorted({name for evaluation in evaluations for name in evaluation.variants})
     means = {}
     for name in names:
-        kept = [standing.variants.get(name, standing) for standing in standings]
+        kept = [evaluation.variants.get(name, evaluation) for evaluation in evaluations]
         means[name] = {
             "validation_accuracy": _mean([score for one in kept for score in one.validation]),
             "local_accuracy": _mean([score for one in kept for score in one.local or ()]) if is_tested else None,
@@ -120,35 +119,35 @@ def _mean_or_none(scores: Sequence[ClassScore]) -> float | None:
 
 
 def _client_record(place: PeerSlot, client: int, part: int, learned: Learned | None, *, is_attacker: bool) -> Record:
-    standing = place.measured
-    local = None if standing.local is None else standing.local[part]
+    evaluation = place.measured
+    local = None if evaluation.local is None else evaluation.local[part]
     return {
         "client": client,
         **({"is_attacker": True} if is_attacker else {}),
         "architecture": place.member.architecture.id,
         "is_active": learned is not None,
-        "validation_accuracy": standing.validation[part].accuracy,
+        "validation_accuracy": evaluation.validation[part].accuracy,
         "local_accuracy": None if local is None else local.accuracy,
-        "global_accuracy": None if standing.overall is None else standing.overall.accuracy,
-        "validation": _hits(standing.validation[part]),
+        "global_accuracy": None if evaluation.overall is None else evaluation.overall.accuracy,
+        "validation": _hits(evaluation.validation[part]),
         "local": None if local is None else _hits(local),
-        "global": None if standing.overall is None else _hits(standing.overall),
-        **({} if standing.triggered is None else {"attack_success": standing.triggered.accuracy}),
+        "global": None if evaluation.overall is None else _hits(evaluation.overall),
+        **({} if evaluation.triggered is None else {"attack_success": evaluation.triggered.accuracy}),
         "losses": {} if learned is None else learned.losses,
         "trust": {} if learned is None else {str(teacher): row for teacher, row in learned.trust.items()},
         "notes": {} if learned is None else learned.notes,
-        **({"variants": _variants(standing, part)} if standing.variants else {}),
+        **({"variants": _variants(evaluation, part)} if evaluation.variants else {}),
     }
 
 
-def _variants(standing: Evaluation, part: int) -> Record:
+def _variants(evaluation: Evaluation, part: int) -> Record:
     return {
         name: {
             "validation_accuracy": one.validation[part].accuracy,
             "local_accuracy": None if one.local is None else one.local[part].accuracy,
             "global_accuracy": None if one.overall is None else one.overall.accuracy,
         }
-        for name, one in standing.variants.items()
+        for name, one in evaluation.variants.items()
     }
 
 

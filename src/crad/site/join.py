@@ -124,13 +124,13 @@ class LedgerDisk(Callback):
 def _write_outcome(part: LocalPeer, federated: Trained, record: Record, *, callback: Callback) -> None:
     """The selected model for use, and the report."""
     directory = RunDirectory(part.folder)
-    architecture = part.world.architecture_of(part.number)
-    model = trained_model(part.world, part.method.roster(part.world)[part.number], federated.state)
-    prior_C = log_prior(part.world, (part.number,))
+    architecture = part.context.architecture_of(part.number)
+    model = trained_model(part.context, part.method.roster(part.context)[part.number], federated.state)
+    prior_C = log_prior(part.context, (part.number,))
     weights = part.folder / "model.safetensors"
-    export_safetensors(model, part.world, weights, architecture=architecture.id, log_prior_C=prior_C)
+    export_safetensors(model, part.context.data, weights, architecture=architecture.id, log_prior_C=prior_C)
     try:
-        export_onnx(model, part.world, part.folder / "model.onnx", log_prior_C=prior_C)
+        export_onnx(model, part.context.data, part.folder / "model.onnx", log_prior_C=prior_C)
     except ConfigError as error:
         callback.on_notice(f"no model.onnx: {error}")
     directory.write_json("participant.json", record)

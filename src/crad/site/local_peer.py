@@ -12,7 +12,7 @@ from crad.data.preprocessing import make_preprocessor
 from crad.data.site_data import OwnData, load_own_data
 from crad.device import choose_device, repeatable
 from crad.errors import ConfigError, RunError
-from crad.federation.federated_data import FederatedData, build_own_data
+from crad.federation.context import RunContext, build_site_context
 from crad.federation.method import Method
 from crad.files import write_once
 from crad.methods import check_recipe, resolve_method
@@ -33,11 +33,11 @@ SECRET_BITS = 63
 
 @dataclass(frozen=True)
 class LocalPeer:
-    """A member ready to take part: its number, its world and its method."""
+    """A member ready to take part: its number, its context and its method."""
 
     agreement: Agreement
     number: int
-    world: FederatedData
+    context: RunContext
     method: Method
     folder: Path
     left_out: dict[int, str] = field(default_factory=dict)  # members that cannot teach us, by number, and why
@@ -45,7 +45,7 @@ class LocalPeer:
     @property
     def experiment(self) -> Experiment:
         """The agreed settings with the own data and device."""
-        return self.world.experiment
+        return self.context.experiment
 
     @property
     def named_left_out(self) -> dict[str, str]:
@@ -82,33 +82,33 @@ def make_local_peer(agreement: Agreement, site: Site, own: OwnData) -> LocalPeer
     check_recipe(experiment, method)
     folder = state_folder(agreement, site)
     device = choose_device(experiment.device)
-    preparation = make_preprocessor(agreement.mean, agreement.std, augmentation=agreement.augmentation, device=device)
-    world = build_own_data(
+    preprocessor = make_preprocessor(agreement.mean, agreement.std, augmentation=agreement.augmentation, device=device)
+    context = build_site_context(
         experiment,
         own,
         client=number,
-        preparation=preparation,
+        preprocessor=preprocessor,
         device=device,
         secret=_secret(folder),
         allowance=allowance_of(site),
     )
-    _check_method(method, world)
+    _check_method(method, context)
     with repeatable(torch_seed(experiment.seed, "roster"), device):
-        check_model(world, world.architecture_of(number))
-    return LocalPeer(agreement, number, world, method, folder, left_out_of(agreement, site))
+        check_model(context, context.architecture_of(number))
+    return LocalPeer(agreement, number, context, method, folder, left_out_of(agreement, site))
 
 
 def _experiment(agreement: Agreement, site: Site) -> Experiment:
     return agreement.experiment(dataset=str(site.data), device=site.device, workers=1)
 
 
-def _check_method(method: Method, world: FederatedData) -> None:
+def _check_method(method: Method, context: RunContext) -> None:
     if method.common_images != "none":
         raise ConfigError(
             f"method {method.name!r} needs {method.common_images} images that all members share; between organisations "
             "choose one that needs none, such as crad"
         )
-    if any(not member.clients or len(member.clients) > 1 for member in method.roster(world)):
+    if any(not member.clients or len(member.clients) > 1 for member in method.roster(context)):
         raise ConfigError(f"method {method.name!r} has members that are no organisation; choose another, such as crad")
 
 

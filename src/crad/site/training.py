@@ -125,8 +125,8 @@ def train_for_comparison(part: LocalPeer, *, callback: Callback) -> Trained:
 def _train(part: LocalPeer, method: Method, folder: Path, exchange: Exchange, *, callback: Callback) -> Trained:
     directory = RunDirectory(folder)
     _begin(directory, part)
-    roster = Roster(part.world, method.roster(part.world), directory.checkpoint_folder, here={part.number})
-    with directory.locked(), closing(SerialEngine(part.world, method)) as engine:
+    roster = Roster(part.context, method.roster(part.context), directory.checkpoint_folder, here={part.number})
+    with directory.locked(), closing(SerialEngine(part.context, method)) as engine:
         loop = RunLoop(method, roster, exchange=exchange, engine=engine, directory=directory, has_gaps=True)
         records = loop.restore()
         loop.run(records, callback=callback)
@@ -136,7 +136,7 @@ def _train(part: LocalPeer, method: Method, folder: Path, exchange: Exchange, *,
 
 def _begin(directory: RunDirectory, part: LocalPeer) -> None:
     """Write down what this is, or check that it is still the same."""
-    partition = partition_record(part.world)
+    partition = partition_record(part.context.data)
     if directory.experiment_file.exists():
         directory.check_same_data(partition)
         return

@@ -19,13 +19,13 @@ DigestLoss = Callable[[Tensor, Tensor], Tensor]  # logits [B,C] and targets [B,C
 
 @torch.no_grad()
 def logits_on(model: nn.Module, inputs_BDHW: Tensor) -> Tensor:
-    """The model's raw logits in evaluation mode, [B,C]."""
+    """Return the model's raw logits in evaluation mode, [B,C]."""
     with evaluation_mode(model):
         return torch.cat([model(chunk) for chunk in torch.split(inputs_BDHW, EVALUATION_BATCH)])
 
 
 def absolute_difference(logits_BC: Tensor, target_BC: Tensor) -> Tensor:
-    """FedMD's L1 distance between raw logits, mean over samples and classes."""
+    """Return FedMD's L1 distance between raw logits, mean over samples and classes."""
     return F.l1_loss(logits_BC, target_BC)
 
 
@@ -41,7 +41,7 @@ def digest(
     seed: int,
     purpose: tuple[str | int, ...],
 ) -> float:
-    """One epoch towards the targets in a seeded order; the mean loss. A last batch of one sample is dropped."""
+    """Train one epoch towards the targets in a seeded order; return the mean loss. A last batch of one is dropped."""
     order = torch.randperm(len(inputs_BDHW), generator=torch_stream(seed, *purpose, "shuffle"))
     total, samples = 0.0, 0
     model.train()

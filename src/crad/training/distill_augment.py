@@ -20,7 +20,7 @@ BRIGHTNESS, CONTRAST = 0.4, 0.4  # at most so many standard deviations up or dow
 
 
 def match_on(block: Block, matching: Matching, *, seed: int, purpose: tuple[str | int, ...]) -> Block:
-    """The block as student and teachers see it; `same` gives it back untouched."""
+    """Return the block as student and teachers see it; `same` gives it back untouched."""
     if matching == "same":
         return block
     generator = torch_stream(seed, *purpose, matching)
@@ -29,7 +29,7 @@ def match_on(block: Block, matching: Matching, *, seed: int, purpose: tuple[str 
 
 
 def mixed(block: Block, is_changed: Tensor, generator: torch.Generator) -> Block:
-    """Changed samples are mixed with another of the block; half of such an image or more stays its own."""
+    """Mix the changed samples with another of the block; half of such an image or more stays its own."""
     device, size = block.labels.device, len(block.labels)
     partner = torch.randperm(size, generator=generator).to(device)
     drawn = LEAST_SHARE + (1 - LEAST_SHARE) * torch.rand(size, generator=generator)
@@ -46,7 +46,7 @@ def mixed(block: Block, is_changed: Tensor, generator: torch.Generator) -> Block
 
 
 def strongly_changed(block: Block, is_changed: Tensor, generator: torch.Generator) -> Block:
-    """Changed samples get another brightness and contrast per channel and a grey square somewhere."""
+    """Give changed samples another brightness and contrast per channel and a grey square somewhere."""
     device, inputs = block.inputs.device, block.inputs
     size, channels, height, width = inputs.shape
     shift = BRIGHTNESS * (2 * torch.rand(size, channels, 1, 1, generator=generator) - 1)

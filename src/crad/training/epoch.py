@@ -29,7 +29,7 @@ class Block:
 
     @property
     def targets(self) -> BatchLabels:
-        """The labels as a loss takes them."""
+        """Return the labels as a loss takes them."""
         return BatchLabels(self.labels, self.mixed_with, self.share)
 
 
@@ -48,31 +48,31 @@ class LossMeter:
             self.sums[name] = self.sums.get(name, 0.0) + float(part.detach()) * samples
 
     def means(self) -> dict[str, float]:
-        """Mean per sample of every part."""
+        """Return the mean per sample of every part."""
         return {name: total / max(1, self.samples) for name, total in self.sums.items()}
 
 
 def epoch_blocks(
     shard: ImageSet,
     *,
-    preparation: Preprocessor,
+    preprocessor: Preprocessor,
     batch_size: int,
     seed: int,
     purpose: tuple[str | int, ...],
     sample_values: int = 0,
 ) -> Iterator[Block]:
-    """The shard once, shuffled and augmented, in blocks of whole batches that bound the memory.
+    """Yield the shard once, shuffled and augmented, in blocks of whole batches that bound the memory.
 
     `sample_values` is how many floats the caller keeps per sample beside the inputs, say K x C teacher outputs.
     """
     order = torch.randperm(len(shard), generator=torch_stream(seed, *purpose, "shuffle")).to(shard.labels.device)
     # Augmented as a whole: where the blocks are cut must not change what a method sees.
-    images = preparation.augment(shard.images[order], generator=torch_stream(seed, *purpose, "augment"))
+    images = preprocessor.augment(shard.images[order], generator=torch_stream(seed, *purpose, "augment"))
     labels = shard.labels[order]
     bytes_per_sample = 4 * max(shard.images.shape[1:].numel(), sample_values)
     step = batch_size * max(1, BLOCK_BYTES // (bytes_per_sample * batch_size))
     for start in range(0, len(labels), step):
-        yield Block(preparation.inputs(images[start : start + step]), labels[start : start + step])
+        yield Block(preprocessor.inputs(images[start : start + step]), labels[start : start + step])
 
 
 def train_on_block(
@@ -85,7 +85,7 @@ def train_on_block(
     loss_of: Callable[[Tensor, slice], Loss],
     meter: LossMeter,
 ) -> None:
-    """SGD over the batches of a block; `loss_of(logits, where)` scores the samples at `where` in it."""
+    """Take SGD steps over the batches of a block; `loss_of(logits, where)` scores the samples at `where` in it."""
     model.train()
     for start in range(0, len(block.labels), batch_size):
         where = slice(start, min(start + batch_size, len(block.labels)))
@@ -100,7 +100,7 @@ def train_on_block(
 
 
 def make_optimizer(model: nn.Module, experiment: Experiment) -> torch.optim.SGD:
-    """SGD as settled; its momentum is the client's own and lives as long as its model."""
+    """Make SGD as settled; its momentum is the client's own and lives as long as its model."""
     return torch.optim.SGD(
         model.parameters(), lr=experiment.lr, momentum=experiment.momentum, weight_decay=experiment.weight_decay
     )

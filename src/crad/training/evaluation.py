@@ -28,15 +28,15 @@ class ClassScore:
 
     @property
     def accuracy(self) -> float:
-        """Share of all samples that were classified correctly, in percent."""
+        """Return the share of all samples that were classified correctly, in percent."""
         return 100.0 * sum(self.hits) / max(1, sum(self.counts))
 
     def class_accuracies(self) -> list[float]:
-        """Share correct per class, 0 where the class has no samples."""
+        """Return the share correct per class, 0 where the class has no samples."""
         return [hits / count if count else 0.0 for hits, count in zip(self.hits, self.counts, strict=True)]
 
     def class_cross_entropies(self) -> list[float]:
-        """Mean cross-entropy (nats, T=1) per class; a class without samples gets that of a blind guess, ln C.
+        """Return the mean cross-entropy (nats, T=1) per class; one without samples gets that of a blind guess, ln C.
 
         Zero would read as perfect and, under noised counts, make a teacher without data decide the class.
         """
@@ -49,13 +49,13 @@ def score(
     model: nn.Module,
     images: ImageSet,
     *,
-    preparation: Preprocessor,
+    preprocessor: Preprocessor,
     num_classes: int,
     prepare: Callable[[nn.Module], Run] | None = None,
 ) -> ClassScore:
     """Run the model in evaluation mode over a labelled set; a large set is worth preparing the model for it."""
     [plain] = score_with_priors(
-        model, images, [None], preparation=preparation, num_classes=num_classes, prepare=prepare
+        model, images, [None], preprocessor=preprocessor, num_classes=num_classes, prepare=prepare
     )
     return plain
 
@@ -66,11 +66,14 @@ def score_with_priors(
     images: ImageSet,
     faces: Sequence[Tensor | None],
     *,
-    preparation: Preprocessor,
+    preprocessor: Preprocessor,
     num_classes: int,
     prepare: Callable[[nn.Module], Run] | None = None,
 ) -> list[ClassScore]:
-    """The scores of one model under several class priors, each a vector [C] added to its logits; None adds nothing."""
+    """Return the scores of one model under several class priors, each a vector [C] added to its logits.
+
+    None adds nothing.
+    """
     counts = torch.bincount(images.labels, minlength=num_classes)
     tallies = [_FaceTally(num_classes, images.labels.device) for _ in faces]
     with evaluation_mode(model):
@@ -79,7 +82,7 @@ def score_with_priors(
         for start in range(0, len(images), EVALUATION_BATCH):
             chunk = slice(start, start + EVALUATION_BATCH)
             labels = images.labels[chunk]
-            logits = run(preparation.inputs(images.images[chunk]))
+            logits = run(preprocessor.inputs(images.images[chunk]))
             for tally, log_prior_C in zip(tallies, faces, strict=True):
                 tally.add(logits if log_prior_C is None else logits + log_prior_C, labels)
     return [ClassScore(_tuple(counts), _tuple(tally.hits), tuple(tally.cross_entropies.tolist())) for tally in tallies]
@@ -101,7 +104,7 @@ class _FaceTally:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while; every part gets back the mode it had, also one that a user froze."""
+    """Hold a model in evaluation mode; every part gets back the mode it had, also one that a user froze."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

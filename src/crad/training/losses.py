@@ -50,7 +50,7 @@ def distillation_loss(
     distill_weight: float,
     log_prior_C: Tensor | None = None,
 ) -> Loss:
-    """(1 - lambda) CE + lambda T^2 KL(target || student), batch mean. Eq. 9."""
+    """Return (1 - lambda) CE + lambda T^2 KL(target || student), batch mean. Eq. 9."""
     cross_entropy = private_cross_entropy(logits_BC, labels_B, log_prior_C)
     distillation = softened_divergence(logits_BC, target_BC, temperature=temperature)
     total = (1 - distill_weight) * cross_entropy + distill_weight * distillation
@@ -58,7 +58,7 @@ def distillation_loss(
 
 
 def private_loss(logits_BC: Tensor, labels_B: Tensor | BatchLabels, log_prior_C: Tensor | None = None) -> Loss:
-    """Cross-entropy on the own labels alone."""
+    """Return the cross-entropy on the own labels alone."""
     cross_entropy = private_cross_entropy(logits_BC, labels_B, log_prior_C)
     return Loss(cross_entropy, cross_entropy, cross_entropy.new_zeros(()))
 
@@ -66,7 +66,10 @@ def private_loss(logits_BC: Tensor, labels_B: Tensor | BatchLabels, log_prior_C:
 def private_cross_entropy(
     logits_BC: Tensor, labels_B: Tensor | BatchLabels, log_prior_C: Tensor | None = None
 ) -> Tensor:
-    """CE(z, y), or CE(z + log prior, y): then z need not learn how often a client sees each class, batch mean."""
+    """Return CE(z, y), or CE(z + log prior, y).
+
+    Then z need not learn how often a client sees each class, batch mean.
+    """
     if log_prior_C is not None:
         logits_BC = logits_BC + log_prior_C
     if isinstance(labels_B, Tensor):
@@ -79,7 +82,7 @@ def private_cross_entropy(
 
 
 def log_shares(labels_B: Tensor, *, num_classes: int) -> Tensor:
-    """The logarithm of every class's share of the data in use, [C].
+    """Return the logarithm of every class's share of the data in use, [C].
 
     A class that is not there gets -1e9: it drops out of a softmax, and no gradient pushes it down.
     """
@@ -88,6 +91,6 @@ def log_shares(labels_B: Tensor, *, num_classes: int) -> Tensor:
 
 
 def softened_divergence(logits_BC: Tensor, target_BC: Tensor, *, temperature: float) -> Tensor:
-    """T^2 KL(target || student), batch mean; the target holds probabilities at temperature T."""
+    """Return T^2 KL(target || student), batch mean; the target holds probabilities at temperature T."""
     student_BC = F.log_softmax(logits_BC / temperature, dim=1)
     return temperature**2 * F.kl_div(student_BC, target_BC.detach(), reduction="batchmean")

@@ -80,16 +80,16 @@ def transfer_s(burden: Burden, speeds: Speeds, *, share: float, sent: int) -> fl
 def computing_s(burden: Burden, *, teachers: float) -> tuple[float, float]:
     """Seconds of a round for the student by itself, and with so many teachers as slow as the largest one."""
     part = burden.part
-    peer = Peer(part.world, part.method.roster(part.world)[part.number])
+    peer = Peer(part.context, part.method.roster(part.context)[part.number])
     size = min(part.experiment.batch_size, len(peer.train))
     block = _block(peer, size)
     student_s = _timed(lambda: _train(peer, block, size)) / size
-    engine = TeacherEngine(device=part.world.device, precision=part.experiment.teacher_precision)
-    teacher = engine.prepare(new_model(part.world, burden.largest, seed=0), key=burden.largest.id)
+    engine = TeacherEngine(device=part.context.device, precision=part.experiment.teacher_precision)
+    teacher = engine.prepare(new_model(part.context, burden.largest, seed=0), key=burden.largest.id)
     inputs = _block(peer, TEACHER_BATCH).inputs
     teacher_s = _timed(lambda: teacher(inputs)) / len(inputs)
     samples = part.experiment.local_epochs * len(peer.train)
-    shard = part.world.shards[part.number]
+    shard = part.context.data.shards[part.number]
     alone_s = samples * student_s + (len(shard.validation) + len(shard.test)) * teacher_s
     return alone_s, alone_s + samples * teachers * teacher_s
 
@@ -99,7 +99,7 @@ def _about(seconds: float) -> str:
 
 
 def _block(peer: Peer, size: int) -> Block:
-    return Block(peer.world.preparation.inputs(peer.train.images[:size]), peer.train.labels[:size])
+    return Block(peer.data.preprocessor.inputs(peer.train.images[:size]), peer.train.labels[:size])
 
 
 def _train(peer: Peer, block: Block, size: int) -> None:
@@ -108,7 +108,7 @@ def _train(peer: Peer, block: Block, size: int) -> None:
         peer.optimizer,
         block,
         batch_size=size,
-        clip_norm=peer.world.experiment.clip_norm,
+        clip_norm=peer.experiment.clip_norm,
         loss_of=own_labels(block),
         meter=LossMeter(),
     )

@@ -89,7 +89,7 @@ def check_part(agreement: Agreement, site: Site, own: OwnData, findings: Finding
     findings.on_step("building the model")
     try:
         part = make_local_peer(agreement, site, own)
-        peer = Peer(part.world, part.method.roster(part.world)[part.number])
+        peer = Peer(part.context, part.method.roster(part.context)[part.number])
         _try_model(peer)
         snapshot = peer.snapshot(1)
     except (CradError, OSError, RuntimeError) as error:
@@ -98,8 +98,8 @@ def check_part(agreement: Agreement, site: Site, own: OwnData, findings: Finding
     size = snapshot.payload_bytes
     parameters = sum(parameter.numel() for parameter in peer.model.parameters())
     text = (
-        f"{peer.architecture.id} on {part.world.device}: {parameters:,} parameters, {len(agreement.classes)} outputs, "
-        f"a snapshot has {size_text(size)}"
+        f"{peer.architecture.id} on {part.context.device}: {parameters:,} parameters, "
+        f"{len(agreement.classes)} outputs, a snapshot has {size_text(size)}"
     )
     values = {"architecture": peer.architecture.id, "parameters": parameters, "snapshot_bytes": size}
     if len(snapshot.body) > agreement.max_snapshot_bytes:
@@ -121,12 +121,14 @@ def _weigh_others(part: LocalPeer, site: Site, own_size: int, findings: Findings
             advice = "nothing, if we do without: the run goes on with the others, and it learns from us"
             findings.warn(member.name, text, advice, left_out=part.left_out[number])
         elif number != part.number:
-            architecture = part.world.architecture_of(number)
+            architecture = part.context.architecture_of(number)
             if architecture.id not in sizes:
-                sizes[architecture.id] = encoded_bytes(estimate_size(architecture, part.world.input_shape).weights)
+                sizes[architecture.id] = encoded_bytes(
+                    estimate_size(architecture, part.context.data.input_shape).weights
+                )
             received[member.name] = sizes[architecture.id]
     name = max(received, key=lambda one: received[one], default=site.name)
-    largest = part.world.architecture_of(part.agreement.number(name))
+    largest = part.context.architecture_of(part.agreement.number(name))
     return Burden(part, own_size, received, largest)
 
 
@@ -134,7 +136,7 @@ def _try_model(peer: Peer) -> None:
     """One logit per agreed class for own images, finite numbers all."""
     images = peer.train.images[:2]
     with torch.no_grad():
-        logits_BC = peer.model.eval()(peer.world.preparation.inputs(images))
+        logits_BC = peer.model.eval()(peer.data.preprocessor.inputs(images))
     expected = (len(images), peer.num_classes)
     if tuple(logits_BC.shape) != expected or not bool(logits_BC.isfinite().all()):
         raise ConfigError(

@@ -30,16 +30,16 @@ def check_disk(burden: Burden, site: Site, findings: Findings) -> None:
 
 def check_memory(burden: Burden, findings: Findings) -> None:
     """Room for the student with gradients and momentum, the largest teacher, prepared teachers, and the images."""
-    world = burden.part.world
-    images = world.dataset.train_images
+    context = burden.part.context
+    images = context.data.dataset.train_images
     block = min(BLOCK_BYTES, FLOAT_BYTES * images.size)
     # A teacher is there twice: as it came, and as it runs.
     need = 3 * burden.snapshot_bytes + 2 * burden.largest_bytes + PREPARED_BYTES + 2 * images.nbytes + block
-    there = available_memory_bytes(world.device)
+    there = available_memory_bytes(context.device)
     if there is None:
         findings.ok("memory", f"about {size_text(need)} needed; how much is free cannot be told here", need_bytes=need)
         return
-    text = f"{size_text(there)} available on {world.device}, about {size_text(need)} needed beside activations"
+    text = f"{size_text(there)} available on {context.device}, about {size_text(need)} needed beside activations"
     advice = "end other programs, use a larger machine, or agree on smaller models"
     _compare("memory", text, advice, need=need, there=there, findings=findings)
 

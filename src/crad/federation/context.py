@@ -1,0 +1,72 @@
+"""What everything that is done for a peer needs beside the peer itself: the data, the settings, and where to compute.
+
+A `RunContext` is the same for every process of a run; a simulation builds it from the settings, an organisation from
+its own files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from crad.config import Experiment
+from crad.data.dataset import Dataset
+from crad.data.preprocessing import Preprocessor
+from crad.data.site_data import OwnData
+from crad.device import choose_device
+from crad.federation.attacks import Adversary, make_adversary
+from crad.federation.federated_data import FederatedData, build_federated_data, build_own_data
+from crad.inference.engine import check_precision
+from crad.models import Allowance, Architecture
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """One run's data and settings, the device, and what may be built on it."""
+
+    data: FederatedData
+    experiment: Experiment
+    device: str
+    secret: int | None = None  # seed of what others must not be able to draw again; None in a simulation
+    allowance: Allowance | None = None  # whose networks may be built here; None, in a simulation: everybody's
+
+    def architecture_of(self, client: int) -> Architecture:
+        """Return a client's network, dealt out in turn: POOL[i mod 3]; a name may carry a width, `cnn6@0.5`."""
+        name = self.experiment.models[client % len(self.experiment.models)]
+        return Architecture.parse(name) if "@" in name else Architecture(name, self.experiment.width)
+
+    @cached_property
+    def adversary(self) -> Adversary:
+        """Return who attacks in this simulation, usually nobody: the one place where attacks come in."""
+        return make_adversary(self.experiment, self.data)
+
+
+def build_run_context(experiment: Experiment, dataset: Dataset | None = None) -> RunContext:
+    """Build a simulation's context. Everything that can be refused is refused here.
+
+    Another process of the same run hands over the data set as it was loaded and limited there.
+    """
+    # A GPU of this machine says nothing about the nodes of a cluster.
+    is_elsewhere = experiment.engine == "ray" and experiment.device == "auto"
+    device = choose_device("cpu" if is_elsewhere else experiment.device)
+    check_precision(experiment.teacher_precision, device)
+    return RunContext(build_federated_data(experiment, dataset, device=device), experiment, device)
+
+
+def build_site_context(
+    experiment: Experiment,
+    own: OwnData,
+    *,
+    client: int,
+    preprocessor: Preprocessor,
+    device: str,
+    secret: int,
+    allowance: Allowance | None = None,
+) -> RunContext:
+    """Build the context of one organisation, which knows nothing of the others' data.
+
+    Without an allowance only built-in networks are built.
+    """
+    check_precision(experiment.teacher_precision, device)
+    data = build_own_data(own, client=client, clients=experiment.clients, preprocessor=preprocessor)
+    return RunContext(data, experiment, device, secret=secret, allowance=allowance or Allowance())
