@@ -17,6 +17,7 @@ from crad.errors import RunError, unknown_name
 from crad.files import write_atomically
 from crad.report.charts.chart import Chart
 from crad.report.charts.style import theme
+from crad.report.markup import as_script
 
 FORMATS = ("pdf", "svg", "png")
 COLUMN_INCHES = 3.4  # the width of a paper's column
@@ -64,7 +65,7 @@ def javascript() -> str:
         return kept.read_text(encoding="utf-8")
     import vl_convert
 
-    script: str = vl_convert.javascript_bundle().replace("</script", r"<\/script")
+    script = as_script(vl_convert.javascript_bundle())
     with contextlib.suppress(OSError):
         _keep(kept, script)
     return script
@@ -83,7 +84,7 @@ def _converted(svg: str, form: str) -> bytes:
 
 def _resized(svg: str, width: float, unit: str) -> str:
     """The picture as wide as asked; its view box makes the rest follow."""
-    found = re.match(r'<svg[^>]* width="([\d.]+)" height="([\d.]+)"', svg)
+    found = re.match(r'[^>]* width="([\d.]+)" height="([\d.]+)"', svg)
     assert found, "every picture says how large it is"
     opening = found[0].partition(" width=")[0]
     height = width * float(found[2]) / float(found[1])
