@@ -16,7 +16,7 @@ MAX_CHARACTERS = 5_000_000  # of all inspections of a page, which shall stay wel
 
 @dataclass(frozen=True)
 class InspectorSection:
-    """Whether there is anything to inspect, and what is to be said of what is not there."""
+    """The inspector's part of the page: is there anything to inspect, and what is to be said of the rest."""
 
     has_traces: bool
     note: str = ""

@@ -29,7 +29,7 @@ def participant_record(
     rounds_agreed: int | None = None,
     proven: Sequence[str] = (),
 ) -> Record:
-    """`participant.json`: everything the participant's report says, from the records of both models.
+    """Return `participant.json`: everything the participant's report says, from the records of both models.
 
     `refused` counts what the exchange refused, by member and reason; `left` is what left the machine, as the ledger
     sums it up. `left_out` names the members that could not teach us, and why. Accuracies are percent of the own test
@@ -77,7 +77,7 @@ def _per_class(names: Sequence[str], federated: Mapping[str, Any], alone: Mappin
 
 
 def _trusted(joined: Sequence[Record], members: Sequence[str], class_names: Sequence[str]) -> list[Record]:
-    """The mean share of every teacher in every class over the rounds in which anybody taught."""
+    """Return the mean share of every teacher in every class over the rounds in which anybody taught."""
     rounds = [record["clients"][0]["trust"] for record in joined if record["clients"] and record["clients"][0]["trust"]]
     teachers = sorted({int(teacher) for trust in rounds for teacher in trust})
     nothing = [0.0] * len(class_names)
@@ -97,7 +97,7 @@ def _missing(joined: Sequence[Record]) -> list[int]:
 def _refused(
     joined: Sequence[Record], members: Sequence[str], by_exchange: Mapping[str, Mapping[str, int]]
 ) -> dict[str, dict[str, int]]:
-    """Why something of a member was not used and how often: refused on its way in, or when it was to teach."""
+    """Count why something of a member was not used: refused on its way in, or when it was to teach."""
     counts = {name: Counter(reasons) for name, reasons in by_exchange.items()}
     for record in joined:
         for client in record["clients"]:
@@ -111,14 +111,14 @@ def _names(counts: Counter[int], members: Sequence[str]) -> dict[str, int]:
 
 
 def _budget(epsilon: float | None) -> Record:
-    """Counts do not change over the rounds and neither does their noise: one release, however many rounds."""
+    """Return what was spent: counts and their noise stay the same, so one release, however many rounds."""
     if epsilon is None:
         return {"is_private": False, "epsilon_spent": None}
     return {"is_private": True, "epsilon_spent": epsilon, "releases": 1}
 
 
 def participant_cells(record: Mapping[str, Any]) -> list[list[str]]:
-    """The outcome for the terminal."""
+    """Return the outcome for the terminal."""
     return [
         ["training alone", f"{record['alone']['local_accuracy']:.2f}"],
         ["with the federation", f"{record['federated']['local_accuracy']:.2f}"],
