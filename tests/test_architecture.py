@@ -60,12 +60,12 @@ def test_nothing_unpickles_or_evaluates_except_the_restricted_cifar_reader():
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["run", "--help"], ["reproduce", "--help"], ["data", "list", "--json"]]
 )
-def test_help_and_listing_do_not_import_torch(arguments: list[str]):
-    assert "torch" not in packages_imported_by(arguments)
+def test_help_and_listing_import_neither_torch_nor_templates(arguments: list[str]):
+    assert not {"torch", "jinja2"} & packages_imported_by(arguments)
 
 
 def test_the_list_of_verbs_needs_nothing_but_typer():
-    heavy = {"torch", "numpy", "pydantic", "rich", "safetensors", "ray", "matplotlib"}
+    heavy = {"torch", "numpy", "pydantic", "rich", "safetensors", "jinja2", "ray", "matplotlib"}
     assert not heavy & packages_imported_by(["--help"])
 
 
@@ -76,6 +76,58 @@ def packages_imported_by(arguments: list[str]) -> set[str]:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return set(done.stderr.split())
+
+
+# An element that opens or closes, or a comment; not `<class>` in words about a folder, not a comparison.
+ELEMENTS = (
+    "a|article|aside|b|base|body|br|button|code|circle|dd|details|div|dl|dt|em|embed|fieldset|figcaption|figure|footer"
+    "|form|g|h[1-6]|head|header|hr|html|i|iframe|img|input|label|legend|li|line|link|main|meta|nav|noscript|object|ol"
+    "|option|p|path|pre|rect|script|section|select|small|span|strong|style|summary|svg|table|tbody|td|text|th|thead"
+    "|title|tr|u|ul"
+)
+MARKUP = re.compile(rf"<!--|<!doctype|</?({ELEMENTS})(?![\w-])", re.IGNORECASE)
+SEARCHED_FOR = {"report/live/bar.py": ["</body>"]}  # where the bar goes in a page that is finished, perhaps from disk
+
+
+def test_html_is_in_templates_and_in_no_python_string():
+    found = {str(path.relative_to(SOURCE)): markup_in(path.read_text(encoding="utf-8")) for path in modules()}
+    assert {name: strings for name, strings in found.items() if strings} == SEARCHED_FOR
+
+
+@pytest.mark.parametrize("code", ["'<p>'", "f'<td{kind}>'", "x + '</svg>'", "'<a href='", "'<!-- x -->'", "b'<svg'"])
+def test_html_in_a_python_string_is_found(code: str):
+    assert markup_in(f"def f(x, kind):\n    'Return a `<p>`.'\n    return {code}\n") != []
+
+
+def test_words_in_angle_brackets_and_comparisons_are_no_html():
+    assert markup_in("def f(x, p):\n    'Return a `<p>`.'\n    return x <p, '<class>/<member>', 'x <y'\n") == []
+
+
+def markup_in(code: str) -> list[str]:
+    """The strings with HTML in them, docstrings apart."""
+    tree = ast.parse(code)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = {
+        node.body[0].value
+        for node in ast.walk(tree)
+        if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and node not in docstrings]
+    texts = [node.value.decode("latin-1") if isinstance(node.value, bytes) else node.value for node in constants]
+    return [text for text in texts if isinstance(text, str) and MARKUP.search(text)]
+
+
+def test_templates_take_only_files_of_our_own_and_guarded_data_as_they_are():
+    trusted = re.compile(r'file\("[a-z]+\.css"\) \| safe|[^{}]+ \| as_(data|script) \| safe')
+    folder = SOURCE / "report" / "templates"
+    templates = [path for path in sorted(folder.iterdir()) if path.suffix in (".html", ".svg")]
+    assert len(templates) > 5
+    for path in templates:
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"{%-?\s*(autoescape|filter)|Markup", text), path.name
+        for place in re.findall(r"{{(.*?)}}", text, flags=re.DOTALL):
+            assert not re.search(r"\bsafe\b", place) or trusted.fullmatch(place.strip()), (path.name, place)
+    assert not any("markupsafe" in name for path in modules() for name in imports_of(path))
 
 
 def test_every_public_name_is_there():

@@ -19,6 +19,7 @@ from crad.paper.study_tables import find_compared, make_study_tables, study_rows
 from crad.report.charts import save_chart
 from crad.report.latex import table_latex
 from crad.report.tables import table_markdown
+from tests.pages import Page
 from tests.records import made_run
 
 # --- paired differences
@@ -351,7 +352,7 @@ def test_without_the_extra_the_page_has_its_tables(monkeypatch):
     monkeypatch.setattr("crad.report.charts.charts_available", lambda: False)
     assert make_study_charts(PAPER, CELLS, FINISHED) == []
     page = study_page(PAPER, CELLS, FINISHED)
-    assert "pip install &#x27;crad[report]&#x27;" in page
+    assert "pip install 'crad[report]'" in Page(page).text
     assert "+1.75 to +2.25" in page
 
 

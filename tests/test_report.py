@@ -341,7 +341,7 @@ def test_crads_inspection_comes_first_and_what_does_not_fit_is_counted(monkeypat
     ]
     chosen = inspector_tab.inspector_data(runs)
     assert [one["title"] for one in chosen] == ["crad, seed 1024", "uniform, seed 1024"]
-    assert "1 more would not fit here" in inspector_tab.inspector_section(runs, chosen, is_live=False)
+    assert "1 more would not fit here" in inspector_tab.inspector_section(runs, chosen, is_live=False).note
 
 
 # --- how large a page may become

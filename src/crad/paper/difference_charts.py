@@ -21,7 +21,7 @@ ROW_HEIGHT = 22
 
 
 def study_charts(paper: PaperExperiment, cells: Sequence[PlannedCell], finished_runs: Finished) -> list[Chart]:
-    """A chart of differences per metric, and one of accuracy over rounds per column, as far as there are runs."""
+    """Return a chart of differences per metric and one of accuracy over rounds per column, as far as there are runs."""
     compared = find_compared(paper, cells, finished_runs)
     made = [differences_chart(paper, metric, difference_rows(paper, compared, metric)) for metric in paper.metrics]
     for column in paper.columns:
@@ -32,7 +32,7 @@ def study_charts(paper: PaperExperiment, cells: Sequence[PlannedCell], finished_
 
 
 def differences_chart(paper: PaperExperiment, metric: Metric, rows: list[Row]) -> Chart | None:
-    """Every row minus the baseline: points with interval bars, a panel per column."""
+    """Show every row minus the baseline: points with interval bars, a panel per column."""
     if not rows:
         return None
     panels = list(dict.fromkeys(row["panel"] for row in rows))

@@ -37,7 +37,7 @@ class _Part(BaseModel):
 
 
 class Metric(_Part):
-    """What a cell shows: a measure, how it is written, and which end of it is the good one."""
+    """A measure that a cell shows, how it is written, and which end of it is the good one."""
 
     name: str
     label: str
@@ -49,7 +49,7 @@ class Metric(_Part):
 
     @property
     def title(self) -> str:
-        """Label and unit."""
+        """Return label and unit."""
         return f"{self.label} {self.unit}".strip()
 
 
@@ -119,19 +119,19 @@ class PaperExperiment(_Part):
 
     @property
     def has_figures(self) -> bool:
-        """Whether charts belong to it."""
+        """Tell whether charts belong to it."""
         return self.kind == "figure" or self.baseline is not None
 
     def rows_of(self, column: Column) -> list[PaperRow]:
-        """The rows that a column has, in their order."""
+        """Return the rows that a column has, in their order."""
         return [row for row in self.rows if not column.rows or row.name in column.rows]
 
     def label_of(self, row: PaperRow) -> str:
-        """How a row is headed."""
+        """Return how a row is headed."""
         return row.label or display_name(Experiment(**{**self.settings, **row.settings}))
 
     def against(self, row: str) -> PaperExperiment:
-        """The same with another row as the baseline."""
+        """Return the same with another row as the baseline."""
         if self.baseline is None:
             raise ConfigError(f"{self.name!r} is compared with the paper and has no baseline: leave out --baseline")
         if row not in (names := [one.name for one in self.rows]):
@@ -139,13 +139,13 @@ class PaperExperiment(_Part):
         return self.model_copy(update={"baseline": row})
 
     def settings_of(self, row: PaperRow, column: Column) -> CellSettings:
-        """The settings that the paper's text gives to a cell, over its protocol."""
+        """Return the settings that the paper's text gives to a cell, over its protocol."""
         return {**self.settings, **column.settings, **row.settings}
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which cells of an experiment are wanted, by name; None: all."""
+    """The cells of an experiment that are wanted, by name; None: all."""
 
     datasets: Sequence[str] | None = None
     methods: Sequence[str] | None = None
@@ -153,7 +153,7 @@ class Choice:
     columns: Sequence[str] | None = None
 
     def takes(self, row: PaperRow, column: Column, said: CellSettings) -> bool:
-        """Whether a cell with these settings is one of them."""
+        """Tell whether a cell with these settings is one of them."""
         names = (said["dataset"], said["method"], row.name, column.name)
         chosen = (self.datasets, self.methods, self.rows, self.columns)
         return all(some is None or name in some for name, some in zip(names, chosen, strict=True))
@@ -173,7 +173,7 @@ class PlannedCell:
 
     @property
     def departures(self) -> dict[str, tuple[object, object]]:
-        """Settings in which the run is not what the paper did: ours and the paper's."""
+        """Return the settings in which the run is not what the paper did: ours and the paper's."""
         ours, paper = self.experiment.model_dump(), self.as_published.model_dump()
         skipped = {"preset", "seed", *EXECUTION_FIELDS}
         return {key: (ours[key], paper[key]) for key in ours if key not in skipped and ours[key] != paper[key]}
@@ -187,7 +187,7 @@ def plan_cells(
     choice: Choice = EVERYTHING,
     method_settings: Mapping[str, CellSettings] | None = None,
 ) -> list[PlannedCell]:
-    """Every run of an experiment, seed by seed; flags win over what the file says, and `preset` is one of them."""
+    """Return every run of an experiment, seed by seed; flags, of which `preset` is one, win over what the file says."""
     preset = flags.get("preset", PAPER_PRESET)
     if preset not in PRESETS:
         raise unknown_name("preset", preset, PRESETS)
@@ -209,14 +209,14 @@ def plan_cells(
 
 
 def load_paper(name: str) -> PaperExperiment:
-    """One experiment of the paper by its name."""
+    """Read one experiment of the paper by its name."""
     if name not in (*NAMES, *OWN):
         raise unknown_name("experiment", name, CHOICES)
     return read_paper(experiments_folder() / f"{name}.toml")
 
 
 def read_paper(file: Traversable) -> PaperExperiment:
-    """The experiment in a file; refused with one line that names it."""
+    """Read the experiment in a file; refuse it with one line that names the file."""
     try:
         return PaperExperiment(**tomllib.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
@@ -230,19 +230,19 @@ def read_paper(file: Traversable) -> PaperExperiment:
 
 
 def experiments_folder() -> Traversable:
-    """Where the files are: inside an installed package, beside `src` in a source tree."""
+    """Return where the files are: inside an installed package, beside `src` in a source tree."""
     package = resources.files("crad")
     inside = package / "experiments"
     return inside if inside.is_dir() else Path(str(package)).parent.parent / "experiments"
 
 
 def chosen_papers(what: str) -> list[PaperExperiment]:
-    """The experiments behind a name or a group of them."""
+    """Return the experiments behind a name or a group of them."""
     return [load_paper(name) for name in GROUPS.get(what, (what,))]
 
 
 def _check_flags(paper: PaperExperiment, flags: Mapping[str, Any]) -> None:
-    """Where rows are variants, a flag that makes them alike would leave nothing to compare."""
+    """Refuse a flag that makes rows alike which are variants: nothing would be left to compare."""
     compared = {key for row in paper.rows for key in row.settings} if paper.baseline else set()
     for key in flags:
         if key in compared:

@@ -29,7 +29,7 @@ def _of_summary(key: str, *, unit: float = 1.0) -> Measure:
 
 
 def _of_honest(key: str) -> Measure:
-    """The mean over the clients that do not attack; over all where there is no attack."""
+    """Return the mean over the clients that do not attack; over all where there is no attack."""
 
     def measure(run: RunRecords, row: str) -> Value:
         value = run.summary.get("honest", run.summary).get(key)
@@ -47,13 +47,13 @@ def _at_selected(run: RunRecords) -> list[Mapping[str, Any]]:
 
 
 def _class_accuracies(client: Mapping[str, Any]) -> list[float]:
-    """On the common test images, by class; 0 for a class without any."""
+    """Return accuracies on the common test images, by class; 0 for a class without any."""
     score = client["global"]
     return [100.0 * hits / max(1, count) for hits, count in zip(score["hits"], score["counts"], strict=True)]
 
 
 def _by_support(choose: Callable[[Sequence[int]], int]) -> Measure:
-    """Mean over clients of the accuracy on the class that each holds most or least of; equal ones count alike."""
+    """Average over clients the accuracy on the class that each holds most or least of; equal ones count alike."""
 
     def measure(run: RunRecords, row: str) -> Value:
         means = []
@@ -73,19 +73,19 @@ def _tested(run: RunRecords) -> list[tuple[int, float]]:
 
 
 def _early(run: RunRecords, row: str) -> Value:
-    """At the first test after a tenth of the rounds."""
+    """Return the accuracy at the first test after a tenth of the rounds."""
     return next((accuracy for number, accuracy in _tested(run) if number >= run.experiment.rounds / 10), None)
 
 
 def _swing(run: RunRecords, row: str) -> Value:
-    """Mean change between two tests in the second half of the run."""
+    """Return the mean change between two tests in the second half of the run."""
     late = [accuracy for number, accuracy in _tested(run) if number >= run.experiment.rounds / 2]
     changes = [abs(after - before) for before, after in pairwise(late)]
     return statistics.fmean(changes) if changes else None
 
 
 def _support_and_accuracy(run: RunRecords) -> list[tuple[int, float]]:
-    """Validation samples and accuracy on the common test images, for every client and class."""
+    """Return validation samples and accuracy on the common test images, for every client and class."""
     return [
         pair
         for client in _at_selected(run)
@@ -101,7 +101,7 @@ def _correlation(run: RunRecords, row: str) -> Value:
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """Places in order of size; equal values share the mean of theirs."""
+    """Return places in order of size; equal values share the mean of theirs."""
     places: dict[float, list[int]] = {}
     for place, value in enumerate(sorted(values)):
         places.setdefault(value, []).append(place)
@@ -117,7 +117,7 @@ def _accuracy_where(is_wanted: Callable[[int], bool]) -> Measure:
 
 
 def trace_case(run: RunRecords, kind: str) -> dict[str, Value]:
-    """The clearest success or failure that the run's survey found, in the terms of the paper's appendix."""
+    """Return the clearest success or failure that the run's survey found, in the terms of the paper's appendix."""
     survey = run.inspection or {"cases": []}
     case = next((case for case in survey["cases"] if case["kind"] == kind), None)
     if case is None:

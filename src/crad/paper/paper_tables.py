@@ -36,19 +36,19 @@ class TableFigure:
 
     @property
     def deviation(self) -> float | None:
-        """Of our numbers, where there are several seeds."""
+        """Return the standard deviation of our numbers, where there are several seeds."""
         return self.ours.deviation if isinstance(self.ours, Figure) and len(self.seeds) > 1 else None
 
     @property
     def difference(self) -> float | None:
-        """Ours minus the paper's, for numbers."""
+        """Return ours minus the paper's, for numbers."""
         if isinstance(self.ours, Figure) and isinstance(self.paper, float):
             return self.ours.mean - self.paper
         return None
 
 
 def find_outcomes(paper: PaperExperiment, cells: Sequence[PlannedCell], finished: Finished) -> list[TableFigure]:
-    """Every figure of an experiment's planned cells, column by column and row by row."""
+    """Return every figure of an experiment's planned cells, column by column and row by row."""
     planned = {(cell.row.name, cell.column.name) for cell in cells}
     return [
         _outcome(row, column, metric, finished.get((row.name, column.name), ()))
@@ -81,7 +81,7 @@ def _together(values: Sequence[Value]) -> Figure | str | None:
 
 
 def make_paper_table(paper: PaperExperiment, cells: Sequence[PlannedCell], finished: Finished) -> Table:
-    """The experiment as a table for people, with all that one must know to read it in the caption."""
+    """Return the experiment as a table for people, with all that one must know to read it in the caption."""
     found = {(one.column.name, one.row.name, one.metric.name): one for one in find_outcomes(paper, cells, finished)}
     layout = _metrics_down if paper.orientation == "metrics" else _rows_down
     headings, rows, sections = layout(paper, found)
@@ -95,7 +95,7 @@ _Layout = tuple[_Headings, tuple[tuple[Cell, ...], ...], dict[int, str]]
 
 
 def _rows_down(paper: PaperExperiment, found: Found) -> _Layout:
-    """A line per row of the experiment, a section per column where there are several."""
+    """Return a line per row of the experiment, a section per column where there are several."""
     headings = [("", ("method",)), *((metric.title, _whose(metric, found)) for metric in paper.metrics)]
     lines: list[tuple[Cell, ...]] = []
     sections = {}
@@ -117,7 +117,7 @@ def _whose(metric: Metric, found: Found) -> tuple[str, ...]:
 
 
 def _metrics_down(paper: PaperExperiment, found: Found) -> _Layout:
-    """A line per metric, paper and ours side by side for every row of the experiment."""
+    """Return a line per metric, paper and ours side by side for every row of the experiment."""
     parts = list(dict.fromkeys((column, row) for column, row, _ in found))
     labels = {row.name: paper.label_of(row) for row in paper.rows}
     headings = (("", ("",)), *((labels[row], ("paper", "ours")) for _, row in parts))
@@ -132,7 +132,7 @@ def _metrics_down(paper: PaperExperiment, found: Found) -> _Layout:
 
 
 def _three_cells(paper: PaperExperiment, outcome: TableFigure, found: Found) -> list[Cell]:
-    """The paper's figure, ours and the difference, as far as the metric has them."""
+    """Return the paper's figure, ours and the difference, as far as the metric has them."""
     best_paper, best_ours = find_best(paper, outcome, found)
     cells = [Cell(_paper_text(outcome), best_paper)] if _is_published(outcome.metric, found) else []
     cells.append(Cell(our_text(outcome), best_ours))
@@ -144,7 +144,7 @@ def _three_cells(paper: PaperExperiment, outcome: TableFigure, found: Found) -> 
 
 
 def find_best(paper: PaperExperiment, outcome: TableFigure, found: Found) -> tuple[bool, bool]:
-    """Whether the paper's figure and ours are the best of those compared; training alone does not compete.
+    """Tell whether the paper's figure and ours are the best of those compared; training alone does not compete.
 
     The paper's is the best of all its rows, also where only some of them are planned.
     """
@@ -174,7 +174,7 @@ def _has_difference(metric: Metric, found: Found) -> bool:
 
 
 def row_label(paper: PaperExperiment, row: PaperRow, column: Column) -> str:
-    """How a row is headed, with a mark where the method's code is not public."""
+    """Return how a row is headed, with a mark where the method's code is not public."""
     method = resolve_method(paper.settings_of(row, column)["method"])
     label = paper.label_of(row)
     return f"{label} {RECONSTRUCTION}" if method.is_reconstruction else label
@@ -189,7 +189,7 @@ def _paper_text(outcome: TableFigure) -> str:
 
 
 def our_text(outcome: TableFigure) -> str:
-    """Our mean, and the deviation where there are several seeds."""
+    """Return our mean, and the deviation where there are several seeds."""
     if not isinstance(outcome.ours, Figure):
         return outcome.ours or ABSENT
     mean = number(outcome.ours.mean, outcome.metric)
@@ -197,7 +197,7 @@ def our_text(outcome: TableFigure) -> str:
 
 
 def number(value: float, metric: Metric) -> str:
-    """A figure with as many digits as its metric wants."""
+    """Return a figure with as many digits as its metric wants."""
     return three_figures(value) if metric.digits == "three" else f"{value:.{metric.digits}f}"
 
 
@@ -219,7 +219,7 @@ def _marks(paper: PaperExperiment, found: Found) -> list[str]:
 
 
 def circumstances(paper: PaperExperiment, cells: Sequence[PlannedCell], finished: Finished) -> list[str]:
-    """Sentences on what ours was measured with, and in what it is not the paper's experiment."""
+    """Return sentences on what ours was measured with, and in what it is not the paper's experiment."""
     runs = list({id(run): run for of_cell in finished.values() for run in of_cell}.values())
     first = cells[0].experiment
     seeds = _listed(cell.experiment.seed for cell in cells)
@@ -277,7 +277,7 @@ def _hardware(run: RunRecords) -> str:
 
 
 def tidy_rows(paper: PaperExperiment, cells: Sequence[PlannedCell], finished: Finished) -> list[dict[str, str]]:
-    """One dictionary per figure, for programs; an absent one is an empty text."""
+    """Return one dictionary per figure, for programs; an absent one is an empty text."""
     preset = cells[0].experiment.preset if cells else PAPER_PRESET
     return [
         {
@@ -297,7 +297,7 @@ def tidy_rows(paper: PaperExperiment, cells: Sequence[PlannedCell], finished: Fi
 
 
 def tidy_csv(rows: Sequence[Mapping[str, str]]) -> str:
-    """The rows as CSV with a header."""
+    """Return the rows as CSV with a header."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -306,5 +306,5 @@ def tidy_csv(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def tidy_value(value: float | str | None) -> str:
-    """A value as a program reads it."""
+    """Return a value as a program reads it."""
     return "" if value is None else value if isinstance(value, str) else f"{round(value, 6):g}"

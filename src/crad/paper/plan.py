@@ -56,18 +56,18 @@ class StoredRun:
 
     @property
     def kept(self) -> Path | None:
-        """Where its small files lie, or will."""
+        """Return where its small files lie, or will."""
         return None if self.evidence is None else self.evidence / "runs" / self.path.name
 
     @property
     def finished(self) -> Path | None:
-        """Where it is read from once it is finished; the whole run before its small files."""
+        """Return where it is read from once it is finished; the whole run before its small files."""
         found = [path for path in (self.path, self.kept) if path and RunDirectory(path).summary_file.is_file()]
         return found[0] if found else None
 
     @property
     def state(self) -> RunState:
-        """Whether it is finished, begun or neither, by what is on the disk."""
+        """Tell whether it is finished, begun or neither, by what is on the disk."""
         if self.finished is not None:
             return "done"
         return "begun" if RunDirectory(self.path).experiment_file.is_file() else "new"
@@ -79,7 +79,7 @@ class StoredRun:
 
     @property
     def missing_rounds(self) -> int:
-        """Rounds that are still to be run."""
+        """Return the rounds that are still to be run."""
         if self.state == "done":
             return 0
         try:
@@ -89,7 +89,7 @@ class StoredRun:
 
     @property
     def label(self) -> str:
-        """What it is called on a line of progress."""
+        """Return what it is called on a line of progress."""
         ours = self.experiment
         clients = f"{ours.active} of {ours.clients} clients, " if ours.active else ""
         private = "private counts, " if ours.private_counts else ""
@@ -108,7 +108,7 @@ class ReproductionPlan:
 
     @cached_property
     def runs(self) -> list[StoredRun]:
-        """Every run once, seed by seed, so that an early stop leaves whole tables."""
+        """Return every run once, seed by seed, so that an early stop leaves whole tables."""
         found: dict[str, StoredRun] = {}
         seeds = dict.fromkeys(cell.experiment.seed for cells in self.cells.values() for cell in cells)
         for seed in seeds:
@@ -120,7 +120,7 @@ class ReproductionPlan:
         return list(found.values())
 
     def of_cell(self, paper: PaperExperiment, records: Records) -> Finished:
-        """The finished runs of an experiment by row and column."""
+        """Return the finished runs of an experiment by row and column."""
         found: dict[tuple[str, str], list[RunRecords]] = {}
         for cell in self.cells[paper.name]:
             run = records.get(stored_run(self.folder, cell.experiment).key)
@@ -130,7 +130,7 @@ class ReproductionPlan:
 
 
 def stored_run(folder: Path, experiment: Experiment, *, evidence: Path | None = None) -> StoredRun:
-    """Where a run of this experiment lies; the same for every table that asks for it."""
+    """Return where a run of this experiment lies; the same for every table that asks for it."""
     settled = resolve_experiment(experiment)
     key = identity(settled)
     data = Path(settled.dataset).stem or "data"
@@ -150,7 +150,7 @@ def plan_reproduction(
     method_settings: Mapping[str, dict[str, Any]] | None = None,
     evidence: Path | None = None,
 ) -> ReproductionPlan:
-    """The plan for one experiment of the paper or a group of them; those with no cell left are left out.
+    """Plan one experiment of the paper or a group of them; those with no cell left are left out.
 
     `baseline`: the row that the others are compared to, where it is not the experiment's own. `evidence`: a folder of
     finished runs as small files; those are not run again.
@@ -172,7 +172,7 @@ def plan_reproduction(
 
 
 def _check_has_baseline(paper: PaperExperiment, cells: Sequence[PlannedCell]) -> None:
-    """Who chooses rows or a baseline wants differences: refuse columns that would have none."""
+    """Refuse columns without differences: who chooses rows or a baseline wants some."""
     columns = dict.fromkeys(cell.column.name for cell in cells)
     having = {cell.column.name for cell in cells if cell.row.name == paper.baseline}
     if lacking := [name for name in columns if name not in having]:
@@ -183,7 +183,7 @@ def _check_has_baseline(paper: PaperExperiment, cells: Sequence[PlannedCell]) ->
 
 
 def absent_data(runs: Sequence[StoredRun]) -> dict[str, str]:
-    """The data sets of runs that are not done which are not there, and how to get each."""
+    """Return the data sets of runs that are not done which are not there, and how to get each."""
     absent = {}
     for name in dict.fromkeys(run.experiment.dataset for run in runs if run.state != "done"):
         try:
@@ -194,7 +194,7 @@ def absent_data(runs: Sequence[StoredRun]) -> dict[str, str]:
 
 
 def read_finished(plan: ReproductionPlan) -> tuple[Records, dict[str, str]]:
-    """The records of all finished runs, and by path why some cannot be read."""
+    """Return the records of all finished runs, and by path why some cannot be read."""
     records, damaged = {}, {}
     for run in plan.runs:
         if (path := run.finished) is not None:
@@ -207,7 +207,7 @@ def read_finished(plan: ReproductionPlan) -> tuple[Records, dict[str, str]]:
 
 
 def published_seconds() -> dict[str, float]:
-    """The paper's seconds of a round by method, from its cost table."""
+    """Return the paper's seconds of a round by method, from its cost table."""
     found = {}
     for row in load_paper("cost").rows:
         seconds = row.published["cifar10"]["round_seconds"]
@@ -217,7 +217,7 @@ def published_seconds() -> dict[str, float]:
 
 
 def seconds_left(runs: Sequence[StoredRun], durations: Durations) -> float | None:
-    """What is still to be computed, None where nothing is known of some."""
+    """Estimate what is still to be computed, None where nothing is known of some."""
     total = 0.0
     for run in runs:
         if missing := run.missing_rounds:
@@ -229,7 +229,7 @@ def seconds_left(runs: Sequence[StoredRun], durations: Durations) -> float | Non
 
 
 def make_tables(plan: ReproductionPlan, records: Records) -> dict[str, list[Table]]:
-    """Every chosen experiment as tables for people."""
+    """Return every chosen experiment as tables for people."""
     return {paper.name: _tables_of(plan, paper, records) for paper in plan.papers}
 
 
@@ -241,7 +241,7 @@ def _tables_of(plan: ReproductionPlan, paper: PaperExperiment, records: Records)
 
 
 def make_tidy(plan: ReproductionPlan, records: Records) -> dict[str, list[dict[str, str]]]:
-    """Every chosen experiment as tidy rows, for programs."""
+    """Return every chosen experiment as tidy rows, for programs."""
     return {
         paper.name: (tidy_rows if paper.baseline is None else study_rows)(
             paper, plan.cells[paper.name], plan.of_cell(paper, records)
@@ -251,7 +251,7 @@ def make_tidy(plan: ReproductionPlan, records: Records) -> dict[str, list[dict[s
 
 
 def write_tables(plan: ReproductionPlan, records: Records) -> None:
-    """`tables/NAME.csv`, `.md` and `.tex` for every chosen experiment, also beside the evidence."""
+    """Write `tables/NAME.csv`, `.md` and `.tex` for every chosen experiment, also beside the evidence."""
     folders = [folder / "tables" for folder in (plan.folder, plan.evidence) if folder is not None]
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
@@ -268,7 +268,7 @@ def write_tables(plan: ReproductionPlan, records: Records) -> None:
 
 
 def write_reports(plan: ReproductionPlan, records: Records) -> list[Path]:
-    """`report.html` of the first world's runs, `report-WORLD.html` of every other: they cannot share a page.
+    """Write `report.html` of the first world's runs, `report-WORLD.html` of every other: they cannot share a page.
 
     An experiment with a baseline has a page of its own before these, over all its worlds.
     """
@@ -287,7 +287,7 @@ def write_reports(plan: ReproductionPlan, records: Records) -> list[Path]:
 
 
 def one_page_of(runs: Sequence[RunRecords]) -> list[RunRecords]:
-    """What may stand on one page: a method or variant once per seed, and only those that the fullest seed has."""
+    """Return what may stand on one page: a method or variant once per seed, of those that the fullest seed has."""
     first: dict[tuple[int, str], RunRecords] = {}
     for run in runs:
         first.setdefault((run.experiment.seed, display_name(run.experiment)), run)
@@ -299,7 +299,7 @@ def one_page_of(runs: Sequence[RunRecords]) -> list[RunRecords]:
 
 
 def write_figures(plan: ReproductionPlan, records: Records) -> list[Path]:
-    """`figures/*.pdf`, `.svg` and `.png` of the chosen figures' runs; none without the extra that draws them."""
+    """Write `figures/*.pdf`, `.svg` and `.png` of the chosen figures' runs; none without the extra that draws them."""
     charts = [
         chart
         for paper in plan.papers

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from crad.config import to_flags
 from crad.paper.experiments import PaperExperiment, PlannedCell, plan_cells
@@ -11,49 +12,44 @@ from crad.paper.study_charts import make_study_charts
 from crad.paper.study_tables import Compared, find_compared, make_study_tables
 from crad.report import charts
 from crad.report.frame import framed_page
-from crad.report.markup import commands, paragraph, table
-from crad.report.page import NO_CHARTS, chart_figures, page_versions
-from crad.report.svg import escape_html
+from crad.report.page import page_versions
+from crad.report.page_table import PageTable
 from crad.report.tables import Table
 
 
 def study_page(
     paper: PaperExperiment, cells: Sequence[PlannedCell], finished: Finished, *, details: Sequence[str] = ()
 ) -> str:
-    """The whole page. `details`: pages beside it, on the single worlds."""
+    """Return the whole page. `details`: pages beside it, on the single worlds."""
     made = make_study_charts(paper, cells, finished)
     first = next(iter(finished.values()))[0]
-    links = "".join(f'<li><a href="{escape_html(name)}">{escape_html(name)}</a></li>' for name in details)
-    sections = [
-        ("outcome", "Tables", "".join(_html(one, paper) for one in make_study_tables(paper, cells, finished))),
-        ("figures", "Figures", chart_figures(made) if made else paragraph(NO_CHARTS, "note")),
-        ("details", "Details", f"{paragraph('The runs on each data set, client by client:')}<ul>{links}</ul>"),
-        ("repeat", "Repeat", commands([_command(paper, cells)])),
-    ]
     return framed_page(
+        "study.html",
         title=paper.title,
         sentence=paper.caption,
-        headline=_headline(paper, find_compared(paper, cells, finished)),
-        sections=sections,
         versions=page_versions(first.summary),
         data={"charts": {chart.name: chart.spec for chart in made}, "inspections": []},
         library=charts.javascript() if made else "",
+        headline=_headline(paper, find_compared(paper, cells, finished)),
+        tables=[(one.title, _page_table(one, paper)) for one in make_study_tables(paper, cells, finished)],
+        charts=made,
+        details=details,
+        command=_command(paper, cells),
     )
 
 
-def _html(shown: Table, paper: PaperExperiment) -> str:
-    """A table with its sections as a first column, the best marked in words."""
+def _page_table(shown: Table, paper: PaperExperiment) -> PageTable:
+    """Return a table with its sections as a first column, the best marked in words."""
     section, rows = "", []
     for number, row in enumerate(shown.rows):
         section = shown.sections.get(number, section)
         rows.append([row[0].text, section, *(f"{cell.text} (best)" if cell.is_best else cell.text for cell in row[1:])])
     caption = shown.caption.removeprefix(f"{paper.caption} ")  # the page opens with it
-    header = [shown.header[0], "on", *shown.header[1:]]
-    return f"<h3>{escape_html(shown.title)}</h3>" + table(header, rows, caption=caption, num_heads=2)
+    return PageTable([shown.header[0], "on", *shown.header[1:]], rows, caption, num_heads=2)
 
 
 def _command(paper: PaperExperiment, cells: Sequence[PlannedCell]) -> str:
-    """What repeats the whole: the preset, the seeds, which part of it was run, and what was changed beside them."""
+    """Return the command that repeats the whole: preset, seeds, which part of it was run, and what else was changed."""
     preset, seeds = cells[0].experiment.preset, list(dict.fromkeys(cell.experiment.seed for cell in cells))
     as_said = {
         (cell.row.name, cell.column.name, cell.experiment.seed): cell.experiment.model_dump()
@@ -78,8 +74,8 @@ def _command(paper: PaperExperiment, cells: Sequence[PlannedCell]) -> str:
     return " ".join([*parts, f"--baseline {paper.baseline}", to_flags(changed)]).strip()
 
 
-def _headline(paper: PaperExperiment, compared: Sequence[Compared]) -> str:
-    """What the last row, the one that the study is about, does in every column; the last but the baseline."""
+def _headline(paper: PaperExperiment, compared: Sequence[Compared]) -> Mapping[str, Any]:
+    """Say what the last row, the one that the study is about, does in every column; the last but the baseline."""
     row = [one for one in paper.rows if one.name != paper.baseline][-1]
     baseline = next(one for one in paper.rows if one.name == paper.baseline)
     parts = []
@@ -92,9 +88,14 @@ def _headline(paper: PaperExperiment, compared: Sequence[Compared]) -> str:
                 f"({'; '.join(_said(one) for one in own)})"
             )
     if not parts:
-        return paragraph(f"{paper.label_of(row)} has not been run beside {paper.label_of(baseline)} yet.", "verdict")
-    said = paragraph(f"{paper.label_of(row)} against {paper.label_of(baseline)}", "verdict")
-    return said + "".join(paragraph(part[0].upper() + part[1:] + ".") for part in parts)
+        return {
+            "verdict": f"{paper.label_of(row)} has not been run beside {paper.label_of(baseline)} yet.",
+            "lines": [],
+        }
+    return {
+        "verdict": f"{paper.label_of(row)} against {paper.label_of(baseline)}",
+        "lines": [part[0].upper() + part[1:] + "." for part in parts],
+    }
 
 
 def _said(one: Compared) -> str:

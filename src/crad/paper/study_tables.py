@@ -40,14 +40,14 @@ class Compared:
 
     @property
     def verdict(self) -> str:
-        """`better` or `worse` where the interval leaves out zero, else nothing."""
+        """Return `better` or `worse` where the interval leaves out zero, else nothing."""
         if self.difference is None:
             return ""
         return VERDICTS[self.difference.sign * (-1 if self.outcome.metric.best == "lowest" else 1)]
 
 
 def find_compared(paper: PaperExperiment, cells: Sequence[PlannedCell], finished: Finished) -> list[Compared]:
-    """Every figure of the planned cells beside the baseline's of the same column, metric by metric."""
+    """Return every figure of the planned cells beside the baseline's of the same column, metric by metric."""
     outcomes = find_outcomes(paper, cells, finished)
     baseline = {(one.column.name, one.metric.name): _by_seed(one) for one in outcomes if one.row.name == paper.baseline}
     return [
@@ -59,7 +59,7 @@ def find_compared(paper: PaperExperiment, cells: Sequence[PlannedCell], finished
 
 
 def find_damage(paper: PaperExperiment, cells: Sequence[PlannedCell], finished: Finished) -> list[Compared]:
-    """Every figure beside that of the same row in the control column, metric by metric; none without a control."""
+    """Return every figure beside that of its row in the control column, metric by metric; none without a control."""
     outcomes = [] if paper.control is None else find_outcomes(paper, cells, finished)
     control = {(one.row.name, one.metric.name): _by_seed(one) for one in outcomes if one.column.name == paper.control}
     return [
@@ -71,7 +71,7 @@ def find_damage(paper: PaperExperiment, cells: Sequence[PlannedCell], finished: 
 
 
 def make_study_tables(paper: PaperExperiment, cells: Sequence[PlannedCell], finished: Finished) -> list[Table]:
-    """A table per metric; the first one's caption says what holds for all."""
+    """Return a table per metric; the first one's caption says what holds for all."""
     every = find_compared(paper, cells, finished)
     found = {(one.outcome.column.name, one.outcome.row.name, one.outcome.metric.name): one.outcome for one in every}
     first = paper.metrics[0]
@@ -89,7 +89,7 @@ def make_study_tables(paper: PaperExperiment, cells: Sequence[PlannedCell], fini
 
 
 def _damage_tables(paper: PaperExperiment, damage: Sequence[Compared], found: Found) -> list[Table]:
-    """The same figures against the control column, a table per metric."""
+    """Return the same figures against the control column, a table per metric."""
     if not damage:
         return []
     label = _control_label(paper)
@@ -102,7 +102,7 @@ def _damage_tables(paper: PaperExperiment, damage: Sequence[Compared], found: Fo
 
 
 def study_rows(paper: PaperExperiment, cells: Sequence[PlannedCell], finished: Finished) -> list[dict[str, str]]:
-    """One dictionary per figure, for programs; an absent one is an empty text."""
+    """Return one dictionary per figure, for programs; an absent one is an empty text."""
     preset = cells[0].experiment.preset
     rows = [
         _tidy_row(paper, one, preset, against=paper.baseline or "") for one in find_compared(paper, cells, finished)
@@ -112,7 +112,7 @@ def study_rows(paper: PaperExperiment, cells: Sequence[PlannedCell], finished: F
 
 
 def difference_rows(paper: PaperExperiment, compared: Sequence[Compared], metric: Metric) -> list[Row]:
-    """The differences of one metric as rows for a chart, a panel per column; no interval with one seed."""
+    """Return the differences of one metric as rows for a chart, a panel per column; no interval with one seed."""
     rows = []
     for one in compared:
         if one.difference is None or one.outcome.metric != metric:
@@ -153,7 +153,7 @@ def _table(
     *,
     against: str | None = None,
 ) -> Table:
-    """One metric as a table; `against`: the column that the rows are compared to, in place of the baseline."""
+    """Return one metric as a table; `against`: the column that rows are compared to, in place of the baseline."""
     lines: list[tuple[Cell, ...]] = []
     sections: dict[int, str] = {}
     for one in compared:

@@ -16,14 +16,14 @@ _OF_TEACHERS = frozenset({"evidence", "filter", "matching", "attack", "attackers
 
 
 def repeating_commands(runs: Sequence[RunRecords]) -> list[str]:
-    """One `crad run`, one `crad compare`, or a `crad run` each where the runs differ in more than method and seed."""
+    """Return one `crad run` or `crad compare`, or a `crad run` each where more than method and seed differ."""
     if len(runs) == 1 or not _is_comparison(runs):
         return [_run_command(run.experiment) for run in runs]
     return [_compare_command(runs)]
 
 
 def alone_commands(run: RunRecords) -> list[str]:
-    """What adds training alone to a run: the run, and a page of both."""
+    """Return what adds training alone to a run: the run, and a page of both."""
     without = _OF_A_RUN | _OF_TEACHERS
     others = {key: value for key, value in _changed(run.experiment).items() if key not in without}
     loss = run.experiment.recipe.local_loss  # the same, also where the method stands for it
@@ -36,7 +36,7 @@ def alone_commands(run: RunRecords) -> list[str]:
 
 
 def run_name(run: RunRecords) -> str:
-    """The run directory as a command names it."""
+    """Return the run directory as a command names it."""
     return "RUN" if run.path is None else shlex.quote(str(run.path))
 
 
@@ -45,13 +45,13 @@ def _run_command(experiment: Experiment) -> str:
 
 
 def _changed(experiment: Experiment) -> dict[str, Any]:
-    """What a command must say: a run writes down the whole recipe, of which its method stands for most."""
+    """Return what a command must say: a run writes down the whole recipe, of which its method stands for most."""
     changed = {key: value for key, value in changed_settings(experiment).items() if key not in RECIPE_FIELDS}
     return changed | variant(experiment)
 
 
 def _is_comparison(runs: Sequence[RunRecords]) -> bool:
-    """Whether one `crad compare` makes all of them: every method with every seed, all else alike."""
+    """Tell whether one `crad compare` makes all of them: every method with every seed, all else alike."""
     common = {_settings_key(run.experiment, without=_OF_A_RUN | EXECUTION_FIELDS) for run in runs}
     of_method = {(run.experiment.method, repr(run.experiment.method_settings)) for run in runs}
     methods, seeds = {run.experiment.method for run in runs}, {run.experiment.seed for run in runs}

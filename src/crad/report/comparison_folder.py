@@ -26,7 +26,7 @@ from crad.runs.run_records import RunRecords, load_run
 
 
 def run_folder(folder: Path, experiment: Experiment) -> tuple[Path, bool]:
-    """Where a run of the comparison lies, and whether it has been begun; another experiment there is refused."""
+    """Return where a run of the comparison lies and whether it has begun; refuse another experiment there."""
     path = folder / f"{experiment.method.replace(':', '.').replace('/', '.')}-seed{experiment.seed}"
     directory = RunDirectory(path)
     if not directory.experiment_file.exists():
@@ -49,7 +49,7 @@ def write_comparison(folder: Path, results: Sequence[Result]) -> list[Comparison
 
 
 def _records(results: Sequence[Result]) -> list[RunRecords]:
-    """Read back from the runs' directories, where their partitions and inspections lie."""
+    """Read the records back from the runs' directories, where their partitions and inspections lie."""
     return [load_run(result.directory) for result in results if result.directory is not None]
 
 

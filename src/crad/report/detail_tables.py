@@ -9,14 +9,14 @@ from crad.analysis.comparison import METRICS
 from crad.analysis.gains import ALONE, Gain, alone_name, client_gains
 from crad.config import Experiment
 from crad.federation.attacks import ATTACKS
-from crad.report.markup import table
+from crad.report.page_table import PageTable
 from crad.runs.run_records import RunRecords
 
 TITLES = {"global_accuracy": "Global accuracy", "local_accuracy": "Local accuracy"}
 
 
-def gain_table(runs: Sequence[RunRecords]) -> str:
-    """How many clients gained by joining, and how much; empty where nobody trained alone."""
+def gain_table(runs: Sequence[RunRecords]) -> PageTable | None:
+    """Return how many clients gained by joining, and how much; None where nobody trained alone."""
     gains = client_gains(runs)
     header = ["method"]
     for metric in METRICS:
@@ -29,11 +29,11 @@ def gain_table(runs: Sequence[RunRecords]) -> str:
         "What joining brought: every client's accuracy minus what it reaches alone with the same seed, in points. "
         "Mean over clients, how many clients gained, and the clients that gained least and most."
     )
-    return table(header, rows, caption=caption) if rows else ""
+    return PageTable(header, rows, caption) if rows else None
 
 
-def client_table(runs: Sequence[RunRecords], metric: str) -> str:
-    """Every client's accuracy by method, with the difference to training alone where that was run."""
+def client_table(runs: Sequence[RunRecords], metric: str) -> PageTable:
+    """Return every client's accuracy by method, with the difference to training alone where that was run."""
     names, by_key = _by_name_and_seed(runs)
     seeds = list(dict.fromkeys(run.summary["seed"] for run in runs))
     alone = alone_name(runs)
@@ -58,11 +58,11 @@ def client_table(runs: Sequence[RunRecords], metric: str) -> str:
     difference = "; Δ: points over training alone" if alone is not None and len(ordered) > 1 else ""
     where = "on the common test images" if metric == "global_accuracy" else "on the client's own held-out images"
     caption = f"{TITLES[metric]} per client in percent, {where}, at each run's selected round{difference}."
-    return table(header, rows, caption=caption, num_heads=num_heads)
+    return PageTable(header, rows, caption, num_heads)
 
 
 def attack_sentence(experiment: Experiment) -> str:
-    """What was simulated, and what the means of a page count."""
+    """Say what was simulated, and what the means of a page count."""
     assert experiment.attack is not None, "only of runs under attack"
     return (
         f"A simulated attack ({experiment.attack}): {experiment.attackers} of {experiment.clients} clients "
@@ -71,11 +71,11 @@ def attack_sentence(experiment: Experiment) -> str:
     )
 
 
-def honest_table(runs: Sequence[RunRecords]) -> str:
-    """What an attack left to the clients that did not attack, at the round that these select."""
+def honest_table(runs: Sequence[RunRecords]) -> PageTable | None:
+    """Return what an attack left to the clients that did not attack, at the round that these select."""
     found = [run for run in runs if "honest" in run.summary]  # runs of earlier versions do not have it
     if not found:
-        return ""
+        return None
     keys = [("global_accuracy", "global %"), ("local_accuracy", "local %"), ("attack_success", "trigger works %")]
     shown = [(key, title) for key, title in keys if key in found[0].summary["honest"]]
     rows = []
@@ -87,11 +87,11 @@ def honest_table(runs: Sequence[RunRecords]) -> str:
         "Means over the honest clients alone, in percent, at the round with their highest validation accuracy. Trigger "
         "works: common test images of other classes that get class 0 once they carry the backdoor's patch."
     )
-    return table(["method", "seed", "attackers", "round", *(title for _, title in shown)], rows, caption=caption)
+    return PageTable(["method", "seed", "attackers", "round", *(title for _, title in shown)], rows, caption)
 
 
-def class_table(runs: Sequence[RunRecords]) -> str:
-    """Global accuracy per class by method, the class with the most private samples first."""
+def class_table(runs: Sequence[RunRecords]) -> PageTable:
+    """Return global accuracy per class by method, the class with the most private samples first."""
     names, by_key = _by_name_and_seed(runs)
     seeds = list(dict.fromkeys(run.summary["seed"] for run in runs))
     first = [by_key[names[0], seed].summary["per_class"] for seed in seeds]
@@ -106,7 +106,7 @@ def class_table(runs: Sequence[RunRecords]) -> str:
         rows.append(cells)
     over = ", mean over seeds" if len(seeds) > 1 else ""
     caption = f"Global accuracy per class in percent, mean over clients{over}; the most private samples first."
-    return table(["class", "private samples", "test images", *names], rows, caption=caption)
+    return PageTable(["class", "private samples", "test images", *names], rows, caption)
 
 
 def _gain_cells(gain: Gain) -> list[str]:

@@ -1,51 +1,25 @@
-"""The frame around every page: head, style, headline, parts as tabs, scripts. Its pieces lie in `page/`."""
+"""The frame around every page: head, style, headline, parts as tabs, scripts. It is `templates/page.html`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from importlib import resources
-from string import Template
-
-from crad.report.markup import as_data, as_script
-from crad.report.svg import escape_html
-
-Section = tuple[str, str, str]  # id, title, content
+from crad.report.markup import render
 
 
 def framed_page(
+    template: str,
     *,
     title: str,
     sentence: str,
-    headline: str,
-    sections: Sequence[Section],
     versions: str,
     data: object,
     library: str = "",
     status: str | None = None,
+    **view: object,
 ) -> str:
-    """One page that needs nothing beside itself. `status` is HTML and said only of a live page."""
-    return Template(_file("page.html")).substitute(
-        title=escape_html(title),
-        # A live page asks its own server for news; a page on disk asks nobody for anything.
-        connections="'none'" if status is None else "'self'",
-        style=_file("page.css"),
-        status=status or "",
-        sentence=escape_html(sentence),
-        headline=headline,
-        links="".join(f'<a href="#{name}" id="to-{name}">{heading}</a>' for name, heading, _ in sections),
-        sections="".join(_section(*section) for section in sections),
-        versions=escape_html(versions),
-        data=as_data(data),
-        library=as_script(library),
-        script=as_script(_file("page.js") + _file("inspector.js")),
-    )
+    """Return a page that needs nothing beside itself, from a template that extends `page.html`.
 
-
-def _file(name: str) -> str:
-    return resources.files("crad.report").joinpath("templates", name).read_text(encoding="utf-8")
-
-
-def _section(name: str, heading: str, content: str) -> str:
-    return (
-        f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{heading}</h2>{content}</section>'
-    )
+    `view` is what the template shows in its parts; `data` and `library` are for the page's script. `status` is said
+    only of a live page, which may then ask its own server for news; a page on disk asks nobody for anything.
+    """
+    frame = {"title": title, "sentence": sentence, "versions": versions, "status": status}
+    return render(template, **frame, data=data, library=library, **view)

@@ -3,35 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import PurePath
 
 from crad.analysis.comparable import named, run_title
 from crad.analysis.comparison import METRICS, ComparisonRow
 from crad.analysis.gains import NOT_JOINED, client_gains, gains_by_method, verdict
-from crad.report.markup import paragraph
-from crad.report.svg import escape_html
 from crad.report.tables import mib
 from crad.runs.run_records import RunRecords
 
 
+@dataclass(frozen=True)
+class Tile:
+    """One figure with its name and what it means."""
+
+    name: str
+    value: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A verdict with its reason, the figures of one method, and the runs that are not on the page."""
+
+    verdict: str
+    detail: str
+    whose: str  # the method that the tiles are of
+    tiles: list[Tile]
+    left_out: str
+
+
 def title(runs: Sequence[RunRecords]) -> str:
-    """The methods and the data set."""
+    """Name the methods and the data set."""
     names = list(dict.fromkeys(run.summary["name"] for run in runs))
     what = names[0] if len(names) == 1 else f"{len(names)} methods compared"
     return f"{what} on {PurePath(runs[0].summary['dataset']).name}"
 
 
 def status(runs: Sequence[RunRecords]) -> str:
-    """How far a live page has come."""
+    """Say how far the runs of a live page have come."""
     going = [run for run in runs if not run.is_complete]
     if not going:
-        return '<p class="status">finished</p>'
+        return "finished"
     run = going[-1]
-    return f'<p class="status">{escape_html(run_title(run))}: round {len(run.rounds)} of {run.experiment.rounds}</p>'
+    return f"{run_title(run)}: round {len(run.rounds)} of {run.experiment.rounds}"
 
 
 def sentence(runs: Sequence[RunRecords]) -> str:
-    """What was run, on what, on which machine."""
+    """Say what was run, on what, on which machine."""
     summary = runs[0].summary
     active = summary["active"]
     names = "; ".join(
@@ -52,20 +71,26 @@ def sentence(runs: Sequence[RunRecords]) -> str:
     )
 
 
-def headline_box(runs: Sequence[RunRecords], rows: Sequence[ComparisonRow], left_out: Sequence[RunRecords]) -> str:
-    """Whether joining helped, and the figures that one looks for first."""
+def make_headline(
+    runs: Sequence[RunRecords], rows: Sequence[ComparisonRow], left_out: Sequence[RunRecords]
+) -> Headline:
+    """Return whether joining helped, and the figures that one looks for first."""
     said, detail = verdict(rows), gains_by_method(rows)
     if not said:
         said, detail = _without_alone(runs)
-    parts = [f'<p class="verdict">{escape_html(said)}</p>', paragraph(detail), _tiles(runs, rows)]
-    if left_out:
-        names = ", ".join(named(run) for run in left_out)
-        parts.append(paragraph(f"Not on this page, for not every method was run with their seed: {names}.", "note"))
-    return "".join(parts)
+    row = _main_row(rows)
+    selected = ", ".join(str(run.summary["best_round"]) for run in runs if run.summary["name"] == row.name)
+    return Headline(
+        verdict=said,
+        detail=detail,
+        whose=f"{row.name} at round {selected} (highest validation accuracy)",
+        tiles=_tiles(runs, row),
+        left_out=", ".join(named(run) for run in left_out),
+    )
 
 
 def _without_alone(runs: Sequence[RunRecords]) -> tuple[str, str]:
-    """A verdict and why it is none, where no run of training alone stands beside the others."""
+    """Return a verdict and why it is none, where no run of training alone stands beside the others."""
     if all(run.summary["method"] in NOT_JOINED for run in runs):
         return "Nobody joined here.", "These clients trained without each other."
     if runs[0].experiment.attack:
@@ -76,26 +101,23 @@ def _without_alone(runs: Sequence[RunRecords]) -> tuple[str, str]:
     )
 
 
-def _tiles(runs: Sequence[RunRecords], rows: Sequence[ComparisonRow]) -> str:
-    """A few figures of the method that the page is about: crad, or else the last that joined."""
+def _main_row(rows: Sequence[ComparisonRow]) -> ComparisonRow:
+    """Return the method that the page is about: crad, or else the last that joined."""
     joined = [row for row in rows if row.method not in NOT_JOINED and not row.is_variant] or list(rows)
-    row = next((row for row in joined if row.method == "crad"), joined[-1])
+    return next((row for row in joined if row.method == "crad"), joined[-1])
+
+
+def _tiles(runs: Sequence[RunRecords], row: ComparisonRow) -> list[Tile]:
     own = {gain.metric: gain for gain in client_gains(runs) if gain.name == row.name}
     tiles = []
     for metric, name in zip(METRICS, ("global accuracy", "local accuracy"), strict=True):
         note = f"{own[metric].mean:+.2f} points over training alone" if own else "mean over clients"
-        tiles.append((name, f"{row.figures[metric].mean:.2f} %", note))
+        tiles.append(Tile(name, f"{row.figures[metric].mean:.2f} %", note))
     if own:
         gain = own["global_accuracy"]
         reach = f"from {min(gain.values):+.2f} to {max(gain.values):+.2f} points"
-        tiles.insert(1, ("clients that gained", f"{gain.num_gained} of {len(gain.values)}", reach))
+        tiles.insert(1, Tile("clients that gained", f"{gain.num_gained} of {len(gain.values)}", reach))
     about = f"{row.cost.payload_counts}, per client and round"
-    tiles.append(("payload", f"{mib(row.payload_bytes)} MiB", about))
-    tiles.append(("time", f"{row.cost.round_seconds:.2f} s", "per round, median"))
-    items = "".join(
-        f"<div><dt>{escape_html(name)}</dt><dd>{escape_html(value)}</dd><dd>{escape_html(note)}</dd></div>"
-        for name, value, note in tiles
-    )
-    selected = [str(run.summary["best_round"]) for run in runs if run.summary["name"] == row.name]
-    at = f"{row.name} at round {', '.join(selected)} (highest validation accuracy)"
-    return f'<p class="whose">{escape_html(at)}</p><dl class="tiles">{items}</dl>'
+    tiles.append(Tile("payload", f"{mib(row.payload_bytes)} MiB", about))
+    tiles.append(Tile("time", f"{row.cost.round_seconds:.2f} s", "per round, median"))
+    return tiles

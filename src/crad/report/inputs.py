@@ -14,7 +14,7 @@ from crad.runs.run_records import RunRecords, load_run
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """The run directories that are meant; a folder of runs, as `crad compare` makes it, stands for all in it."""
+    """Return the run directories that are meant; a folder of runs, as `crad compare` makes it, stands for all in it."""
     found: list[Path] = []
     for path in paths:
         if RunDirectory(path).experiment_file.is_file():
@@ -29,7 +29,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 def load_for_report(path: Path, *, notice: Callable[[str], None]) -> RunRecords:
-    """A run's records; where its inspection was never made and its checkpoint is still there, it is made now."""
+    """Return a run's records; make its inspection where that was never made and the checkpoint is still there."""
     run = load_run(path)
     experiment = run.experiment
     if run.inspection is not None or experiment.clients == 1:

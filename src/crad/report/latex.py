@@ -35,7 +35,7 @@ LETTER = 0.55  # how wide a letter of a table is, in heights of its font
 
 
 def table_latex(table: Table) -> str:
-    """A floating table; `\\usepackage{booktabs}` is all that it needs."""
+    """Return a floating table; `\\usepackage{booktabs}` is all that it needs."""
     width = len(table.header)
     size, gap_pt = _fitting_size(table)
     return "\n".join(
@@ -61,13 +61,13 @@ def table_latex(table: Table) -> str:
 
 
 def latex(text: str) -> str:
-    """Text for LaTeX: nothing in it is a command, a minus is as long as a plus."""
+    """Return text for LaTeX: nothing in it is a command, a minus is as long as a plus."""
     plain = _ABSENT.sub("\N{EN DASH}", _MINUS.sub("\N{MINUS SIGN}", text))
     return "".join(_SIGNS.get(letter, letter) for letter in plain)
 
 
 def _heading_lines(table: Table) -> list[str]:
-    """What columns have in common above a rule, their own names below it."""
+    """Return what columns have in common above a rule, their own names below it."""
     above, rules, at = [], [], 1
     for group, names in table.headings:
         last = at + len(names) - 1
@@ -95,7 +95,7 @@ def _cell(cell: Cell) -> str:
 
 
 def _fitting_size(table: Table) -> tuple[str, int]:
-    """The largest letters and gaps with which the table fits, by counting letters."""
+    """Return the largest letters and gaps with which the table fits, by counting letters."""
     names = [name for _, names in table.headings for name in names]
     letters = sum(
         max(len(text) for text in (name, *(row[column].text for row in table.rows)))

@@ -1,54 +1,62 @@
-"""Pieces of HTML: text that is safe, tables that scroll inside themselves, data that a script reads."""
+"""HTML from templates: the one environment that escapes every text, and what may stand in a script element.
+
+Python makes plain values, the files in `templates/` make HTML of them; no tag stands in a Python string.
+"""
 
 from __future__ import annotations
 
 import json
-import zlib
-from collections.abc import Sequence
+import re
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING
 
-from crad.report.svg import escape_html
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str, num_heads: int = 1) -> str:
-    """A table whose first columns name the row; it can be scrolled by keyboard where it is too wide."""
-    kinds = [' class="words"' if _is_words(column, rows) else "" for column in range(len(header))]
-    head = "".join(f'<th scope="col"{kind}>{escape_html(cell)}</th>' for kind, cell in zip(kinds, header, strict=True))
-    body = "".join(f"<tr>{_cells(row, kinds, num_heads)}</tr>" for row in rows)
-    # The words stand outside of what scrolls, or a narrow screen would cut them.
-    name = f"caption-{zlib.crc32(caption.encode())}"
-    return (
-        f'<p class="caption" id="{name}">{escape_html(caption)}</p>'
-        f'<div class="scroll" role="region" tabindex="0" aria-labelledby="{name}"><table aria-labelledby="{name}">'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 
-def paragraph(text: str, kind: str = "") -> str:
-    """A sentence or two."""
-    return f'<p class="{kind}">{escape_html(text)}</p>' if kind else f"<p>{escape_html(text)}</p>"
-
-
-def commands(lines: Sequence[str]) -> str:
-    """Command lines, each to be copied whole."""
-    return "".join(f'<pre tabindex="0">{escape_html(line)}</pre>' for line in lines)
+def render(template: str, /, **values: object) -> str:
+    """Return a template of `templates/` filled in; whatever text is put into it stays text."""
+    return _environment().get_template(template).render(**values)
 
 
 def as_data(content: object) -> str:
-    """JSON for a script element; no text in it can end the element."""
+    """Return JSON for a script element; no text in it can end the element."""
     return json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def as_script(code: str) -> str:
-    """JavaScript for a script element; what would end the element, or hide its end, is written otherwise."""
-    return code.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+    """Return JavaScript for a script element; what would end the element, or hide its end, is written otherwise."""
+    return re.sub(r"<(/script|!--)", r"<\\\1", code)
 
 
-def _is_words(column: int, rows: Sequence[Sequence[str]]) -> bool:
-    """Whether a column is read as text, and so begins at the left; the first one always is."""
-    return column == 0 or any(row[column][:1].isalpha() for row in rows)
+@cache
+def _environment() -> Environment:
+    # Imported when the first page is made: the command line starts without it.
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("crad.report"),
+        autoescape=True,
+        undefined=StrictUndefined,  # a misspelt name is an error, not an empty place on the page
+        finalize=_printable,
+        auto_reload=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"as_data": as_data, "as_script": as_script}
+    environment.globals["file"] = _file
+    return environment
 
 
-def _cells(row: Sequence[str], kinds: Sequence[str], num_heads: int) -> str:
-    cells = list(zip(kinds, row, strict=True))
-    heads = "".join(f'<th scope="row"{kind}>{escape_html(cell)}</th>' for kind, cell in cells[:num_heads])
-    return heads + "".join(f"<td{kind}>{escape_html(cell)}</td>" for kind, cell in cells[num_heads:])
+def _printable(value: object) -> object:
+    """Return a value as it may be shown: of a text, what no font can show is replaced."""
+    if not isinstance(value, str) or value.isprintable() or hasattr(value, "__html__"):
+        return value  # what has __html__ was escaped before: the HTML of a macro or a block, with its line ends
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in value)
+
+
+@cache
+def _file(name: str) -> str:
+    """Return a style sheet or a script that lies beside the templates, as it is written there."""
+    return resources.files("crad.report").joinpath("templates", name).read_text(encoding="utf-8")

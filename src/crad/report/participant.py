@@ -8,9 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from crad.analysis.confusions import confused_members, confusion_sentence
-from crad.report.frame import Section, framed_page
-from crad.report.markup import paragraph, table
-from crad.report.svg import escape_html
+from crad.report.frame import framed_page
+from crad.report.page_table import PageTable
 from crad.runs.records import Record
 
 
@@ -30,7 +29,7 @@ def participant_record(
     rounds_agreed: int | None = None,
     proven: Sequence[str] = (),
 ) -> Record:
-    """`participant.json`: everything the participant's report says, from the records of both models.
+    """Return `participant.json`: everything the participant's report says, from the records of both models.
 
     `refused` counts what the exchange refused, by member and reason; `left` is what left the machine, as the ledger
     sums it up. `left_out` names the members that could not teach us, and why. Accuracies are percent of the own test
@@ -78,7 +77,7 @@ def _per_class(names: Sequence[str], federated: Mapping[str, Any], alone: Mappin
 
 
 def _trusted(joined: Sequence[Record], members: Sequence[str], class_names: Sequence[str]) -> list[Record]:
-    """The mean share of every teacher in every class over the rounds in which anybody taught."""
+    """Return the mean share of every teacher in every class over the rounds in which anybody taught."""
     rounds = [record["clients"][0]["trust"] for record in joined if record["clients"] and record["clients"][0]["trust"]]
     teachers = sorted({int(teacher) for trust in rounds for teacher in trust})
     nothing = [0.0] * len(class_names)
@@ -98,7 +97,7 @@ def _missing(joined: Sequence[Record]) -> list[int]:
 def _refused(
     joined: Sequence[Record], members: Sequence[str], by_exchange: Mapping[str, Mapping[str, int]]
 ) -> dict[str, dict[str, int]]:
-    """Why something of a member was not used and how often: refused on its way in, or when it was to teach."""
+    """Count why something of a member was not used: refused on its way in, or when it was to teach."""
     counts = {name: Counter(reasons) for name, reasons in by_exchange.items()}
     for record in joined:
         for client in record["clients"]:
@@ -112,14 +111,14 @@ def _names(counts: Counter[int], members: Sequence[str]) -> dict[str, int]:
 
 
 def _budget(epsilon: float | None) -> Record:
-    """Counts do not change over the rounds and neither does their noise: one release, however many rounds."""
+    """Return what was spent: counts and their noise stay the same, so one release, however many rounds."""
     if epsilon is None:
         return {"is_private": False, "epsilon_spent": None}
     return {"is_private": True, "epsilon_spent": epsilon, "releases": 1}
 
 
 def participant_cells(record: Mapping[str, Any]) -> list[list[str]]:
-    """The outcome for the terminal."""
+    """Return the outcome for the terminal."""
     return [
         ["training alone", f"{record['alone']['local_accuracy']:.2f}"],
         ["with the federation", f"{record['federated']['local_accuracy']:.2f}"],
@@ -128,27 +127,30 @@ def participant_cells(record: Mapping[str, Any]) -> list[list[str]]:
 
 
 def participant_page(record: Mapping[str, Any], *, versions: Mapping[str, str]) -> str:
-    """The participant's report: one page for the member alone."""
-    sections: list[Section] = [
-        ("outcome", "Outcome", _outcome_section(record)),
-        ("trust", "Whose knowledge", _trust_section(record)),
-        ("left", "What left", _left_section(record)),
-    ]
+    """Return the participant's report: one page for the member alone."""
     return framed_page(
+        "participant.html",
         title=f"{record['member']} in {record['federation']}",
         sentence=(
             f"{record['member']} took part in {record['rounds_taken_part']} rounds, up to {record['last_round']}. "
             "Accuracies are of its own test images, which no model has seen; the selected round is the one with the "
             "highest accuracy on its own validation images."
         ),
-        headline=_headline(record),
-        sections=sections,
         versions=", ".join(f"{name} {version}" for name, version in versions.items()),
         data={},
+        headline=_headline(record),
+        outcome=_class_table(record),
+        trust={
+            "shares": _share_table(record),
+            "unused": [*_absence_lines(record), *_confusion_lines(record)],
+            "proven": record["proven"],
+            "refused": _refusal_lines(record),
+        },
+        left={"table": _ledger_table(record), "counts": _counts_sentence(record["private_counts"])},
     )
 
 
-def _headline(record: Mapping[str, Any]) -> str:
+def _headline(record: Mapping[str, Any]) -> Mapping[str, str]:
     gain = record["difference"]
     said = "Joining helped." if gain > 0 else "Joining did not help." if gain < 0 else "Joining made no difference."
     detail = (
@@ -156,9 +158,7 @@ def _headline(record: Mapping[str, Any]) -> str:
         f"training alone {record['alone']['local_accuracy']:.2f} % (round {record['alone']['round']}): "
         f"{gain:+.2f} points on {sum(row['test_samples'] for row in record['per_class'])} test images."
     )
-    short = shortfall(record)
-    warning = paragraph(short, "warning") if short else ""
-    return f'<p class="verdict">{escape_html(said)}</p>{warning}{paragraph(detail)}'
+    return {"verdict": said, "warning": shortfall(record), "detail": detail}
 
 
 def shortfall(record: Mapping[str, Any]) -> str:
@@ -172,55 +172,62 @@ def shortfall(record: Mapping[str, Any]) -> str:
     return " ".join(part for part in said if part)
 
 
-def _outcome_section(record: Mapping[str, Any]) -> str:
+def _class_table(record: Mapping[str, Any]) -> PageTable:
     rows = [
         [row["name"], str(row["test_samples"]), _percent(row["federated"]), _percent(row["alone"]), _gain(row)]
         for row in record["per_class"]
     ]
     header = ("class", "test images", "federated %", "alone %", "difference")
-    return table(header, rows, caption="Accuracy per class on the own test images; -: no test images of the class.")
+    return PageTable(header, rows, "Accuracy per class on the own test images; -: no test images of the class.")
 
 
-def _trust_section(record: Mapping[str, Any]) -> str:
+def _share_table(record: Mapping[str, Any]) -> PageTable | None:
+    """Return whose knowledge was used; None where nobody's was."""
     names = [row["name"] for row in record["per_class"]]
     rows = [[row["member"], *(f"{100 * share:.1f}" for share in row["shares"])] for row in record["trusted"]]
     caption = "Share of the say each member had in our targets, per class in percent, mean over the rounds we learned."
-    parts = [table(("member", *names), rows, caption=caption) if rows else paragraph("Nobody taught us.", "note")]
-    if record["missing"]:
-        absent = ", ".join(f"{name} {count}" for name, count in record["missing"].items())
-        parts.append(paragraph(f"Rounds in which a member's snapshot did not come in time or was refused: {absent}."))
-    for name, reason in record.get("left_out", {}).items():
-        parts.append(paragraph(f"Not learned from {name}: {reason}."))
-    for entry in record.get("confused", []):
-        seen = f"of our {entry['samples']} images of that class it called {100 * entry['said_share']:.0f} % so"
-        parts.append(
-            paragraph(f"{confusion_sentence(entry)} ({seen}; rounds in which this was found: {entry['rounds']}).")
-        )
-    for name in record["proven"]:
-        parts.append(
-            paragraph(
-                f"{name} signed two different snapshots for one round and was left out; the proof is kept.", "warning"
-            )
-        )
+    return PageTable(("member", *names), rows, caption) if rows else None
+
+
+def _absence_lines(record: Mapping[str, Any]) -> list[str]:
+    """Name the members that were missing, and those that could not teach us."""
+    absent = ", ".join(f"{name} {count}" for name, count in record["missing"].items())
+    said = f"Rounds in which a member's snapshot did not come in time or was refused: {absent}."
+    left_out = record.get("left_out", {})
+    return [*([said] if absent else []), *(f"Not learned from {name}: {why}." for name, why in left_out.items())]
+
+
+def _confusion_lines(record: Mapping[str, Any]) -> list[str]:
+    """Name the members whose classes seem to mean something else than ours."""
+    return [
+        f"{confusion_sentence(entry)} (of our {entry['samples']} images of that class it called "
+        f"{100 * entry['said_share']:.0f} % so; rounds in which this was found: {entry['rounds']})."
+        for entry in record.get("confused", [])
+    ]
+
+
+def _refusal_lines(record: Mapping[str, Any]) -> list[str]:
+    """Say of every member why something of it was not used, and how often."""
+    lines = []
     for name, reasons in record["refused"].items():
         said = "; ".join(f"{reason} ({count} times)" if count > 1 else reason for reason, count in reasons.items())
-        parts.append(paragraph(f"Not used from {name}: {said}"))
-    return "".join(parts)
+        lines.append(f"Not used from {name}: {said}")
+    return lines
 
 
-def _left_section(record: Mapping[str, Any]) -> str:
+def _ledger_table(record: Mapping[str, Any]) -> PageTable:
     rows = [[member, what, f"{size:,}"] for member, pieces in record["left"].items() for what, size in pieces.items()]
     caption = "Bytes that left this machine, by receiver; ledger.jsonl has every piece with time, round and sha256."
-    budget = record["private_counts"]
-    spent = (
+    return PageTable(("receiver", "what", "bytes"), rows, caption)
+
+
+def _counts_sentence(budget: Mapping[str, Any]) -> str:
+    """Say what the published class counts cost in privacy."""
+    if not budget["is_private"]:
+        return "Class counts were published as they are (private_counts is not set)."
+    return (
         f"Class counts were noised once for all rounds: epsilon {budget['epsilon_spent']:g} spent by this agreement. "
         "Accuracies were not: they are exact shares of the true counts, and this epsilon does not cover them."
-        if budget["is_private"]
-        else "Class counts were published as they are (private_counts is not set)."
-    )
-    return table(("receiver", "what", "bytes"), rows, caption=caption) + paragraph(
-        "No image and no label left: snapshots hold weights, and per class how many validation samples there are and "
-        f"how many of them are right. {spent}"
     )
 
 

@@ -1,57 +1,82 @@
 """A heat map as SVG text, without a plotting library: who holds what, drawn before a run begins.
 
-Its one-hue ramp is safe for colour-blind readers; its text follows a page's light or dark scheme.
+Its one-hue ramp is safe for colour-blind readers; its text follows a page's light or dark scheme. The picture itself is
+`templates/heat_map.svg`; here is where its parts lie.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from html import escape
+from dataclasses import dataclass
 from typing import Any
 
-STYLE = "text{font:12px system-ui,sans-serif;fill:var(--ink,#222)}"
+from crad.report.markup import render
+
 MARGIN_TOP = 34
+MAX_NAMED_COLUMNS = 20
+LIGHTEST, DARKEST = 245, (8, 69, 148)  # of all three colours; of red, green and blue
 
 
-def escape_html(text: str) -> str:
-    """Text for a page or a picture: escaped, and what no font can show replaced."""
-    return escape("".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text))
+@dataclass(frozen=True)
+class HeatCell:
+    """One count: its column, its colour, and the ink that can be read on it."""
+
+    x: int
+    text_x: str
+    name: str
+    count: int
+    rgb: tuple[int, ...]
+    ink: str
+
+
+@dataclass(frozen=True)
+class HeatRow:
+    """One row of cells; its label only where there is room for it."""
+
+    y: int
+    text_y: str
+    label: str | None
+    cells: list[HeatCell]
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """A rows x columns table of counts as shaded cells."""
+
+    title: str
+    note: str
+    left: int
+    width: int
+    height: int
+    cell_width: int
+    cell_height: int
+    names_y: int
+    names: list[tuple[str, str]]  # of the columns, each after its x; none where there is no room
+    rows: list[HeatRow]
+
+    @property
+    def has_numbers(self) -> bool:
+        """Tell whether cells have room for their number."""
+        return self.cell_width >= 30 and self.cell_height >= 16
 
 
 def heat_map(
     counts: Sequence[Sequence[int]], *, rows: Sequence[str], columns: Sequence[str], title: str, row_title: str
 ) -> str:
-    """A rows x columns table of counts as shaded cells; cells carry their number while there is room for it."""
-    cell_width = 44 if len(columns) <= 20 else max(6, 900 // len(columns))
-    cell_height = 22 if len(rows) <= 40 else 8
-    left = 18 + 7 * max(map(len, rows))
-    column_room = 16 + 5 * max(map(len, columns)) if len(columns) <= 20 else 16
-    top = MARGIN_TOP + column_room
-    width, height = left + cell_width * len(columns) + 90, top + cell_height * len(rows) + 34
-    highest = max(1, max(max(row) for row in counts))
-    parts = [_open(width, height, title), f'<text x="8" y="20" font-weight="600">{escape_html(title)}</text>']
-    for column, name in enumerate(columns):
-        if len(columns) <= 20:
-            x, y = left + cell_width * (column + 0.6), top - 6
-            parts.append(f'<text x="{x:.0f}" y="{y}" transform="rotate(-40 {x:.0f} {y})">{escape_html(name)}</text>')
-    for row, values in enumerate(counts):
-        y = top + cell_height * row
-        if cell_height >= 12 or row % 5 == 0:
-            parts.append(
-                f'<text x="{left - 8}" y="{y + cell_height * 0.7:.0f}" text-anchor="end">'
-                f"{escape_html(rows[row])}</text>"
-            )
-        for column, value in enumerate(values):
-            parts.append(_cell(left + cell_width * column, y, cell_width, cell_height, value, highest, columns[column]))
-    parts.append(f'<text x="{left}" y="{height - 10}">{escape_html(row_title)}; darkest = {highest} samples</text>')
-    return "".join([*parts, "</svg>"])
+    """Draw a rows x columns table of counts as shaded cells, which carry their number while there is room for it."""
+    return _draw(_lay_out(counts, rows=rows, columns=columns, title=title, row_title=row_title))
 
 
 def partition_picture(partition: Mapping[str, Any]) -> str:
-    """The partition as a heat map, clients x classes."""
+    """Draw the partition as a heat map, clients x classes."""
+    return _draw(partition_heat_map(partition))
+
+
+def partition_heat_map(partition: Mapping[str, Any]) -> HeatMap:
+    """Return the partition's heat map for a template that includes `heat_map.svg`."""
     counts = partition["counts"]
-    return heat_map(
+    return _lay_out(
         counts,
         rows=[f"client {i}" for i in range(len(counts))],
         columns=partition["class_names"],
@@ -60,25 +85,47 @@ def partition_picture(partition: Mapping[str, Any]) -> str:
     )
 
 
-def _open(width: float, height: float, title: str) -> str:
-    # The viewBox lets the page scale it down; the label is what a screen reader says.
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
-        f'role="img" aria-label="{escape_html(title)}" style="max-width:100%;height:auto"><style>{STYLE}</style>'
+def _draw(picture: HeatMap) -> str:
+    return render("heat_map.svg", picture=picture)
+
+
+def _lay_out(
+    counts: Sequence[Sequence[int]], *, rows: Sequence[str], columns: Sequence[str], title: str, row_title: str
+) -> HeatMap:
+    has_names = len(columns) <= MAX_NAMED_COLUMNS
+    cell_width = 44 if has_names else max(6, 900 // len(columns))
+    cell_height = 22 if len(rows) <= 40 else 8
+    left = 18 + 7 * max(map(len, rows))
+    top = MARGIN_TOP + (16 + 5 * max(map(len, columns)) if has_names else 16)
+    highest = max(1, max(max(row) for row in counts))
+    return HeatMap(
+        title=title,
+        note=f"{row_title}; darkest = {highest} samples",
+        left=left,
+        width=left + cell_width * len(columns) + 90,
+        height=top + cell_height * len(rows) + 34,
+        cell_width=cell_width,
+        cell_height=cell_height,
+        names_y=top - 6,
+        names=[(f"{left + cell_width * (i + 0.6):.0f}", name) for i, name in enumerate(columns)] if has_names else [],
+        rows=[
+            HeatRow(
+                y,
+                f"{y + cell_height * 0.7:.0f}",
+                rows[number] if cell_height >= 12 or number % 5 == 0 else None,
+                [
+                    _cell(name, count, x=left + cell_width * column, cell_width=cell_width, highest=highest)
+                    for column, (name, count) in enumerate(zip(columns, values, strict=True))
+                ],
+            )
+            for number, values in enumerate(counts)
+            for y in [top + cell_height * number]
+        ],
     )
 
 
-def _cell(x: float, y: float, width: float, height: float, value: int, highest: int, name: str) -> str:
-    strength = math.sqrt(value / highest)  # the eye sees small counts too
+def _cell(name: str, count: int, *, x: int, cell_width: int, highest: int) -> HeatCell:
+    strength = math.sqrt(count / highest)  # the eye sees small counts too
+    rgb = tuple(round(LIGHTEST + (end - LIGHTEST) * strength) for end in DARKEST)
     ink = "#fff" if strength > 0.55 else "#222"
-    red, green, blue = (round(245 + (end - 245) * strength) for end in (8, 69, 148))
-    text = ""
-    if width >= 30 and height >= 16:
-        text = (
-            f'<text x="{x + width / 2:.0f}" y="{y + height * 0.7:.0f}" text-anchor="middle" style="fill:{ink}">'
-            f"{value}</text>"
-        )
-    return (
-        f'<rect x="{x}" y="{y}" width="{width - 1}" height="{height - 1}" fill="rgb({red},{green},{blue})">'
-        f"<title>{escape_html(name)}: {value}</title></rect>{text}"
-    )
+    return HeatCell(x, f"{x + cell_width / 2:.0f}", name, count, rgb, ink)

@@ -15,7 +15,7 @@ DIFFERENCE = "Δ"
 
 
 def comparison_caption(rows: Sequence[ComparisonRow]) -> str:
-    """What the short column titles mean."""
+    """Say what the short column titles mean."""
     seeds = "mean ± deviation over seeds; " if len(rows[0].seeds) > 1 else ""
     return (
         f"Accuracy in percent; {seeds}±: spread over clients; Δ: against {rows[0].name!r}, paired by seed; "
@@ -30,7 +30,7 @@ def comparison_caption(rows: Sequence[ComparisonRow]) -> str:
 
 
 def comparison_cells(rows: Sequence[ComparisonRow]) -> list[list[str]]:
-    """One list of texts per method."""
+    """Return one list of texts per method."""
     table = []
     for number, row in enumerate(rows):
         cells = [_marked(row)]
@@ -51,7 +51,7 @@ COST_CAPTION = (
 
 
 def cost_cells(rows: Sequence[ComparisonRow]) -> list[list[str]]:
-    """One list of texts per method, as in the paper's cost table; other weights of a method cost nothing more."""
+    """Return one list of texts per method, as in the paper's cost table; a method's other weights cost nothing more."""
     return [
         [
             _marked(row),
@@ -69,7 +69,7 @@ def cost_cells(rows: Sequence[ComparisonRow]) -> list[list[str]]:
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table whose columns line up in the source too."""
+    """Return a Markdown table whose columns line up in the source too."""
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
     lines = [
         "| " + " | ".join(cell.ljust(width) if not i else cell.rjust(width) for i, (cell, width) in _pairs(row, widths))
@@ -100,7 +100,7 @@ class Table:
 
     @property
     def header(self) -> tuple[str, ...]:
-        """The title of every column on one line; a difference stands beside what it is of."""
+        """Return the title of every column on one line; a difference stands beside what it is of."""
         return tuple(
             f"{group}, {name}" if group and name != DIFFERENCE else name
             for group, names in self.headings
@@ -109,7 +109,7 @@ class Table:
 
 
 def table_markdown(table: Table) -> str:
-    """Title, table and caption; a section is a row with its label alone."""
+    """Return title, table and caption; a section is a row with its label alone."""
     lines: list[list[str]] = []
     for number, row in enumerate(table.rows):
         if number in table.sections:
@@ -122,12 +122,12 @@ def table_markdown(table: Table) -> str:
 
 
 def mib(payload_bytes: float) -> str:
-    """Bytes as MiB with three figures that matter."""
+    """Return bytes as MiB with three figures that matter."""
     return three_figures(payload_bytes / 2**20)
 
 
 def three_figures(value: float) -> str:
-    """A number with about three figures that matter."""
+    """Return a number with about three figures that matter."""
     if value >= 10:
         return f"{value:.1f}"
     if value >= 0.1 or value == 0:

@@ -28,7 +28,7 @@ __all__ = [
 
 
 def make_charts(runs: Sequence[RunRecords]) -> list[Chart]:
-    """Every chart for which there is data; runs on other data, or divided otherwise, get charts of their own."""
+    """Return every chart for which there is data; runs on other data, or divided otherwise, get charts of their own."""
     if not charts_available():
         raise ConfigError(f"charts need Altair and vl-convert: {INSTALL}")
     from altair.utils.schemapi import debug_mode

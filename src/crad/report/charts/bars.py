@@ -19,7 +19,7 @@ WIDTH = PLOT_WIDTH - 50  # names of methods stand beside it
 
 @on_page(20)
 def gains_chart(methods: Methods) -> Chart | None:
-    """What joining brought every client over training alone."""
+    """Show what joining brought every client over training alone."""
     rows = gain_rows(methods)
     if not rows:
         return None
@@ -71,7 +71,7 @@ def gains_chart(methods: Methods) -> Chart | None:
 
 @on_page(80)
 def cost_chart(methods: Methods) -> Chart | None:
-    """Payload and time of a round."""
+    """Show payload and time of a round."""
     rows = [
         {
             **row,

@@ -42,6 +42,6 @@ def on_page(place: int) -> Callable[[ChartMaker], ChartMaker]:
 
 
 def labelled(chart: Chart, label: str) -> Chart:
-    """The chart of one world among several, with what sets it apart in its name and title."""
+    """Return the chart of one world among several, with what sets it apart in its name and title."""
     slug = re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.")
     return replace(chart, name=f"{chart.name}-{slug}", title=f"{chart.title}: {label}")

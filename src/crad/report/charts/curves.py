@@ -40,7 +40,7 @@ def lines(
     methods: Sequence[str] | None = None,
     what: str = "global accuracy (%)",
 ) -> alt.LayerChart:
-    """A line with marks per method, a band where there are several seeds, a name on demand."""
+    """Draw a line with marks per method, a band where there are several seeds, a name on demand."""
     names = list(methods or methods_in(rows))
     legend = method_legend(names)
     colour, dash, shape = method_colour(names, legend), method_dash(names), method_shape(names, legend)
@@ -61,7 +61,7 @@ def lines(
 
 
 def levels(rows: list[Row], methods: Sequence[str]) -> alt.Chart:
-    """Level lines of the methods in the data set `levels`."""
+    """Draw level lines of the methods in the data set `levels`."""
     legend = method_legend(methods)
     return (
         alt.Chart(alt.NamedData(name="levels"))
@@ -76,7 +76,7 @@ def levels(rows: list[Row], methods: Sequence[str]) -> alt.Chart:
 
 
 def by_place(rows: list[Row], names: dict[int, str], *, title: str) -> alt.LayerChart:
-    """Lines over ordered classes, whose names stand below."""
+    """Draw lines over ordered classes, whose names stand below."""
     places = sorted(names)
     labels = json.dumps([names[place] for place in places])
     axis = alt.Axis(
@@ -101,17 +101,17 @@ def _hints(rows: Sequence[Row]) -> list[alt.Tooltip]:
 
 
 def drawn(rows: Sequence[Row]) -> list[Row]:
-    """The rows in the order in which they are drawn: CRAD last, above the others, and crad-plus above it."""
+    """Return the rows in the order in which they are drawn: CRAD last, above the others, crad-plus above it."""
     return sorted(rows, key=lambda row: ABOVE.index(row["method"]) if row["method"] in ABOVE else -1)
 
 
 def spread(values: Sequence[int]) -> list[int]:
-    """Some values at even distances, the last among them: marks on every one would be a thick line."""
+    """Return some values at even distances, the last among them: marks on every one would be a thick line."""
     ordered = sorted(set(values))
     step = -(-len(ordered) // MARKS_PER_LINE)
     return ordered[::-step][::-1]
 
 
 def split(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """The rows of every method."""
+    """Return the rows of every method."""
     return {method: [row for row in rows if row["method"] == method] for method in methods_in(rows)}

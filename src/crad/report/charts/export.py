@@ -17,6 +17,7 @@ from crad.errors import RunError, unknown_name
 from crad.files import write_atomically
 from crad.report.charts.chart import Chart
 from crad.report.charts.style import theme
+from crad.report.markup import as_script
 
 FORMATS = ("pdf", "svg", "png")
 COLUMN_INCHES = 3.4  # the width of a paper's column
@@ -26,7 +27,7 @@ INSTALL = "pip install 'crad[report]'"
 
 
 def charts_available() -> bool:
-    """Whether the libraries of the extra `crad[report]` are installed."""
+    """Tell whether the libraries of the extra `crad[report]` are installed."""
     return all(importlib.util.find_spec(name) for name in ("altair", "vl_convert"))
 
 
@@ -47,7 +48,7 @@ def save_chart(chart: Chart, folder: Path, formats: Sequence[str] = FORMATS) -> 
 
 
 def to_svg(chart: Chart) -> str:
-    """The chart as it is drawn at first, on white."""
+    """Return the chart as it is drawn at first, on white."""
     import vl_convert
 
     svg: str = vl_convert.vegalite_to_svg({**chart.spec, "background": "white"}, config=theme(is_dark=False))
@@ -55,7 +56,7 @@ def to_svg(chart: Chart) -> str:
 
 
 def javascript() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script for a page, safe inside a script element.
+    """Return Vega, Vega-Lite and Vega-Embed as one script for a page, safe inside a script element.
 
     Bundling takes seconds, so the text is kept in the user's cache; without a cache it is made every time.
     """
@@ -64,7 +65,7 @@ def javascript() -> str:
         return kept.read_text(encoding="utf-8")
     import vl_convert
 
-    script: str = vl_convert.javascript_bundle().replace("</script", r"<\/script")
+    script = as_script(vl_convert.javascript_bundle())
     with contextlib.suppress(OSError):
         _keep(kept, script)
     return script
@@ -82,8 +83,8 @@ def _converted(svg: str, form: str) -> bytes:
 
 
 def _resized(svg: str, width: float, unit: str) -> str:
-    """The picture as wide as asked; its view box makes the rest follow."""
-    found = re.match(r'<svg[^>]* width="([\d.]+)" height="([\d.]+)"', svg)
+    """Return the picture as wide as asked; its view box makes the rest follow."""
+    found = re.match(r'[^>]* width="([\d.]+)" height="([\d.]+)"', svg)
     assert found, "every picture says how large it is"
     opening = found[0].partition(" width=")[0]
     height = width * float(found[2]) / float(found[1])

@@ -22,7 +22,7 @@ MANY_CLIENTS = 30
 
 @dataclass(frozen=True)
 class Shade:
-    """What the cells' colour stands for."""
+    """A quantity that the cells' colour stands for."""
 
     field: str
     title: str
@@ -40,7 +40,7 @@ SAY = Shade("weight", "share of the say for a class (of 1)", "purples", who="tea
 
 @on_page(50)
 def context_chart(methods: Methods) -> Chart | None:
-    """Support beside accuracy, clients x classes."""
+    """Show support beside accuracy, clients x classes."""
     run = context_run(methods)
     rows = context_rows(run)
     if not rows:
@@ -64,7 +64,7 @@ def context_chart(methods: Methods) -> Chart | None:
 
 @on_page(60)
 def partition_chart(methods: Methods) -> Chart | None:
-    """Private samples, clients x classes."""
+    """Show private samples, clients x classes."""
     run = next(iter(methods.values()))[0]
     rows = partition_rows(run)
     figure = _cells(SAMPLES, rows, run, width=PLOT_WIDTH, has_numbers=True)
@@ -84,7 +84,7 @@ def partition_chart(methods: Methods) -> Chart | None:
 
 @on_page(70)
 def trust_chart(methods: Methods) -> Chart | None:
-    """Who trusted whom: teacher x class, for one student and round at a time."""
+    """Show who trusted whom: teacher x class, for one student and round at a time."""
     run = context_run(methods)
     rows = trust_rows(run)
     if not rows:
@@ -124,7 +124,7 @@ def _round_slider(rounds: Sequence[int]) -> alt.Parameter:
 def _cells(
     shade: Shade, rows: Sequence[Row], run: RunRecords, *, width: float, has_numbers: bool = False
 ) -> alt.Chart | alt.LayerChart:
-    """Shaded cells from rows with a client, a class and a number; numbers in them where there is room."""
+    """Draw shaded cells from rows with a client, a class and a number; numbers in them where there is room."""
     most = max(row[shade.field] for row in rows)
     shaded = _shaded(alt.Chart(ROWS), replace(shade, most=shade.most or most or 1), run, width=width)
     names, clients = run.partition["class_names"], len(run.partition["counts"])

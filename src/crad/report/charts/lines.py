@@ -20,7 +20,7 @@ MIB = 2**20
 
 @on_page(10)
 def accuracy_chart(methods: Methods) -> Chart | None:
-    """Global and local accuracy over rounds."""
+    """Show global and local accuracy over rounds."""
     rows = accuracy_rows(methods)
     if not rows:
         return None
@@ -49,7 +49,7 @@ def accuracy_chart(methods: Methods) -> Chart | None:
 
 @on_page(30)
 def classes_chart(methods: Methods) -> Chart | None:
-    """Global accuracy per class, from most to fewest private samples."""
+    """Show global accuracy per class, from most to fewest private samples."""
     rows = class_rows(methods)
     if not rows:
         return None
@@ -74,7 +74,7 @@ def classes_chart(methods: Methods) -> Chart | None:
 
 @on_page(40)
 def support_chart(methods: Methods) -> Chart | None:
-    """Global accuracy by how much a client itself holds of a class."""
+    """Show global accuracy by how much a client itself holds of a class."""
     rows = support_rows(methods)
     if not rows or max(row["place"] for row in rows) < 2:
         return None
@@ -97,7 +97,7 @@ def support_chart(methods: Methods) -> Chart | None:
 
 @on_page(90)
 def bytes_chart(methods: Methods) -> Chart | None:
-    """Global accuracy against what a client has exchanged so far."""
+    """Show global accuracy against what a client has exchanged so far."""
     rows = [{**row, "mib": row["payload_bytes"] / MIB} for row in traffic_rows(methods)]
     paid = [row for row in rows if row["payload_bytes"] > 0]
     if not paid:
@@ -128,7 +128,7 @@ def bytes_chart(methods: Methods) -> Chart | None:
 
 
 def _steps(values: Sequence[float]) -> list[float]:
-    """1, 2, 5, 10, ... within the values, or the powers of ten where those would be too many."""
+    """Return 1, 2, 5, 10, ... within the values, or the powers of ten where those would be too many."""
     powers = range(math.floor(math.log10(min(values))), math.ceil(math.log10(max(values))) + 1)
     for factors in ((1, 2, 5), (1,)):
         steps = [factor * 10.0**power for power in powers for factor in factors]

@@ -24,7 +24,7 @@ def finished(
     caption: str,
     alt_text: str,
 ) -> Chart:
-    """The chart with its words; its specification holds all data and no colour of text or background.
+    """Return the chart with its words; its specification holds all data and no colour of text or background.
 
     `more`: data beside the rows, by the name that the figure knows it by. Altair never sees any of it: it would check
     every number against the grammar, which takes half a minute for a hundred clients.
@@ -36,12 +36,12 @@ def finished(
 
 
 def methods_in(rows: Sequence[Row]) -> list[str]:
-    """The methods in their order of appearance."""
+    """Return the methods in their order of appearance."""
     return list(dict.fromkeys(row["method"] for row in rows))
 
 
 def method_legend(methods: Sequence[str]) -> alt.Legend:
-    """Below the chart, with names that fit."""
+    """Return a legend below the chart, with names that fit."""
     longest = max(len(name) for name in short_names(methods).values())
     columns = max(1, min(4, PLOT_WIDTH // (8 * longest + 15)))
     return alt.Legend(
@@ -56,13 +56,13 @@ def method_legend(methods: Sequence[str]) -> alt.Legend:
 
 
 def method_colour(methods: Sequence[str], legend: alt.Legend | None) -> alt.Color:
-    """Every method in its colour."""
+    """Give every method its colour."""
     colours = [style.colour for style in method_styles(methods)]
     return alt.Color("method:N", scale=alt.Scale(domain=methods, range=colours), legend=legend)
 
 
 def method_dash(methods: Sequence[str]) -> alt.StrokeDash:
-    """Every method with its dashes; the legend has its mark, whose outline dashes would only fray."""
+    """Give every method its dashes; the legend has its mark, whose outline dashes would only fray."""
     dashes = [list(style.dash) for style in method_styles(methods)]
     # Vega-Lite merges legends over equal domains, even one that is not wanted: a name that nobody has keeps it apart.
     scale = alt.Scale(domain=[*methods, ""], range=[*dashes, list(SOLID)])
@@ -70,13 +70,13 @@ def method_dash(methods: Sequence[str]) -> alt.StrokeDash:
 
 
 def method_shape(methods: Sequence[str], legend: alt.Legend | None) -> alt.Shape:
-    """Every method with its mark."""
+    """Give every method its mark."""
     marks = [style.mark for style in method_styles(methods)]
     return alt.Shape("method:N", scale=alt.Scale(domain=methods, range=marks), legend=legend)
 
 
 def method_axis(methods: Sequence[str]) -> alt.Y:
-    """A row for every method, in their order."""
+    """Return an axis with a row for every method, in their order."""
     return alt.Y(
         "method:N",
         title="method",
@@ -86,12 +86,12 @@ def method_axis(methods: Sequence[str]) -> alt.Y:
 
 
 def slanted(spacing: float) -> dict[str, Any]:
-    """How names stand below an axis with so many pixels for each; only where they cannot are some left out."""
+    """Return how names stand below an axis with so many pixels for each; only where they cannot are some left out."""
     return {"labelAngle": -45 if spacing >= 19 else -90, "labelOverlap": spacing < 15}
 
 
 def seeds_note(rows: Sequence[Row]) -> str:
-    """What lines and bands are where there are several seeds, and of how many."""
+    """Say what lines and bands are where there are several seeds, and of how many."""
     seeds = {row["method"]: row["seeds"] for row in rows}
     if max(seeds.values()) == 1:
         return ""
@@ -103,6 +103,6 @@ def seeds_note(rows: Sequence[Row]) -> str:
 
 
 def listing(parts: Sequence[str], *, most: int = 10) -> str:
-    """Findings in one sentence; of many only the first ones."""
+    """Join findings to one sentence; of many only the first ones."""
     left = len(parts) - most
     return ", ".join(parts[:most]) + (f" and {left} more" if left > 0 else "")

@@ -18,7 +18,7 @@ SOLID = (1, 0)
 
 @dataclass(frozen=True)
 class MethodStyle:
-    """What a method is known by in every chart: colour is never the only cue."""
+    """The look by which a method is known in every chart: colour is never the only cue."""
 
     colour: str
     dash: tuple[int, ...]
@@ -61,7 +61,7 @@ SIZES: dict[str, Any] = {
 
 
 def method_styles(methods: Sequence[str]) -> list[MethodStyle]:
-    """The look of every method, in their order; those without a fixed one get what is free, in turn."""
+    """Return the look of every method, in their order; those without a fixed one get what is free, in turn."""
     others = [method for method in methods if method not in STYLES]
     return [
         STYLES[method] if method in STYLES else _other_style(others.index(method), taken=set(methods) & set(STYLES))
@@ -70,7 +70,7 @@ def method_styles(methods: Sequence[str]) -> list[MethodStyle]:
 
 
 def theme(*, is_dark: bool) -> dict[str, Any]:
-    """The colours as a Vega-Lite config, to be passed beside a specification."""
+    """Return the colours as a Vega-Lite config, to be passed beside a specification."""
     ink, grid = ("#e8e8e8", "#3a3d44") if is_dark else ("#222222", "#dddddd")
     return {
         "background": "transparent",
@@ -86,7 +86,7 @@ def theme(*, is_dark: bool) -> dict[str, Any]:
 
 
 def short_names(methods: Sequence[str]) -> dict[str, str]:
-    """Names that fit beside an axis, each its own: an import path by its last part, a long one cut in the middle."""
+    """Return names that fit beside an axis, each its own: of an import path the last part, of a long one both ends."""
     found: dict[str, str] = {}
     for method in methods:
         short = method if len(method) <= NAME_LETTERS else method.rpartition(":")[2]
@@ -100,7 +100,7 @@ def short_names(methods: Sequence[str]) -> dict[str, str]:
 
 
 def label_expression(methods: Sequence[str]) -> str:
-    """A Vega expression that turns the name on an axis or in a legend into its short form."""
+    """Return a Vega expression that turns the name on an axis or in a legend into its short form."""
     return f"{json.dumps(short_names(methods))}[datum.label] || datum.label"
 
 

@@ -31,7 +31,7 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class Shown:
-    """What is handed out: the page, and what `/version` says about it and about the run."""
+    """A page to hand out with its version, and what `/version` says about it and about the run."""
 
     version: str
     page: bytes
@@ -39,7 +39,7 @@ class Shown:
 
 
 class PageServer:
-    """Hands out what was last put there with `show`. Ends with the process, or when closed."""
+    """Hand out what was last put there with `show`. Ends with the process, or when closed."""
 
     def __init__(self, port: int) -> None:
         """Listen on this port of the loopback address; 0 is any free one."""
@@ -57,7 +57,7 @@ class PageServer:
 
     @property
     def address(self) -> str:
-        """Where the page is."""
+        """Return where the page is."""
         return f"http://{LOOPBACK}:{self._server.server_address[1]}/"
 
     def show(self, shown: Shown) -> None:
@@ -65,12 +65,12 @@ class PageServer:
         self._server.shown = shown
 
     def was_asked_within(self, seconds: float) -> bool:
-        """Whether somebody has been looking lately."""
+        """Tell whether somebody has been looking lately."""
         asked_at = self._server.asked_at
         return asked_at is not None and time.monotonic() - asked_at <= seconds
 
     def has_handed_out(self, version: str) -> bool:
-        """Whether this version of the page has reached somebody."""
+        """Tell whether this version of the page has reached somebody."""
         return self._server.handed_out == version
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class PageServer:
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """The plain one: http.server's own asks for this machine's name first, which can take seconds."""
+    """The plain server: http.server's own asks for this machine's name first, which can take seconds."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -90,7 +90,7 @@ class _Server(socketserver.ThreadingTCPServer):
     handed_out: str | None = None
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A browser that goes away in the middle is nobody's fault; anything else is shown."""
+        """Pass over a browser that goes away in the middle; show anything else."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]  # as it came
 
@@ -132,4 +132,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Requests are nobody's news."""
+        """Say nothing: requests are nobody's news."""
