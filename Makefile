@@ -1,6 +1,7 @@
 # Two commands on a fresh machine with Python 3.11, git and make:
 #   make demo   sets up, runs CRAD on images that come with a dependency, shows a table, writes a report
 #   make test   sets up, lint, types, tests
+# while one works, in two minutes: make quick (lint, types and the tests that are not marked slow)
 # and where the time goes, about half an hour: make bench (QUICK=1 for three)
 PYTHON ?= python3
 VENV := .venv
@@ -9,10 +10,13 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # Tests read the real subsets from here when the folder is there; they skip where it is not.
 export CRAD_DATA ?= $(wildcard $(CURDIR)/../shared/data)
 
-.PHONY: demo test bench fuzz lint types setup clean
+.PHONY: demo quick test bench fuzz lint types setup clean
 
 demo: $(VENV)/.demo
 	$(BIN)/crad demo
+
+quick: lint types
+	$(BIN)/pytest -n 2 --dist loadfile -q -m 'not slow'
 
 test: lint types
 	$(BIN)/pytest -n 2 --dist loadfile --durations 25
@@ -35,7 +39,7 @@ types: $(VENV)/.dev
 
 setup: $(VENV)/.dev
 
-# Installed anew only when what is to be installed has changed.
+# Installed again only when what is to be installed has changed.
 $(VENV)/.demo: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --editable '.[demo]'

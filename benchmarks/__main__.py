@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks import aggregation, memory, round, scale, teacher, workers
 from benchmarks.hardware import hardware_line
-from benchmarks.harness import Progress, Section, Settings, show, write_json
+from benchmarks.harness import Progress, Section, Settings, Size, show, write_json
+
+TOY_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,10 @@ class Benchmark:
     run: Callable[[Settings], Section]
     full_s: float
     quick_s: float
+
+    def seconds(self, size: Size) -> float:
+        """The first guess."""
+        return {"full": self.full_s, "quick": self.quick_s, "toy": TOY_S}[size]
 
 
 BENCHMARKS = {
@@ -32,19 +39,22 @@ BENCHMARKS = {
 }
 
 
-def main() -> None:
+def main(words: Sequence[str]) -> None:
     """Run the benchmarks that are named, or all of them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=main.__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(BENCHMARKS)} [default: all]")
-    parser.add_argument("--quick", action="store_true", help="smaller and fewer: two or three minutes in all")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="smaller and fewer: two or three minutes in all")
+    size.add_argument("--toy", action="store_true", help="only to see that they run: the numbers mean nothing")
     parser.add_argument("--output", type=Path, default=Path("runs/bench"), help="where results go [runs/bench]")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     unknown = sorted(set(options.names) - set(BENCHMARKS))
     if unknown:
         parser.error(f"unknown benchmark {unknown[0]!r}; known: {', '.join(BENCHMARKS)}")
     names = [name for name in BENCHMARKS if not options.names or name in options.names]
-    progress = Progress({n: BENCHMARKS[n].quick_s if options.quick else BENCHMARKS[n].full_s for n in names})
-    settings = Settings(is_quick=options.quick, output=options.output, say=progress.say)
+    chosen: Size = "quick" if options.quick else "toy" if options.toy else "full"
+    progress = Progress({name: BENCHMARKS[name].seconds(chosen) for name in names})
+    settings = Settings(size=chosen, output=options.output, say=progress.say)
     hardware = hardware_line()
     print(f"{hardware}\n")
     path = options.output / f"{datetime.now(UTC):%Y-%m-%d-%H%M%S}.json"
@@ -55,10 +65,10 @@ def main() -> None:
         progress.end()
         show(sections[-1])
         # After every benchmark: what is measured stays when a later one is interrupted.
-        command = " ".join(["python -m benchmarks", *options.names, *(["--quick"] if options.quick else [])])
+        command = " ".join(["python -m benchmarks", *options.names, *([] if chosen == "full" else [f"--{chosen}"])])
         write_json(path, hardware=hardware, command=command, sections=sections)
     print(f"written to {path}; as markdown: python -m benchmarks.page {path}")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

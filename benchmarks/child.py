@@ -1,10 +1,10 @@
 """What runs in a process of its own: memory is measured from the start, and two may compute at once.
 
-    python -m benchmarks.child idle|needed|run SETTINGS_AS_JSON
+    python -m benchmarks.child needed|run SETTINGS_AS_JSON
     python -m benchmarks.child naive SETTINGS_AS_JSON
     python -m benchmarks.child gemm SECONDS
 
-Prints one line of JSON; `naive` one for every round number that it reads.
+Prints one line of JSON; `naive` one for every round number that it reads, `gemm` one for every line.
 """
 
 from __future__ import annotations
@@ -31,20 +31,18 @@ def main() -> None:
     """Do what the first argument says."""
     what, argument = sys.argv[1:]
     torch.set_num_threads(1)
-    if what == "naive":
-        naive(Experiment(**json.loads(argument)))
+    if what == "gemm":
+        gemm(float(argument))
         return
-    answer = gemm(float(argument)) if what == "gemm" else memory(what, Experiment(**json.loads(argument)))
-    print(json.dumps(answer), flush=True)
+    experiment = Experiment(**json.loads(argument))
+    if what == "naive":
+        naive(experiment)
+        return
+    print(json.dumps(work_with_active_models(experiment) if what == "needed" else whole_run(experiment)), flush=True)
 
 
-def memory(what: str, experiment: Experiment) -> dict[str, Any]:
-    """Peak resident bytes of holding the data, of working with the active models, or of a whole run."""
-    if what == "idle":
-        context = build_run_context(experiment)
-        return {"peak_bytes": peak_memory_bytes("cpu"), "images": len(context.data.dataset.train_labels)}
-    if what == "needed":
-        return {"peak_bytes": work_with_active_models(experiment)}
+def whole_run(experiment: Experiment) -> dict[str, Any]:
+    """Peak resident bytes and seconds of a run."""
     started = time.perf_counter()
     result = crad.run(experiment)
     # A run resets the counter when it begins; its rounds say what came after.
@@ -52,9 +50,13 @@ def memory(what: str, experiment: Experiment) -> dict[str, Any]:
     return {"peak_bytes": max(*peaks, peak_memory_bytes("cpu")), "seconds": time.perf_counter() - started}
 
 
-def work_with_active_models(experiment: Experiment) -> int:
-    """Hold as many models as are active, each with its momentum, and one frozen teacher; one batch through each."""
+def work_with_active_models(experiment: Experiment) -> dict[str, Any]:
+    """Hold as many models as are active, each with its momentum, and one frozen teacher; one batch through each.
+
+    Peak resident bytes when there was only the data, and in the end.
+    """
     context = build_run_context(experiment)
+    idle_bytes = peak_memory_bytes("cpu")
     members = one_peer_per_client(context)[: experiment.active]
     peers = [Peer(context, member) for member in members]
     batch = context.data.preprocessor.inputs(
@@ -70,7 +72,7 @@ def work_with_active_models(experiment: Experiment) -> int:
         loss.backward()  # type: ignore[no-untyped-call]
         peer.optimizer.step()
         peer.optimizer.zero_grad(set_to_none=True)
-    return peak_memory_bytes("cpu")
+    return {"idle_bytes": idle_bytes, "peak_bytes": peak_memory_bytes("cpu")}
 
 
 def naive(experiment: Experiment) -> None:
@@ -82,17 +84,17 @@ def naive(experiment: Experiment) -> None:
         print(json.dumps({"losses": losses, "seconds": time.perf_counter() - started}), flush=True)
 
 
-def gemm(seconds: float) -> dict[str, Any]:
-    """Matrix products for so long, once told to begin; GFLOP/s."""
+def gemm(seconds: float) -> None:
+    """Matrix products for so long, each time it is told to begin; GFLOP/s. The first line says that it is ready."""
     work = gemm_work()
     work()
-    print("ready", flush=True)
-    sys.stdin.readline()
-    started, products = time.perf_counter(), 0
-    while (passed := time.perf_counter() - started) < seconds:
-        work()
-        products += 1
-    return {"gflops": products * 2 * GEMM_SIDE**3 / passed / 1e9}
+    print("{}", flush=True)
+    for _ in sys.stdin:
+        started, products = time.perf_counter(), 0
+        while (passed := time.perf_counter() - started) < seconds:
+            work()
+            products += 1
+        print(json.dumps({"gflops": products * 2 * GEMM_SIDE**3 / passed / 1e9}), flush=True)
 
 
 if __name__ == "__main__":

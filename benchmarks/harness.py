@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.console import Console
@@ -24,6 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 GEMM_SIDE = 1024  # large enough for the peak, small enough (30 ms) to be run between the variants
 
 Work = Callable[[], object]
+Size = Literal["full", "quick", "toy"]  # toy: it runs, and its numbers mean nothing; for the tests
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,13 @@ class Section:
 class Settings:
     """What a benchmark is told."""
 
-    is_quick: bool
+    size: Size
     output: Path
     say: Callable[[str], None]
 
-    def choose(self, full: Any, quick: Any) -> Any:  # noqa: ANN401  # either of two of a kind
-        """The size for a full or a quick measurement."""
-        return quick if self.is_quick else full
+    def choose(self, full: Any, quick: Any, toy: Any) -> Any:  # noqa: ANN401  # one of three of a kind
+        """What belongs to the size of the measurement."""
+        return {"full": full, "quick": quick, "toy": toy}[self.size]
 
 
 def interleave(variants: Mapping[str, Work], *, repeats: int, warmup: int = 1) -> dict[str, list[float]]:
@@ -137,9 +138,17 @@ class TalkingChild:
 
     def ask(self, line: str) -> dict[str, Any]:
         """Its answer to one line."""
+        self.tell(line)
+        return self.hear()
+
+    def tell(self, line: str) -> None:
+        """Say one line and do not wait."""
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         print(line, file=self._process.stdin, flush=True)
+
+    def hear(self) -> dict[str, Any]:
+        """Its next answer."""
+        assert self._process.stdout is not None
         answer = self._process.stdout.readline()
         if not answer:
             raise RuntimeError(f"the child process ended with code {self._process.wait()}")

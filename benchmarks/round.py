@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 import crad
-from benchmarks.data import cifar_like
-from benchmarks.engine import computing_timed
+from benchmarks.data import cifar_like, models_for
 from benchmarks.harness import (
     Section,
     Settings,
@@ -24,6 +22,7 @@ from benchmarks.harness import (
     stopwatch,
 )
 from crad.config import Experiment
+from crad.device import ComputePart, computing_timed
 from crad.federation.context import RunContext, build_run_context
 from crad.federation.peer import new_model
 from crad.models import Architecture
@@ -39,18 +38,21 @@ class Rounds:
 
     naive_s: list[float] = field(default_factory=list)
     gemm_s: list[float] = field(default_factory=list)
-    parts_s: list[dict[str, float]] = field(default_factory=list)
+    parts_s: list[dict[ComputePart, float]] = field(default_factory=list)
     loss_gaps: list[float] = field(default_factory=list)
 
 
 def run(settings: Settings) -> Section:
     """Two rounds of both, in turn; ten test images, so that the test of the last round costs next to nothing."""
+    clients = settings.choose(CLIENTS, CLIENTS, 3)
     experiment = Experiment(
-        dataset=cifar_like(settings.output),
-        clients=CLIENTS,
+        dataset=cifar_like(settings),
+        clients=clients,
         rounds=2,
         eval_every=1000,
-        train_limit=CLIENTS * settings.choose(400, 50),
+        train_limit=clients * settings.choose(400, 50, 20),
+        width=settings.choose(1.0, 1.0, 0.125),
+        models=models_for(settings),
         test_limit=10,
         proxy_size=0,
         partition="iid",
@@ -86,7 +88,7 @@ def _side_by_side(experiment: Experiment, settings: Settings) -> tuple[Rounds, c
     """A round of `crad.run`, the same round naively, a matrix product, and so on."""
     torch.set_num_threads(1)
     gemm, gathered = gemm_work(), Rounds()
-    parts: defaultdict[str, float] = defaultdict(float)
+    parts: dict[ComputePart, float] = {}
 
     def naive_round(record: dict[str, Any]) -> None:
         index = record["round"]
@@ -109,13 +111,12 @@ def _side_by_side(experiment: Experiment, settings: Settings) -> tuple[Rounds, c
 def _section(experiment: Experiment, gathered: Rounds, seconds: list[float]) -> Section:
     peak, ratio = gemm_gflops(gathered.gemm_s), speedup(gathered.naive_s, seconds)
     flops, per_client = round_flops(experiment), (experiment.train_limit or 0) // experiment.clients
+    pairs = list(zip(gathered.parts_s, seconds, strict=True))
     naive_s, crad_s = statistics.median(gathered.naive_s), statistics.median(seconds)
-    beyond = [1 - sum(parts.values()) / total for parts, total in zip(gathered.parts_s, seconds, strict=True)]
-    rest = statistics.median(beyond)
+    rest = statistics.median(1 - sum(parts.values()) / total for parts, total in pairs)
     at_full = rest / (rest + (1 - rest) * PAPER_SHARD / per_client)
     shares = {
-        name: statistics.median(parts[name] / total for parts, total in zip(gathered.parts_s, seconds, strict=True))
-        for name in gathered.parts_s[0]
+        name: statistics.median(parts.get(name, 0.0) / total for parts, total in pairs) for name in gathered.parts_s[0]
     }
     rows = [
         ["naive loop", f"{naive_s:.1f}", "1", share_of_peak(flops, naive_s, peak)],
@@ -124,7 +125,8 @@ def _section(experiment: Experiment, gathered: Rounds, seconds: list[float]) -> 
     spent = ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares.items())
     return Section(
         "round",
-        f"One round: {experiment.clients} clients of the full-width pool, {experiment.train_limit} images, one thread",
+        f"One round: {experiment.clients} clients of width {experiment.width:g}, {experiment.train_limit} images, "
+        "one thread",
         ("what", "seconds", "ratio", "of GEMM peak (effective)"),
         rows,
         notes=[

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import crad
-from benchmarks.data import noise_images
+from benchmarks.data import models_for, noise_images
 from benchmarks.harness import Section, Settings
 from benchmarks.memory import model_bytes
 from crad.config import Experiment
@@ -38,10 +38,10 @@ class Panel:
 
 def run(settings: Settings) -> Section:
     """Narrow models and small shards of noise: the growth is the same, the wait is not."""
-    by_clients = {n: _round(settings, clients=n) for n in settings.choose((5, 10, 20, 40), (4, 8, 12))}
-    by_shard = {n: _round(settings, shard=n) for n in settings.choose((40, 80, 160, 320), (40, 80, 120))}
-    by_classes = {n: _round(settings, classes=n) for n in settings.choose((10, 25, 50, 100), (10, 50, 100))}
-    panels = _panels(by_clients, by_shard, by_classes)
+    by_clients = {n: _round(settings, clients=n) for n in settings.choose((5, 10, 20, 40), (4, 8, 12), (2, 3))}
+    by_shard = {n: _round(settings, shard=n) for n in settings.choose((40, 80, 160, 320), (40, 80, 120), (20, 40))}
+    by_classes = {n: _round(settings, classes=n) for n in settings.choose((10, 25, 50, 100), (10, 50, 100), (4,))}
+    panels = _panels(models_for(settings), by_clients, by_shard, by_classes)
     rows = []
     for panel in panels:
         for size, value in zip(panel.sizes, panel.measured, strict=True):
@@ -58,17 +58,24 @@ def run(settings: Settings) -> Section:
     )
 
 
-def _round(settings: Settings, *, clients: int = CLIENTS, shard: int = SHARD, classes: int = 10) -> dict[str, float]:
+def _round(settings: Settings, *, clients: int = 0, shard: int = SHARD, classes: int = 10) -> dict[str, float]:
+    clients = clients or settings.choose(CLIENTS, CLIENTS, 2)
     settings.say(f"{clients} clients, {shard} images each, {classes} classes")
     experiment = Experiment(
-        dataset=noise_images(settings.output, num_classes=classes, num_train=max(clients * shard, 2 * classes)),
+        dataset=noise_images(
+            settings.output,
+            num_classes=classes,
+            num_train=max(clients * shard, 2 * classes),
+            side=settings.choose(32, 32, 8),
+        ),
         clients=clients,
-        rounds=settings.choose(5, 3),  # the first warms up, the last is tested
+        rounds=settings.choose(5, 3, 3),  # the first warms up, the last is tested
         eval_every=1000,
         test_limit=max(10, classes),
         proxy_size=0,
         partition="iid",
         width=WIDTH,
+        models=models_for(settings),
         device="cpu",
         engine="serial",
     )
@@ -83,8 +90,7 @@ def _round(settings: Settings, *, clients: int = CLIENTS, shard: int = SHARD, cl
 Measured = dict[int, dict[str, float]]
 
 
-def _panels(by_clients: Measured, by_shard: Measured, by_classes: Measured) -> list[Panel]:
-    pool = Experiment().models
+def _panels(pool: Sequence[str], by_clients: Measured, by_shard: Measured, by_classes: Measured) -> list[Panel]:
     sizes = [model_bytes(name, WIDTH) for name in pool]
 
     def snapshot_mib(clients: float) -> float:

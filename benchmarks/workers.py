@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
-import sys
+from contextlib import ExitStack
 from typing import Any
 
-import torch
-
 import crad
-from benchmarks.data import cifar_like
-from benchmarks.harness import Ratio, Section, Settings, speedup
+from benchmarks.data import cifar_like, models_for
+from benchmarks.harness import Ratio, Section, Settings, TalkingChild, speedup
 from crad.config import Experiment
 
 
 def run(settings: Settings) -> Section:
     """The same run with one and two workers, in turn; the ceiling is measured before every pair."""
-    pairs = settings.choose(3, 1)
+    pairs = settings.choose(3, 1, 1)
     ceilings, seconds, is_same = [], {1: [], 2: []}, True  # type: ignore[var-annotated]
     for pair in range(pairs):
         settings.say(f"pair {pair + 1} of {pairs}")
-        ceilings.append(two_process_ceiling(settings.choose(5.0, 2.0)))
+        ceilings.append(two_process_ceiling(settings.choose(5.0, 2.0, 0.1)))
         results = {workers: crad.run(_experiment(settings, workers)) for workers in (1, 2)}
         for workers, result in results.items():
             seconds[workers] += [line["timing"]["seconds"] for line in result.rounds[1:-1]]
@@ -52,15 +48,16 @@ def _section(ceilings: list[float], ratio: Ratio, *, notes: list[str], medians: 
 
 def _experiment(settings: Settings, workers: int) -> Experiment:
     return Experiment(
-        dataset=cifar_like(settings.output),
-        clients=6,
-        rounds=settings.choose(4, 3),  # the first warms up, the last is tested
+        dataset=cifar_like(settings),
+        clients=settings.choose(6, 6, 2),
+        rounds=settings.choose(4, 3, 3),  # the first warms up, the last is tested
         eval_every=1000,
-        train_limit=settings.choose(1200, 480),
+        train_limit=settings.choose(1200, 480, 40),
         test_limit=10,
         proxy_size=0,
         partition="iid",
-        width=0.5,
+        width=settings.choose(0.5, 0.5, 0.125),
+        models=models_for(settings),
         device="cpu",
         workers=workers,
     )
@@ -72,23 +69,11 @@ def _without_timing(result: crad.Result) -> list[dict[str, Any]]:
 
 def two_process_ceiling(seconds: float) -> float:
     """How much more two single-thread processes multiply at once than one alone: at most 2, less on a busy machine."""
-    torch.set_num_threads(1)
-    (alone,) = _gemm_at_once(1, seconds)
-    return sum(_gemm_at_once(2, seconds)) / alone
-
-
-def _gemm_at_once(number: int, seconds: float) -> list[float]:
-    command = [sys.executable, "-m", "benchmarks.child", "gemm", str(seconds)]
-    children = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
-        for _ in range(number)
-    ]
-    for child in children:
-        assert child.stdout is not None
-        child.stdout.readline()  # ready: importing torch is over
-    for child in children:
-        assert child.stdin is not None
-        child.stdin.write("\n")
-        child.stdin.flush()
-    answers = [json.loads(child.communicate()[0]) for child in children]
-    return [answer["gflops"] for answer in answers]
+    with ExitStack() as stack:
+        children = [stack.enter_context(TalkingChild("gemm", str(seconds))) for _ in range(2)]
+        for child in children:
+            child.hear()  # ready: importing torch is over
+        alone = children[0].ask("go")["gflops"]
+        for child in children:
+            child.tell("go")
+        return float(sum(child.hear()["gflops"] for child in children) / alone)

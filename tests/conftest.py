@@ -12,8 +12,20 @@ import numpy as np
 import pytest
 
 from crad.config import Experiment
+from tests.cpu_times import pytest_addoption, pytest_configure, read_slow_tests
+
+__all__ = ["pytest_addoption", "pytest_configure"]  # the option --cpu-times
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as `slow` what was measured to be."""
+    slow = read_slow_tests()
+    for item in items:
+        seconds = slow.get(item.nodeid.partition("[")[0])
+        if seconds is not None:
+            item.add_marker(pytest.mark.slow(reason=f"takes {seconds:g} s"))
 
 
 @pytest.fixture(scope="session")

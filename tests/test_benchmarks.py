@@ -1,18 +1,28 @@
-"""The benchmarks compare like with like: the naive loop does what the package does; the page shows what was written."""
+"""The benchmarks compare like with like: the naive loop does what the package does; the page shows what was written.
+
+All of them run here at toy size, the studies too, so that none is broken by a change that does not look at it.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
+import shutil
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import crad
 from benchmarks import page
+from benchmarks.__main__ import BENCHMARKS
+from benchmarks.__main__ import main as measure
 from benchmarks.aggregation import SORTED
 from benchmarks.harness import Section, count_flops, interleave, speedup, write_json
 from benchmarks.naive import NaiveFederation, class_loop_target
-from crad.device import repeatable
+from crad.device import ComputePart, computing, computing_timed, repeatable
 from tests.federation import Federation
 from tests.test_aggregation_properties import wide_case
 
@@ -67,3 +77,138 @@ def test_generated_part_of_the_page_is_replaced_and_the_rest_is_kept(tmp_path):
     path.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
     page.replace_generated(path, "new")
     assert path.read_text() == f"before\n{page.BEGIN}\n\nnew\n\n{page.END}\nafter\n"
+
+
+def study(name: str) -> Any:
+    """One of the studies; imported late, because they need packages that nothing else does."""
+    return importlib.import_module(f"benchmarks.studies.{name}")
+
+
+@pytest.fixture
+def one_thread():
+    """Benchmarks compute on one thread and leave it at that; the tests after them had as many as before."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_runs(name, one_thread, tmp_path, capsys):
+    measure([name, "--toy", "--output", str(tmp_path)])
+    [written] = tmp_path.glob("*.json")
+    result = json.loads(written.read_text())
+    assert result["command"] == f"python -m benchmarks {name} --toy"
+    [section] = result["sections"]
+    assert section["name"] == name
+    assert section["rows"]
+    assert section["numbers"]
+    assert all(len(row) == len(section["columns"]) for row in section["rows"])
+    assert section["title"] in page.render(result)
+    assert section["columns"][0] in capsys.readouterr().out
+    if name == "round":
+        assert_computing_is_taken_apart(*section["numbers"])
+
+
+def assert_computing_is_taken_apart(numbers):
+    for parts, seconds in zip(numbers["parts_s"], numbers["crad_s"], strict=True):
+        assert set(parts) == {"teachers", "student", "evaluation"}
+        assert all(part > 0 for part in parts.values())
+        assert sum(parts.values()) < seconds
+    assert numbers["largest_loss_gap"] < 1e-3
+
+
+def test_computing_inside_of_computing_counts_once_and_only_while_somebody_listens():
+    inner = computing("teachers")(lambda: 1)
+    outer = computing("evaluation")(lambda: inner() + 1)
+    heard: dict[ComputePart, float] = {}
+    with computing_timed(heard):
+        assert outer() == 2
+        assert set(heard) == {"evaluation"}
+        assert inner() == 1
+    assert set(heard) == {"evaluation", "teachers"}
+    before = dict(heard)
+    assert outer() == 2
+    assert heard == before
+
+
+def test_computing_that_fails_is_counted_and_leaves_the_clock_free():
+    @computing("student")
+    def fail():
+        raise ValueError("no")
+
+    heard: dict[ComputePart, float] = {}
+    with computing_timed(heard):
+        for _ in range(2):
+            with pytest.raises(ValueError, match="no"):
+                fail()
+            assert heard.pop("student") >= 0
+
+
+def test_what_lies_beyond_computing_is_told_for_every_round(one_thread, tiny_npz, capsys):
+    rest = study("rest")
+
+    rest.main(["2", "20", "2", f"dataset={tiny_npz}", "width=0.125"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["round 1", "round 2"]
+    assert all("student" in line and "teachers" in line and "beyond computing" in line for line in lines)
+
+
+def test_meanings_are_studied_in_three_ways(one_thread, tiny_npz, capsys):
+    meaning = study("meaning")
+
+    meaning.main([str(tiny_npz), "3", "clients=2,rounds=2,width=0.125,train_limit=none,test_limit=none"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0].split()[-1] for line in lines] == ["honest", "shifted", "swapped"]
+    assert all("of 1 others were told" in line for line in lines)
+
+
+def test_choices_are_compared_with_the_candidate(monkeypatch, tmp_path, capsys):
+    choosing = study("choosing")
+
+    rng = np.random.default_rng(1)
+    sizes = {"train": 80, "test": 20}
+    arrays: dict[str, Any] = {}
+    for split, size in sizes.items():
+        arrays[f"{split}_labels"] = np.arange(size) % 4
+        arrays[f"{split}_images"] = rng.integers(0, 256, (size, 16, 16, 3), dtype=np.uint8)
+    np.savez(tmp_path / "cifar10.npz", **arrays)
+    monkeypatch.setenv("CRAD_DATA", str(tmp_path))
+    world = "clients=2,rounds=3,eval_every=1,width=0.125,alpha=1.0,train_limit=80,test_limit=20"
+    choosing.main([str(tmp_path / "runs"), "11", "plain loss", world])
+    out = capsys.readouterr().out
+    assert "| candidate | 1 |" in out
+    assert "| plain loss | 1 |" in out
+    choosing.main([str(tmp_path / "runs"), "11", "plain loss", world])  # none is trained twice
+    assert capsys.readouterr().out.count("\n") < out.count("\n")
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="memory is read from Linux's /proc")
+def test_an_exchange_between_processes_is_measured(one_thread, capsys):
+    exchange = study("exchange")
+
+    exchange.main(["2", "1", "1"])
+    out = capsys.readouterr().out
+    assert "2 members, 1 MB each, 2 transfers a round" in out
+    assert out.splitlines()[-1].startswith("| 1 | ")
+
+
+@pytest.mark.skipif(
+    os.name == "nt" or os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")),
+    reason="network namespaces need root, ip and tc",
+)
+def test_a_cut_line_is_studied(capsys):
+    cut_link = study("cut_link")
+
+    cut_link.main(["1", "4"])
+    assert "times the size" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own folding uses what it deprecates
+@pytest.mark.filterwarnings("ignore:.*quantized tensor creation:UserWarning")
+def test_int8_engines_take_turns(one_thread, capsys):
+    pytest.importorskip("onnxruntime")
+    int8 = study("int8")
+
+    int8.main(["speed", "--widths", "0.125", "--models", "cnn6", "--repeats", "1"])
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| cnn6")]
+    assert [row.split("|")[2].strip() for row in rows] == list(int8.engines(8))

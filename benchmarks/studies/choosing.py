@@ -1,9 +1,10 @@
-"""What crad-plus is made of: `python -m benchmarks.studies.choosing FOLDER [SEED,... [SETTING,...]]`.
+"""What crad-plus is made of: `python -m benchmarks.studies.choosing FOLDER [SEED,... [SETTING,... [KEY=VALUE,...]]]`.
 
 A small federation, so that many settings and seeds can be had: the CIFAR-10 subset (CRAD_DATA) at 16x16, ten clients,
 20 rounds, otherwise `mini`. Every part is taken out of the candidate or exchanged for another, one at a time. Accuracy
 is the mean over the evaluated rounds of the last third, which is steadier than one round. Runs lie in FOLDER, none is
-trained twice, and several of these commands share them. SETTING: some of the rows only, without liars.
+trained twice, and several of these commands share them. SETTING: some of the rows only, without liars. KEY=VALUE:
+another world than the one above.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import numpy as np
 
 import crad
 from crad.analysis.intervals import Paired, paired
-from crad.config import RECIPES, Experiment
+from crad.config import RECIPES, Experiment, parse_pairs
 from crad.errors import BusyError
 from crad.paper.measures import MIN_SUPPORT
 from crad.paper.plan import stored_run
@@ -60,9 +61,9 @@ class Choice:
     name: str
     liars: int
 
-    def experiment(self, data: Path, seed: int) -> Experiment:
-        """Its run with one seed."""
-        settings = {**CHOICES[self.name], "liars": self.liars}
+    def experiment(self, data: Path, seed: int, world: Mapping[str, Any]) -> Experiment:
+        """Its run with one seed, in the study's world or a changed one."""
+        settings = {**CHOICES[self.name], "liars": self.liars, **world}
         return Experiment(
             **{"preset": "mini", "dataset": str(data), "rounds": 20, "proxy_size": 0, "seed": seed, **settings},
             workers=1,
@@ -70,25 +71,28 @@ class Choice:
         )
 
 
-def main() -> None:
+def main(words: Sequence[str]) -> None:
     """Run what is missing, then print every choice minus the candidate, with 95 % intervals."""
-    folder = Path(sys.argv[1])
-    seeds = tuple(map(int, sys.argv[2].split(","))) if len(sys.argv) > 2 else SEEDS
+    folder = Path(words[0])
+    seeds = tuple(map(int, words[1].split(","))) if len(words) > 1 else SEEDS
+    world = parse_pairs(words[3]) if len(words) > 3 else {}
     data = make_data(folder)
     choices = [Choice(name, 0) for name in CHOICES] + [Choice(name, 2) for name in LIED_TO]
-    if len(sys.argv) > 3:
-        wanted = {"candidate", *sys.argv[3].split(",")}
+    if len(words) > 2:
+        wanted = {"candidate", *words[2].split(",")}
         choices = [choice for choice in choices if choice.name in wanted and not choice.liars]
     for seed in seeds:
         for choice in choices:
-            run_missing(folder, choice.experiment(data, seed))
+            run_missing(folder, choice.experiment(data, seed, world))
+    paths = {
+        choice: {seed: stored_run(folder, choice.experiment(data, seed, world)).path for seed in seeds}
+        for choice in choices
+    }
     found = {
         choice: {
-            seed: late_accuracy(path)
-            for seed in seeds
-            if RunDirectory(path := stored_run(folder, choice.experiment(data, seed)).path).summary_file.is_file()
+            seed: late_accuracy(path) for seed, path in of_seeds.items() if RunDirectory(path).summary_file.is_file()
         }
-        for choice in choices
+        for choice, of_seeds in paths.items()
     }
     print(f"crad-plus is {RECIPES['crad-plus']}\n")
     show(found)
@@ -170,4 +174,4 @@ def _shown(difference: Paired) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -2,7 +2,7 @@
 
 Needs root, `ip` and `tc`. Two network namespaces with a throttled pair of interfaces between them, a member in each;
 while one fetches the other's snapshot the line goes down for some time. Everything is removed in the end. What the
-sender's ledger says tells whether the transfer went on where it was cut or began anew.
+sender's ledger says tells whether the transfer went on where it was cut or began again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -86,7 +86,7 @@ def _snapshot_pieces(folder: Path) -> list[Departure]:
 
 
 def study(cut_s: float, megabytes: int, folder: Path) -> None:
-    """Fetch, cut, mend, and read the ledger."""
+    """Fetch, cut, restore, and read the ledger."""
     agreement = agree(folder, 2, addresses=[f"{address}:{PORT}" for address in ADDRESSES])
     (folder / "federation.toml").write_text(agreement_to_toml(agreement))
     size = megabytes * MEGABYTE
@@ -100,7 +100,7 @@ def study(cut_s: float, megabytes: int, folder: Path) -> None:
             print(f"cut at {sum(piece.bytes for piece in _snapshot_pieces(folder)) / MEGABYTE:.0f} MB", flush=True)
             time.sleep(cut_s)
             _run("ip", "-n", spaces[0], "link", "set", "line", "up")
-            print(f"mended after {cut_s:g} s", flush=True)
+            print(f"restored after {cut_s:g} s", flush=True)
             assert reader.wait() == 0, "the reader has it"
         finally:
             for process in (sender, reader):
@@ -120,18 +120,17 @@ def study(cut_s: float, megabytes: int, folder: Path) -> None:
     )
 
 
-def main() -> None:
+def main(words: Sequence[str]) -> None:
     """Either the whole study, or one member inside of it."""
-    if sys.argv[1:2] == ["member"]:
-        be_member(int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
+    if words[:1] == ["member"]:
+        be_member(int(words[1]), Path(words[2]), int(words[3]))
         return
     if os.geteuid() != 0:
         sys.exit("network namespaces need root")
-    words = [int(word) for word in sys.argv[1:]]
-    cut_s, megabytes = [*words, *(20, 200)[len(words) :]]
+    cut_s, megabytes = [*map(int, words), *(20, 200)[len(words) :]]
     with tempfile.TemporaryDirectory() as folder:
         study(cut_s, megabytes, Path(folder))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

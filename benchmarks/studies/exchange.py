@@ -11,6 +11,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,10 +123,9 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def main() -> None:
+def main(words: Sequence[str]) -> None:
     """Start everybody, print a line per round."""
-    words = [int(word) for word in sys.argv[1:]]
-    members, megabytes, rounds = [*words, *(5, 45, 3)[len(words) :]]
+    members, megabytes, rounds = [*map(int, words), *(5, 45, 3)[len(words) :]]
     size = megabytes * MEGABYTE
     context = multiprocessing.get_context("spawn")
     meeting, costs = context.Barrier(members, timeout=PATIENCE_S), context.Queue()
@@ -151,4 +151,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import importlib.util
 import operator
 import os
 import shutil
@@ -455,7 +456,7 @@ def prepare_openvino(model: nn.Module, calibration: Tensor) -> Run:
 def prepare_int8(engine: str, bits: int) -> Callable[[nn.Module, Tensor], Run]:
     """How an engine prepares an int8 teacher, calibration included."""
 
-    def fit_preprocessor(model: nn.Module, calibration: Tensor) -> Run:
+    def prepare(model: nn.Module, calibration: Tensor) -> Run:
         steps = steps_of(fold(model))
         scales = activation_scales(steps, calibration)
         if engine == "torch":
@@ -463,12 +464,12 @@ def prepare_int8(engine: str, bits: int) -> Callable[[nn.Module, Tensor], Run]:
         session = {"ort": ort_session, "openvino": openvino_model}[engine]
         return session(build_onnx(steps, scales, bits=bits))
 
-    return fit_preprocessor
+    return prepare
 
 
 def engines(bits: int) -> dict[str, Callable[[nn.Module, Tensor], Run]]:
-    """Everything that is compared."""
-    return {
+    """Everything that is compared; of OpenVINO what its package is there for."""
+    all_of_them = {
         "naive": prepare_naive,
         "folded": prepare_folded,
         "ort fp32": prepare_ort,
@@ -477,12 +478,16 @@ def engines(bits: int) -> dict[str, Callable[[nn.Module, Tensor], Run]]:
         "openvino int8": prepare_int8("openvino", bits),
         "torch int8": prepare_int8("torch", bits),
     }
+    has_openvino = importlib.util.find_spec("openvino") is not None
+    return {name: prepare for name, prepare in all_of_them.items() if has_openvino or "openvino" not in name}
 
 
 # Speed
 
 
-def measure_speed(bits: int, now: Callable[[], float], widths: Sequence[float], repeats: int = 7) -> None:
+def measure_speed(
+    bits: int, now: Callable[[], float], widths: Sequence[float], *, models: Sequence[str], repeats: int
+) -> None:
     """Preparation, time per sample and break-even of every engine; engines take turns batch by batch."""
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(CALIBRATION, 3, 32, 32, generator=generator).contiguous(memory_format=torch.channels_last)
@@ -490,7 +495,7 @@ def measure_speed(bits: int, now: Callable[[], float], widths: Sequence[float], 
     print("| architecture | engine | prepare s | ms/sample | x naive | x folded | pays vs folded | pays vs 2x naive |")
     print("|---|---|---|---|---|---|---|---|")
     for width in widths:
-        for name in POOL:
+        for name in models:
             architecture = Architecture(name, width).id
             runs, preparation_s = {}, {}
             for engine, prepare_engine in engines(bits).items():
@@ -697,16 +702,18 @@ def divergence(p_BC: Tensor, q_BC: Tensor) -> float:
     return float((torch.xlogy(p_BC, p_BC) - torch.xlogy(p_BC, q_BC)).sum(1).mean())
 
 
-def main() -> None:
+def main(words: Sequence[str]) -> None:
     """Run one part of the study."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=["train", "speed", "cost", "quality", "calibration"])
     parser.add_argument("--isa", choices=["native", "avx2"], default="native")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="speed: cpu on a busy machine")
     parser.add_argument("--widths", type=float, nargs="+", default=WIDTHS, help="speed: factors on the channels")
+    parser.add_argument("--models", nargs="+", default=POOL, help="speed: of the pool")
+    parser.add_argument("--repeats", type=int, default=7, help="speed: turns that every engine takes")
     parser.add_argument("--data", type=Path, help="an npz file of CIFAR-10")
     parser.add_argument("--work", type=Path, help="where the teachers are")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     if options.part in {"train", "quality", "calibration"} and not (options.data and options.work):
         parser.error(f"{options.part} needs --data and --work")
     if options.isa == "avx2" and "LD_PRELOAD" not in os.environ:
@@ -720,7 +727,7 @@ def main() -> None:
     with torch.no_grad():
         if options.part == "speed":
             now = time.process_time if options.clock == "cpu" else time.perf_counter
-            measure_speed(bits, now, options.widths)
+            measure_speed(bits, now, options.widths, models=options.models, repeats=options.repeats)
         elif options.part == "cost":
             measure_cost(bits)
         elif options.part == "calibration":
@@ -730,4 +737,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,10 @@ class Told:
     own: int
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
     """Run and print a line for every seed and way."""
     torch.set_num_threads(1)
-    dataset, seeds, *words = [*sys.argv[1:], "1"] if len(sys.argv) == 2 else sys.argv[1:]
+    dataset, seeds, *words = [*arguments, "1"] if len(arguments) == 1 else arguments
     own: dict[str, Any] = {"clients": 4, "alpha": 1.0, "rounds": 8, "proxy_size": 0, "eval_every": 1000, "workers": 1}
     own |= {"preset": "demo" if dataset == "digits" else "mini", "dataset": dataset}
     for word in words:
@@ -105,4 +106,4 @@ def _line(told: list[Told], called: NDArray[np.int64], context: RunContext) -> s
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -1,24 +1,28 @@
-"""What of a round lies beyond pure computing: `python -m benchmarks.studies.rest CLIENTS IMAGES_PER_CLIENT [ROUNDS]`.
+"""What of a round lies beyond pure computing?
 
-Rounds of the full-width pool on the CIFAR-10 subset (CRAD_DATA), one process. The first one also warms up.
+`python -m benchmarks.studies.rest CLIENTS IMAGES_PER_CLIENT [ROUNDS] [SETTING=VALUE...]`: rounds of the full-width pool
+on the CIFAR-10 subset (CRAD_DATA), one process, unless a setting says otherwise. The first one also warms up.
 """
 
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import crad
-from benchmarks.engine import computing_timed
-from crad.config import Experiment
+from crad.config import Experiment, parse_pairs
+from crad.device import ComputePart, computing_timed
 from crad.runs.callbacks import LambdaCallback
 
 
-def main() -> None:
+def main(words: Sequence[str]) -> None:
     """Print the seconds of each round, its parts, and the share that is none of them."""
-    clients, images, rounds = (int(word) for word in [*sys.argv[1:], "1"][:3])
-    parts: defaultdict[str, float] = defaultdict(float)
+    clients, images, rounds = (int(word) for word in [*(word for word in words if "=" not in word), "1"][:3])
+    own: dict[str, Any] = {"dataset": "cifar10"}
+    for word in words:
+        own |= parse_pairs(word) if "=" in word else {}
+    parts: dict[ComputePart, float] = {}
 
     def show(record: dict[str, Any]) -> None:
         seconds = record["timing"]["seconds"]
@@ -28,7 +32,7 @@ def main() -> None:
         parts.clear()
 
     experiment = Experiment(
-        dataset="cifar10",
+        **own,
         clients=clients,
         rounds=rounds,
         train_limit=clients * images,
@@ -46,4 +50,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -1,11 +1,14 @@
-"""Where to compute, and how to make it repeatable there."""
+"""Where to compute, how to make it repeatable there, and how long the pure computing takes."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
+from functools import wraps
+from typing import Literal, ParamSpec, TypeVar
 
 import torch
 
@@ -72,3 +75,51 @@ def repeatable(seed: int, device: str) -> Iterator[None]:
     finally:
         torch.set_num_threads(threads)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
+
+
+ComputePart = Literal["teachers", "student", "evaluation"]  # what the pure computing of a round consists of
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
+
+
+class _Stopwatch:
+    """Adds up seconds by part for the one who listens, if somebody does."""
+
+    def __init__(self) -> None:
+        self.seconds: MutableMapping[ComputePart, float] | None = None
+        self.is_running = False
+
+
+_stopwatch = _Stopwatch()
+
+
+def computing(part: ComputePart) -> Callable[[Callable[Given, Answer]], Callable[Given, Answer]]:
+    """Mark a function as one that does the pure computing of a round; it costs nothing unless somebody listens."""
+
+    def marked(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
+        @wraps(function)
+        def run(*arguments: Given.args, **keywords: Given.kwargs) -> Answer:
+            seconds = _stopwatch.seconds
+            # Evaluation may run a prepared teacher: its time counts once, under the outer part.
+            if seconds is None or _stopwatch.is_running:
+                return function(*arguments, **keywords)
+            started, _stopwatch.is_running = time.perf_counter(), True
+            try:
+                return function(*arguments, **keywords)
+            finally:
+                _stopwatch.is_running = False
+                seconds[part] = seconds.get(part, 0.0) + time.perf_counter() - started
+
+        return run
+
+    return marked
+
+
+@contextmanager
+def computing_timed(seconds: MutableMapping[ComputePart, float]) -> Iterator[None]:
+    """Add up, by part, the seconds that the threads of this process compute in this block, one at a time."""
+    before, _stopwatch.seconds = _stopwatch.seconds, seconds
+    try:
+        yield
+    finally:
+        _stopwatch.seconds = before

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from crad.config import Experiment
 from crad.data.preprocessing import ImageSet, Preprocessor
+from crad.device import computing
 from crad.randomness import torch_stream
 from crad.training.losses import BatchLabels, Loss
 
@@ -75,6 +76,7 @@ def epoch_blocks(
         yield Block(preprocessor.inputs(images[start : start + step]), labels[start : start + step])
 
 
+@computing("student")
 def train_on_block(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crad.data.preprocessing import ImageSet, Preprocessor
+from crad.device import computing
 from crad.inference.engine import Run
 
 EVALUATION_BATCH = 64  # larger ones are slower on a CPU
@@ -60,6 +61,7 @@ def score(
     return plain
 
 
+@computing("evaluation")
 @torch.no_grad()
 def score_with_priors(
     model: nn.Module,

@@ -1,0 +1,80 @@
+"""Processor times of tests: what is measured, what is listed as slow, and that the list names tests that exist."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+
+from tests.conftest import ROOT
+from tests.cpu_times import read_slow_tests
+
+MEASURED = """
+import subprocess, sys, time
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def worked():
+    end = time.process_time() + 0.3
+    while time.process_time() < end:
+        pass
+
+
+def test_waits():
+    time.sleep(0.3)
+
+
+def test_works(worked):
+    pass
+
+
+def test_has_a_child_work():
+    code = "import time\\nwhile time.process_time() < 0.3: pass"
+    subprocess.run([sys.executable, "-c", code], check=True)
+"""
+
+
+def test_every_slow_test_exists():
+    for name in read_slow_tests():
+        file, _, function = name.partition("::")
+        assert function in names_of_tests(file), f"tests/slow.txt names {name}, which is gone: change its line"
+
+
+def names_of_tests(file):
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+def test_what_is_slow_is_marked():
+    names = read_slow_tests()
+    one = min(names)
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "slow", one.partition("::")[0]]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert one in listed
+    assert {line.partition("[")[0] for line in listed.splitlines() if "::" in line} <= set(names)
+
+
+def test_processor_time_counts_children_and_fixtures_but_not_waiting(tmp_path):
+    (tmp_path / "test_measured.py").write_text(MEASURED)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-c",
+        os.devnull,
+        "-p",
+        "tests.cpu_times",
+        "-p",
+        "no:cacheprovider",
+    ]
+    subprocess.run([*command, str(tmp_path), "--cpu-times", str(tmp_path / "times")], cwd=ROOT, check=True)
+    lines = [json.loads(line) for line in (tmp_path / "times").read_text().splitlines()]
+    waits, works, child = (line for line in lines)
+    assert waits["call"]["wall_s"] >= 0.3 > waits["call"]["cpu_s"]
+    assert works["setup"]["cpu_s"] >= 0.3 > works["call"]["cpu_s"]
+    assert child["call"]["cpu_s"] >= 0.3
