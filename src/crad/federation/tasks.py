@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from crad.device import repeatable
+from crad.device import peak_memory_bytes, repeatable
 from crad.errors import RunError
 from crad.federation.attacks import acts_as
 from crad.federation.federated_data import FederatedData
@@ -24,7 +24,6 @@ from crad.federation.method import Learned, Method, RoundContext
 from crad.federation.peer import Evaluation, Peer
 from crad.federation.teachers import TeacherCache
 from crad.inference.engine import TeacherEngine
-from crad.memory import peak_memory_bytes
 from crad.models import ARCHITECTURES
 from crad.randomness import torch_seed
 
