@@ -31,7 +31,8 @@ from crad.engines.shared_arrays import ARRAYS, describe_dataset
 from crad.errors import ConfigError, CradError, RunError
 from crad.federation.federated_data import FederatedData
 from crad.federation.message import Message
-from crad.federation.tasks import Task, TaskOutcome, write_whole
+from crad.federation.tasks import Task, TaskOutcome
+from crad.files import write_whole
 
 START_SECONDS = 300.0  # for the cluster to give us the first CPU, when nobody is at work
 
