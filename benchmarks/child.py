@@ -21,10 +21,10 @@ import crad
 from benchmarks.harness import GEMM_SIDE, gemm_work
 from benchmarks.naive import NaiveFederation
 from crad.config import Experiment
+from crad.device import peak_memory_bytes
 from crad.federation.context import build_run_context
 from crad.federation.method import one_peer_per_client
 from crad.federation.peer import Peer
-from crad.memory import peak_memory_bytes
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from crad.config import Experiment
-from crad.device import repeatable
+from crad.device import repeatable, reset_peak_memory
 from crad.engines import make_engine
 from crad.errors import ConfigError, RunError
 from crad.federation.context import RunContext, build_run_context
@@ -23,7 +23,6 @@ from crad.federation.peer import new_model
 from crad.federation.roster import Roster
 from crad.federation.tasks import Engine
 from crad.inspection import RunInspector, is_inspectable, write_inspection
-from crad.memory import reset_peak_memory
 from crad.methods import resolve_method
 from crad.models import ARCHITECTURES, Architecture, resolve_architecture
 from crad.randomness import torch_seed

@@ -17,6 +17,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the list of verbs, which needs no pydantic, imports this module
+    from pydantic import ValidationError
 
 MAX_QUOTED = 120  # characters of a peer's words in a message
 
@@ -69,3 +73,26 @@ def printable(text: object) -> str:
     """A peer's words as one short printable line: no line breaks, terminal codes or floods reach a log."""
     words = str(text)[:MAX_QUOTED]
     return words if words.isprintable() else ascii(words)[1:-1]
+
+
+def first_fault(error: ValidationError, *, depth: int | None = None) -> str:
+    """Return the first fault in what a user wrote: which key, its value and what is wrong with it.
+
+    `depth`: how many steps into nested tables the key names.
+    """
+    fault = error.errors(include_url=False, include_context=False)[0]
+    message = fault["msg"].removeprefix("Value error, ")
+    place = ".".join(map(str, fault["loc"][:depth]))
+    if not place:
+        return message
+    value = fault["input"]
+    shown = repr(value[:MAX_QUOTED]) if isinstance(value, str) else printable(repr(value))
+    said = "" if fault["type"] == "missing" else f" = {shown}"
+    return f"{place}{said}: {message[0].lower()}{message[1:]}"
+
+
+def first_foreign_fault(error: ValidationError) -> str:
+    """Return the first fault in what a peer sent: where and what, in one printable line without the peer's words."""
+    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = ".".join(map(str, fault["loc"])) or "the whole"
+    return f"{printable(place)}: {printable(fault['msg'])}"

@@ -1,35 +1,68 @@
-"""Writing files so that a crash, a kill or a full disk leaves either the old content or the new, never half."""
+"""Writing files so that a crash, a kill or a full disk leaves either the old content or the new, never half.
+
+And reading TOML, for every file of settings that a user may have written.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Any
 
-from crad.errors import CradError, RunError
+from crad.errors import ConfigError, CradError, RunError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # the file system has no hard links
 
 
+def read_toml(path: Path | Traversable, *, what: str = "", hint: str = "") -> dict[str, Any]:
+    """Return the table in a TOML file; refused with one line that names it, and `hint` where it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        named = f"{what} {path}".strip()
+        raise ConfigError(f"cannot read {named}: {error.strerror}{hint and f'; {hint}'}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Write beside the target, flush to the disk, then rename over it; a link in place of either is not followed."""
-    beside = path.with_name(f".{path.name}.writing")
+    with replacing(path) as beside:
+        write_flushed(beside, content, mode="xb")
+    flush_folder(path.parent)
+
+
+def write_whole(path: Path, content: bytes | memoryview) -> None:
+    """Write a file that is whole as soon as it has its name; not flushed to the disk."""
+    with replacing(path) as beside:
+        beside.write_bytes(content)
+
+
+@contextmanager
+def replacing(path: Path, *, by: str = "") -> Iterator[Path]:
+    """Yield a name to write under: renamed to `path` if all went well, and nothing is left of it if not.
+
+    `by`: who writes, where several processes may do so at once.
+    """
+    beside = _beside(path, by)
     beside.unlink(missing_ok=True)  # of a process that was killed, or a link that somebody has planted
     try:
-        write_flushed(beside, content, mode="xb")
+        yield beside
         beside.replace(path)
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
-    flush_folder(path.parent)
 
 
 def write_once(path: Path, content: bytes, *, permissions: int = 0o666) -> None:
     """Write a file that must not be there yet: of several processes one does it, the others get FileExistsError."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.writing")
+    beside = _beside(path, str(os.getpid()))
     beside.unlink(missing_ok=True)
     try:
         os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, permissions))
@@ -50,6 +83,12 @@ def write_flushed(path: Path, content: bytes, *, mode: str = "wb") -> None:
     with path.open(mode) as file:
         file.write(content)
         file.flush()
+        os.fsync(file.fileno())
+
+
+def flush_file(path: Path) -> None:
+    """Wait until the disk has a file that was written before."""
+    with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
@@ -89,6 +128,10 @@ def full_disk(folder: Path, error: OSError) -> RunError:
     return RunError(
         f"cannot write into {folder}: {error.strerror or error}: free space there and join again; nothing is lost"
     )
+
+
+def _beside(path: Path, by: str) -> Path:
+    return path.with_name(f".{path.name}{by and f'.{by}'}.writing")
 
 
 def _disk_error(error: BaseException | None) -> OSError | None:

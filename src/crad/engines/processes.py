@@ -17,13 +17,12 @@ from socket import socketpair
 from typing import IO, Any
 
 from crad import errors
-from crad.device import MALLOC_SETTINGS
+from crad.device import MALLOC_SETTINGS, peak_memory_bytes
 from crad.engines.shared_arrays import describe_dataset, write_arrays
 from crad.engines.wire import outcome_from_bytes, task_to_bytes
 from crad.errors import RunError
 from crad.federation.context import RunContext
 from crad.federation.tasks import Task, TaskOutcome
-from crad.memory import peak_memory_bytes
 
 MAX_DEATHS = 3  # of workers over one task, before the run is given up
 # A worker imports from where this process does, however it was started.

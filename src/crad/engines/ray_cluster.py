@@ -23,6 +23,7 @@ from crad.engines.ray_session import Membership  # isort: split
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from crad.device import peak_memory_bytes
 from crad.engines import count_cores
 from crad.engines.processes import GRACE_SECONDS, MAX_DEATHS
 from crad.engines.ray_actor import Host, Order, Raw, Reference, own_versions
@@ -30,8 +31,8 @@ from crad.engines.shared_arrays import ARRAYS, describe_dataset
 from crad.errors import ConfigError, CradError, RunError
 from crad.federation.context import RunContext
 from crad.federation.message import Message
-from crad.federation.tasks import Task, TaskOutcome, write_whole
-from crad.memory import peak_memory_bytes
+from crad.federation.tasks import Task, TaskOutcome
+from crad.files import write_whole
 
 START_SECONDS = 300.0  # for the cluster to give us the first CPU, when nobody is at work
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from crad.device import tune_malloc
+from crad.device import peak_memory_bytes, tune_malloc
 from crad.federation.context import RunContext
 from crad.federation.method import Method
 from crad.federation.tasks import Task, TaskOutcome, TaskRunner
-from crad.memory import peak_memory_bytes
 
 
 class SerialEngine:

@@ -21,12 +21,12 @@ from typing import Any
 
 from crad.config import Experiment
 from crad.data.dataset import Dataset
+from crad.device import reset_peak_memory
 from crad.engines.shared_arrays import map_arrays
 from crad.engines.wire import outcome_to_bytes, task_from_bytes
 from crad.errors import CradError
 from crad.federation.context import build_run_context
 from crad.federation.tasks import TaskRunner
-from crad.memory import reset_peak_memory
 from crad.methods import resolve_method
 
 ORDER = b'{"experiment"'  # how an order begins; a task begins otherwise

@@ -19,7 +19,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from crad.errors import SnapshotError, printable
+from crad.errors import SnapshotError, first_foreign_fault, printable
 
 # The first value that is none is enough to be refused: a word about each of a million would fill the memory.
 Values = Annotated[tuple[Annotated[float, Field(ge=0, le=1e12)], ...], Field(fail_fast=True)]
@@ -150,9 +150,7 @@ def parse_manifest(raw: bytes, *, sender: int, round_index: int, kind: str) -> M
     try:
         manifest = Manifest.model_validate_json(raw)
     except ValidationError as error:
-        fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(map(str, fault["loc"])) or "the whole"
-        raise SnapshotError(f"peer {sender} sent a malformed manifest: {printable(place)}: {fault['msg']}") from error
+        raise SnapshotError(f"peer {sender} sent a malformed manifest: {first_foreign_fault(error)}") from error
     if (manifest.peer, manifest.round_index, manifest.kind) != (sender, round_index, kind):
         raise SnapshotError(
             f"peer {sender} sent {printable(manifest.kind)!r} of peer {manifest.peer}, round {manifest.round_index}; "

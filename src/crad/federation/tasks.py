@@ -15,15 +15,15 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from crad.device import repeatable
+from crad.device import peak_memory_bytes, repeatable
 from crad.errors import RunError
 from crad.federation.context import RunContext
 from crad.federation.message import Message, encode, map_file, read_state
 from crad.federation.method import Learned, Method, RoundContext
 from crad.federation.peer import Evaluation, Peer
 from crad.federation.teachers import TeacherCache
+from crad.files import write_whole
 from crad.inference.engine import TeacherEngine
-from crad.memory import peak_memory_bytes
 from crad.models import ARCHITECTURES
 from crad.randomness import torch_seed
 
@@ -165,17 +165,6 @@ class TaskRunner:
 def load_tensors(stored: Path | memoryview) -> dict[str, Tensor]:
     """Return the tensors of a stored state, looking into its bytes."""
     return read_state(map_file(stored) if isinstance(stored, Path) else stored)
-
-
-def write_whole(path: Path, content: bytes | memoryview) -> None:
-    """Write a file that is whole as soon as it has its name; not flushed to the disk."""
-    beside = path.with_name(f".{path.name}.writing")
-    try:
-        beside.write_bytes(content)
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
 
 
 def _deliver(content: bytes | memoryview, path: Path | None) -> bytes | None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from crad.errors import SnapshotError, printable
+from crad.errors import SnapshotError, first_foreign_fault
 from crad.federation.message import Manifest, parse_manifest
 from crad.network.agreement import Agreement
 from crad.network.envelope import open_envelope
@@ -74,4 +74,4 @@ def check_rounds(envelope: bytes, *, sender: int, kind: str, agreement: Agreemen
     try:
         return RoundRange.model_validate_json(raw)
     except ValidationError as error:
-        raise SnapshotError(f"{member.name} says of its rounds: {printable(error.errors()[0]['msg'])}") from error
+        raise SnapshotError(f"{member.name} says of its rounds: {first_foreign_fault(error)}") from error

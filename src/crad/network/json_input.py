@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from crad.errors import printable
+from crad.errors import first_foreign_fault, printable
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -37,11 +37,4 @@ def load_model(model: type[Model], raw: bytes | str) -> Model:
     try:
         return model.model_validate_json(raw)
     except ValidationError as error:
-        raise ValueError(first_fault(error)) from error
-
-
-def first_fault(error: ValidationError) -> str:
-    """Return where the first fault is and what it is, in one printable line."""
-    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    place = ".".join(map(str, fault["loc"])) or "the whole"
-    return f"{printable(place)}: {printable(fault['msg'])}"
+        raise ValueError(first_foreign_fault(error)) from error

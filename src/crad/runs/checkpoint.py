@@ -7,7 +7,6 @@ state file is never changed, so a peer that did not learn is simply named again.
 from __future__ import annotations
 
 import json
-import os
 import re
 import struct
 from collections.abc import Collection
@@ -18,7 +17,7 @@ from crad.errors import RunError
 from crad.federation.peer import evaluation_from_json, evaluation_to_json
 from crad.federation.roster import PeerSlot, Roster
 from crad.federation.tasks import load_tensors
-from crad.files import flush_folder, write_atomically
+from crad.files import flush_file, flush_folder, write_atomically
 
 SCHEMA = 2
 _FILE = re.compile(r"round-(\d{5,})\.json")
@@ -29,7 +28,7 @@ def save_checkpoint(roster: Roster, *, round_index: int, changed: Collection[int
     for index in changed:
         state = roster[index].state
         assert state is not None, "who learned has a state"
-        _flush_file(state)
+        flush_file(state)
     flush_folder(roster.states)
     content = {"schema": SCHEMA, "round": round_index, "peers": [_to_json(place) for place in roster.own()]}
     write_atomically(round_file(roster.folder, round_index), json.dumps(content).encode())
@@ -92,8 +91,3 @@ def _states_of(roster: Roster, round_index: int) -> set[Path]:
         return {roster.states / entry["state"] for entry in content["peers"] if entry["state"] is not None}
     except (OSError, ValueError, KeyError, TypeError):  # damaged: nothing goes that it might have named
         return set(roster.states.iterdir())
-
-
-def _flush_file(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +11,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidato
 
 from crad.config import AtLeastOne, Device, Positive
 from crad.data.site_data import AS_AGREED, OwnClasses
-from crad.errors import ConfigError, printable, unknown_name
+from crad.errors import ConfigError, first_fault, unknown_name
+from crad.files import read_toml
 from crad.network.attendance import AWAY_AFTER
 from crad.network.fields import Address, MemberName
 from crad.network.identity import check_name
@@ -120,12 +120,7 @@ def template(name: str, *, architectures: Sequence[str] = ()) -> str:
 
 def read_site(path: Path) -> Site:
     """The settings in a peer.toml; refused with one line that names the file."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path} ({error.strerror}): make one with crad peer init") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    table = read_toml(path, hint="make one with crad peer init")
     for key in table:
         if key not in Site.model_fields:
             raise ConfigError(f"{path}: {unknown_name('key', key, Site.model_fields)}")
@@ -133,11 +128,7 @@ def read_site(path: Path) -> Site:
     try:
         return Site(**{**table, **places})
     except ValidationError as error:
-        fault = error.errors()[0]
-        key = ".".join(map(str, fault["loc"]))
-        quoted = "" if fault["type"] == "missing" else f" = {printable(fault['input'])!r}"
-        message = fault["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"{path}: {key}{quoted}: {message[0].lower()}{message[1:]}") from error
+        raise ConfigError(f"{path}: {first_fault(error)}") from error
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 

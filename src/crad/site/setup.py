@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ from pydantic import ValidationError
 
 from crad.data.preprocessing import channel_statistics
 from crad.data.site_data import draft_dataset
-from crad.errors import ConfigError, printable
+from crad.errors import ConfigError, first_fault
+from crad.files import read_toml
 from crad.network.agreement import Agreement, Member, make_agreement
 from crad.network.identity import Identity, fingerprint
 from crad.site.settings import Site
@@ -38,12 +38,7 @@ def member_toml(member: Member) -> str:
 
 def read_member_toml(path: Path) -> Member:
     """The member in a file that somebody sent; refused with one line that names the file."""
-    try:
-        return _member(tomllib.loads(path.read_text(encoding="utf-8")), where=str(path))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; crad peer init writes one") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    return _member(read_toml(path, hint="crad peer init writes one"), where=str(path))
 
 
 def draft_agreement(name: str, site: Site, member: Member, settings: Mapping[str, Any]) -> Agreement:
@@ -74,7 +69,4 @@ def _member(table: Mapping[str, Any], *, where: str) -> Member:
     try:
         return Member(**table)
     except ValidationError as error:
-        fault = error.errors()[0]
-        place = ".".join(map(str, fault["loc"])) or "member"
-        reason = fault["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"{where}: {place} = {printable(fault['input'])!r}: {reason}") from error
+        raise ConfigError(f"{where}: {first_fault(error)}") from error

@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from crad.errors import SnapshotError, printable
+from crad.errors import SnapshotError, first_foreign_fault, printable
 from crad.network.agreement import Agreement
 from crad.network.arrivals import Announced, RoundRange, ShortName
 from crad.network.envelope import max_envelope_bytes
@@ -22,7 +22,6 @@ from crad.network.equivocation.proof import max_proof_bytes
 from crad.network.fields import split_address
 from crad.network.https.tls import MemberContext
 from crad.network.identity import Identity
-from crad.network.json_input import first_fault
 
 CONNECT_S = 10.0
 READ_S = 30.0  # of silence in the middle of an answer
@@ -241,7 +240,7 @@ class MemberClient:
         except ValidationError as error:
             raise SnapshotError(
                 f"{self.member.name} gave an answer ({answer.status}) that makes no sense: "
-                f"{first_fault(error)}: compare the versions of crad"
+                f"{first_foreign_fault(error)}: compare the versions of crad"
             ) from error
 
 

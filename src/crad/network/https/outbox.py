@@ -15,7 +15,7 @@ from typing import Literal
 
 from crad.federation.exchange import KEPT_ROUNDS
 from crad.federation.message import Manifest, Message
-from crad.files import flush_folder, full_disk, write_atomically
+from crad.files import flush_file, flush_folder, full_disk, replacing, write_atomically
 
 Absent = Literal["later", "gone"]
 READ_BY = ".read-by-"
@@ -151,18 +151,10 @@ def _reader_mark(body: Path, name: str) -> Path:
 
 def _place_body(message: Message, path: Path) -> None:
     """A second name for the message's file, which nobody changes; a copy where that cannot be."""
-    beside = path.with_name(f".{path.name}.writing")
-    beside.unlink(missing_ok=True)
-    try:
+    with replacing(path) as beside:
         if message.file is None or not _link(message.file, beside):
-            with beside.open("wb") as file:
-                file.write(message.body)
-        with beside.open("rb") as file:
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+            beside.write_bytes(message.body)
+        flush_file(beside)
     flush_folder(path.parent)
 
 

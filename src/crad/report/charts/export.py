@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import os
 import re
-import tempfile
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 import platformdirs
 
 from crad.errors import RunError, unknown_name
-from crad.files import write_atomically
+from crad.files import replacing, write_atomically
 from crad.report.charts.chart import Chart
 from crad.report.charts.style import theme
 from crad.report.markup import as_script
@@ -94,11 +93,5 @@ def _resized(svg: str, width: float, unit: str) -> str:
 def _keep(path: Path, text: str) -> None:
     """Write under a name of its own and rename: several processes may do so at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(beside).replace(path)
-    except BaseException:
-        Path(beside).unlink(missing_ok=True)
-        raise
+    with replacing(path, by=str(os.getpid())) as beside:
+        beside.write_text(text, encoding="utf-8")

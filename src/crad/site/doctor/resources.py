@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 
+from crad.device import available_memory_bytes
 from crad.federation.exchange import KEPT_ROUNDS
 from crad.federation.teachers import PREPARED_BYTES
-from crad.memory import available_memory_bytes
 from crad.site.doctor.findings import Findings, size_text
 from crad.site.doctor.own_model import Burden
 from crad.site.settings import Site
