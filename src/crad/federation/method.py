@@ -17,11 +17,11 @@ from crad.federation.context import RunContext
 from crad.federation.message import Message
 from crad.federation.peer import Peer, PeerSpec
 from crad.federation.teachers import TeacherCache
+from crad.federation.topology import RoundParticipants, Routes, all_to_all
 
 Payload = Literal["sent", "sent and received"]
 CommonImages = Literal["none", "proxy", "synthetic"]
 MIN_PROXY = 2  # images: batch norm needs two
-Routes = dict[int, tuple[int, ...]]  # who learns in a phase, and from whom
 
 
 @dataclass(frozen=True)
@@ -45,30 +45,6 @@ class Learned:
     trust: dict[int, list[float]] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
     artifacts: dict[str, bytes] = field(default_factory=dict)  # small files for people, by name
-
-
-@dataclass(frozen=True)
-class RoundParticipants:
-    """Who takes part in a round: the drawn clients, then the members that own no data."""
-
-    context: RunContext
-    members: tuple[PeerSpec, ...]
-    round_index: int
-
-    @property
-    def clients(self) -> tuple[int, ...]:
-        """Return the members with data, in order."""
-        return tuple(member.index for member in self.members if member.clients)
-
-    @property
-    def helpers(self) -> tuple[int, ...]:
-        """Return the members without data."""
-        return tuple(member.index for member in self.members if not member.clients)
-
-
-def all_to_all(participants: RoundParticipants) -> Routes:
-    """Let every client learn from every other client."""
-    return {one: tuple(other for other in participants.clients if other != one) for one in participants.clients}
 
 
 @dataclass(frozen=True)

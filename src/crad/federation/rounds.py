@@ -10,9 +10,10 @@ from typing import Any, Literal
 
 from crad.federation.exchange import Exchange, OvertakenError
 from crad.federation.message import message_in_file
-from crad.federation.method import Learned, Method, Phase, RoundParticipants, Routes
+from crad.federation.method import Learned, Method, Phase
 from crad.federation.roster import PeerSlot, Roster
 from crad.federation.tasks import Engine, Task, TaskOutcome, Verb
+from crad.federation.topology import RoundParticipants, Routes
 from crad.randomness import stream
 
 Stage = Literal["measuring", "learning", "testing"]

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from crad.errors import SnapshotError
 from crad.federation.message import Message, pack, read_body, read_manifest
-from crad.federation.method import Learned, MethodSpec, Phase, RoundContext, RoundParticipants, Routes
+from crad.federation.method import Learned, MethodSpec, Phase, RoundContext
 from crad.federation.peer import SNAPSHOT, Peer
+from crad.federation.topology import RoundParticipants, Routes
 from crad.methods.alone import own_labels
 from crad.methods.distillation import decode_all, publish_snapshot, trainable_models
 from crad.methods.local_training import train_epochs

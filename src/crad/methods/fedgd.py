@@ -27,19 +27,10 @@ from crad.data.preprocessing import Preprocessor
 from crad.errors import SnapshotError
 from crad.federation.context import RunContext
 from crad.federation.message import Message, pack, read_body, read_manifest
-from crad.federation.method import (
-    CommonImages,
-    Learned,
-    Payload,
-    Phase,
-    RoundContext,
-    RoundParticipants,
-    Routes,
-    all_to_all,
-    one_peer_per_client,
-)
+from crad.federation.method import CommonImages, Learned, Payload, Phase, RoundContext, one_peer_per_client
 from crad.federation.peer import SNAPSHOT, Peer, PeerSpec
 from crad.federation.teachers import Snapshot
+from crad.federation.topology import RoundParticipants, Routes, all_to_all
 from crad.inference.engine import Run
 from crad.methods.alone import train_alone
 from crad.methods.distillation import decode_all, publish_snapshot, trainable_models
