@@ -76,7 +76,8 @@ class Flat(nn.Module):
         self.pool, self.last = nn.AdaptiveAvgPool2d(2), nn.Linear(4 * in_channels, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.last(self.pool(images).flatten(1))
+        scores: Tensor = self.last(self.pool(images).flatten(1))
+        return scores
 
 
 def test_a_model_is_one_function_of_classes_and_channels(tiny):
