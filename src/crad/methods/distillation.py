@@ -114,7 +114,7 @@ def distil(
         peer,
         context,
         loss_for=loss_for,
-        matching=recipe.matching,
+        matching=recipe.distill_augment,
         sample_values=len(snapshots) * peer.num_classes,
     )
     notes: dict[str, Any] = {"refused": refused} if refused else {}
