@@ -75,7 +75,7 @@ def test_the_project_has_its_own_experiment_apart_from_the_papers():
     assert (paper.baseline, paper.seeds) == ("crad", (1, 2, 3))
     assert {row.settings["method"] for row in paper.rows} == {"local", "uniform", "crad", "crad-plus"}
     alone = [row.settings for row in paper.rows if len(row.settings) > 1]
-    assert [list(settings)[1:] for settings in alone] == [["local_loss"], ["evidence"], ["filter"], ["matching"]]
+    assert [list(settings)[1:] for settings in alone] == [["local_loss"], ["evidence"], ["filter"], ["distill_augment"]]
 
 
 def test_a_column_may_have_some_of_the_rows():

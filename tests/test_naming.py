@@ -117,7 +117,7 @@ def test_commands_say_what_is_not_the_methods_own():
     assert alone_commands(replace(made_run(), experiment=plus))[0] == (
         "crad run --preset demo --method local --local-loss balanced --seed 1024 --output LOCAL"
     ), "the loss of crad-plus, though its name stands for it"
-    assert repeating_commands([mixed]) == ["crad run --preset demo --local-loss balanced --matching mixup"]
+    assert repeating_commands([mixed]) == ["crad run --preset demo --local-loss balanced --distill-augment mixup"]
     assert alone_commands(mixed)[0] == (
         "crad run --preset demo --method local --local-loss balanced --seed 1024 --output LOCAL"
     )

@@ -18,8 +18,9 @@ import torch
 import crad.api
 from crad.cli import main
 from crad.cli.reproduce import _by_reason
-from crad.config import Experiment, read_toml
+from crad.config import Experiment
 from crad.errors import BusyError, DataError
+from crad.files import read_toml
 from crad.paper.experiments import NAMES
 from crad.paper.plan import one_page_of
 from crad.runs.callbacks import LambdaCallback

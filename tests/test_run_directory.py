@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crad import files
-from crad.config import EXECUTION_FIELDS, Experiment
+from crad.config import Experiment, names_of
 from crad.errors import BusyError, ConfigError, RunError
 from crad.files import write_atomically, write_flushed
 from crad.runs.directory import RunDirectory, identity
@@ -334,7 +334,7 @@ def test_cutting_rounds_on_a_full_disk_loses_none(begun, monkeypatch):
 
 @pytest.mark.parametrize("change", [{"device": "cuda"}, {"engine": "ray"}, {"workers": 8}])
 def test_how_a_run_is_executed_does_not_change_its_identity(change):
-    assert change.keys() <= EXECUTION_FIELDS
+    assert change.keys() <= {*names_of("execution")}
     assert identity(EXPERIMENT.model_copy(update=change)) == identity(EXPERIMENT)
 
 
@@ -363,7 +363,7 @@ def another(value):
 
 
 def test_every_field_but_those_of_the_execution_is_part_of_the_identity():
-    for name in Experiment.model_fields.keys() - EXECUTION_FIELDS:
+    for name in Experiment.model_fields.keys() - {*names_of("execution")}:
         changed = EXPERIMENT.model_copy(update={name: another(getattr(EXPERIMENT, name))})
         assert identity(changed) != identity(EXPERIMENT), name
 

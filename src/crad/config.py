@@ -1,22 +1,23 @@
 """The settings of one experiment: from a preset, a TOML file and flags, validated once at the edge.
 
 Flags win over the file, the file wins over the preset. The keys of the TOML file are the field names below;
-the flags are the same words with hyphens.
+the flags are the same words with hyphens. Every field carries a `Setting`, which says what it is to the rest of the
+package: whoever needs a list of settings asks for it with `names_of`, and nobody keeps one by hand.
 """
 
 from __future__ import annotations
 
 import shlex
-import tomllib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from crad.errors import ConfigError, unknown_name
+from crad.errors import ConfigError, first_fault, unknown_name
+from crad.files import read_toml
 
 Unsupported = Literal["consensus", "zero"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
@@ -24,7 +25,7 @@ PartitionKind = Literal["dirichlet", "iid", "shards"]
 LocalLoss = Literal["plain", "balanced"]
 EvidenceSource = Literal["reported", "own", "pooled"]
 FilterKind = Literal["median", "support", "self-scaled", "weighted-consensus", "weighted-median", "weighted"]
-Matching = Literal["same", "mixup", "strong"]
+DistillAugment = Literal["same", "mixup", "strong"]
 AttackKind = Literal[
     "noise",
     "label-flip",
@@ -62,14 +63,64 @@ class Recipe:
     local_loss: LocalLoss = "plain"
     evidence: EvidenceSource = "reported"
     filter: FilterKind | None = None  # None: the rule's own
-    matching: Matching = "same"
+    distill_augment: DistillAugment = "same"
 
 
 PUBLISHED = Recipe()
 # Methods that are a rule under another recipe; a setting of the same name wins over it.
 RECIPES: dict[str, Recipe] = {
-    "crad-plus": Recipe(local_loss="balanced", evidence="pooled", filter="weighted-consensus", matching="same"),
+    "crad-plus": Recipe(local_loss="balanced", evidence="pooled", filter="weighted-consensus", distill_augment="same"),
 }
+
+
+# Where a setting stands in the help, in this order.
+Panel = Literal[
+    "Experiment",
+    "Data",
+    "Models",
+    "Training",
+    "Distillation",
+    "Federation",
+    "Evaluation",
+    "Simulated attacks",
+    "Execution",
+]
+# What a setting decides. All but execution decide the outcome of a run, and so its identity.
+Role = Literal[
+    "method",  # which method learns, with which settings of its own
+    "recipe",  # what a method stands for, and the setting wins over it: see Recipe
+    "world",  # the data, its division and who takes part: runs that differ here are neither seeds nor compared
+    "learning",  # how everybody learns: runs of one name that differ here are told apart by it
+    "extent",  # which run of several, how long, how often tested: neither compared nor mistaken for a seed
+    "execution",  # how a run is executed, never what comes out of it (on one kind of device)
+]
+# Who decides it in a federation of organisations.
+Sharing = Literal[
+    "agreed",  # all alike: may stand in the settings of federation.toml, and is part of its hash
+    "in agreement",  # all alike, said elsewhere in federation.toml: the seed, the members, their networks
+    "private",  # each organisation for itself
+    "simulated",  # nobody: only a simulation has it
+]
+ALWAYS_THERE = object()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a field of `Experiment` is to the rest of the package, said in this one place."""
+
+    help: str
+    panel: Panel
+    role: Role
+    sharing: Sharing
+    _: KW_ONLY
+    before: object = ALWAYS_THERE  # at this value a run is what it was before the setting came: no part of a hash
+    stored_as: str | None = None  # an older name: the key in files and hashes, and a hidden flag
+    metavar: str | None = None  # what the flag wants; left out: what the field's type says
+    words: Mapping[object, str] = field(default_factory=dict)  # values as the name of a run says them
+    is_said_alone: bool = False  # the value says what it is: "cifar10", not "dataset cifar10"
+    is_of_teachers: bool = False  # who trains alone has no use for it
+    is_of_engine: bool = False  # a value for one engine may not fit another
+    sets_pace: bool = False  # rounds of runs that agree in these take about as long
 
 
 class Experiment(BaseModel):
@@ -77,87 +128,261 @@ class Experiment(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    dataset: str = Field(
-        "cifar10", min_length=1, description="Data set: a known name, an .npz file or a folder of class folders"
-    )
-    method: str = Field(
-        "crad",
-        description="Method: crad, crad-plus, uniform, uncertainty, an ablation rule, fedmd, fedgd, msfkd, dfml, "
-        "fedmkd, local, centralized, or your own as package.module:Class",
-    )
-    method_settings: dict[str, bool | int | float | str] = Field(
-        default_factory=dict, description="Settings of the method's own, as name=value,..."
-    )
-    preset: str = Field("paper", description="Where the other defaults come from: paper, mini, demo")
-    seed: Annotated[int, Field(ge=0)] = Field(1024, description="Seed of every random draw")
-    clients: AtLeastOne = Field(10, description="Number of clients N")
-    active: AtLeastOne | None = Field(None, description="Clients drawn to take part in a round [default: all]")
-    rounds: AtLeastOne = Field(300, description="Communication rounds R")
-    partition: PartitionKind = Field("dirichlet", description="How the data is divided among the clients")
-    alpha: Positive = Field(0.3, description="Dirichlet concentration: smaller is more skewed")
-    classes_per_client: AtLeastOne = Field(2, description="Classes a client holds under --partition shards")
-    held_out: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.2, description="Share of each shard held out, half for validation and half for testing"
-    )
-    train_limit: AtLeastOne | None = Field(None, description="Class-balanced subset of the training images")
-    test_limit: AtLeastOne | None = Field(None, description="Class-balanced subset of the test images")
-    proxy_size: Annotated[int, Field(ge=0)] = Field(
-        500, description="Images taken out before the partition for the methods that need a proxy set"
-    )
-    models: tuple[str, ...] = Field(
-        ("resnet18", "resnet18-half", "cnn6"),
-        min_length=1,
-        description="Architectures, given to the clients in turn, separated by commas",
-    )
-    width: Annotated[float, Field(gt=0, le=4)] = Field(1.0, description="Factor on the channel counts of our models")
-    local_epochs: AtLeastOne = Field(1, description="Epochs over the own shard per round")
-    batch_size: Annotated[int, Field(ge=2)] = Field(64, description="Batch size; a last batch of one is dropped")
-    lr: Positive = Field(0.01, description="Learning rate of SGD")
-    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="Momentum of SGD")
-    weight_decay: NotNegative = Field(5e-4, description="Weight decay of SGD")
-    clip_norm: Positive = Field(5.0, description="Gradients are clipped to this L2 norm")
-    augment: bool = Field(True, description="Random crops and flips, as the data set allows")
-    temperature: Positive = Field(3.0, description="Distillation temperature T")
-    distill_weight: Annotated[float, Field(ge=0, le=1)] = Field(0.7, description="Distillation weight lambda")
-    min_support: NotNegative = Field(2, description="Validation samples a teacher needs to speak for a class")
-    unsupported: Unsupported = Field("consensus", description="A class nobody supports: plain mean, or literal zero")
-    epsilon: Positive = Field(1e-8, description="Guards divisions in the rule")
-    private_counts: Positive | None = Field(None, description="Publish counts with Laplace noise of this epsilon")
-    local_loss: LocalLoss | None = Field(
-        None, description="Private loss: plain, or balanced by the client's own class prior [default: the method's]"
-    )
-    evidence: EvidenceSource | None = Field(
-        None,
-        description="What teachers are judged by: reported, own (counted on the student's shard) or pooled "
-        "[default: the method's]",
-    )
-    filter: FilterKind | None = Field(
-        None,
-        description="Who agrees: median, support, self-scaled, weighted-consensus, weighted-median, weighted "
-        "[default: the rule's own]",
-    )
-    matching: Matching | None = Field(
-        None, description="Inputs on which student and teachers meet: same, mixup, strong [default: the method's]"
-    )
-    attack: AttackKind | None = Field(
-        None,
-        description="What attackers do (simulation): noise, label-flip, label-flip-pairs, sign-flip, inflated, "
-        "backdoor, free-rider, collude; honest: nothing, as a control",
-    )
-    attackers: Annotated[int, Field(ge=0)] = Field(0, description="Clients that attack, drawn by the seed")
-    eval_every: AtLeastOne = Field(1, description="Rounds between evaluations on the test sets")
-    device: Device = Field("auto", description="Where to compute")
-    teacher_precision: TeacherPrecision = Field("fp32", description="Numbers in which teachers run; bf16 needs CUDA")
-    engine: EngineKind = Field("auto", description="Where clients run: in this process, in processes here, or on Ray")
-    workers: Workers = Field("auto", description="Processes, one client at a time each; auto: one per core")
-    ray_address: str | None = Field(None, description="Ray cluster to join with --engine ray [default: start one here]")
+    dataset: Annotated[
+        str,
+        Field(min_length=1),
+        Setting(
+            "Data set: a known name, an .npz file or a folder of class folders",
+            "Data",
+            "world",
+            "private",
+            metavar="NAME|FILE|FOLDER",
+            is_said_alone=True,
+            sets_pace=True,
+        ),
+    ] = "cifar10"
+    method: Annotated[
+        str,
+        Setting(
+            "Method: crad, crad-plus, uniform, uncertainty, an ablation rule, fedmd, fedgd, msfkd, dfml, "
+            "fedmkd, local, centralized, or your own as package.module:Class",
+            "Experiment",
+            "method",
+            "agreed",
+        ),
+    ] = "crad"
+    method_settings: Annotated[
+        dict[str, bool | int | float | str],
+        Setting("Settings of the method's own, as name=value,...", "Experiment", "method", "agreed"),
+    ] = Field(default_factory=dict)
+    preset: Annotated[
+        str,
+        Setting("Where the other defaults come from", "Experiment", "extent", "simulated"),
+    ] = "paper"
+    seed: Annotated[
+        int,
+        Field(ge=0),
+        Setting("Seed of every random draw", "Experiment", "extent", "in agreement", metavar="INTEGER"),
+    ] = 1024
+    clients: Annotated[
+        AtLeastOne, Setting("Number of clients", "Federation", "world", "in agreement", sets_pace=True)
+    ] = 10
+    active: Annotated[
+        AtLeastOne | None,
+        Setting(
+            "Clients drawn to take part in a round (all)",
+            "Federation",
+            "world",
+            "agreed",
+            words={None: "all active"},
+            sets_pace=True,
+        ),
+    ] = None
+    rounds: Annotated[AtLeastOne, Setting("Communication rounds", "Federation", "extent", "agreed")] = 300
+    partition: Annotated[
+        PartitionKind,
+        Setting("How the data is divided among the clients", "Data", "world", "simulated", is_said_alone=True),
+    ] = "dirichlet"
+    alpha: Annotated[
+        Positive, Setting("Dirichlet concentration: smaller is more skewed", "Data", "world", "simulated")
+    ] = 0.3
+    classes_per_client: Annotated[
+        AtLeastOne, Setting("Classes a client holds under --partition shards", "Data", "world", "simulated")
+    ] = 2
+    held_out: Annotated[
+        float,
+        Field(gt=0, lt=1),
+        Setting(
+            "Share of each shard held out, half for validation and half for testing",
+            "Data",
+            "world",
+            "agreed",
+            metavar="SHARE",
+        ),
+    ] = 0.2
+    train_limit: Annotated[
+        AtLeastOne | None,
+        Setting("Class-balanced subset of the training images", "Data", "world", "simulated", sets_pace=True),
+    ] = None
+    test_limit: Annotated[
+        AtLeastOne | None,
+        Setting("Class-balanced subset of the test images", "Data", "world", "simulated", sets_pace=True),
+    ] = None
+    proxy_size: Annotated[
+        int,
+        Field(ge=0),
+        Setting(
+            "Images taken out before the partition for the methods that need a proxy set",
+            "Data",
+            "learning",
+            "simulated",
+        ),
+    ] = 500
+    models: Annotated[
+        tuple[str, ...],
+        Field(min_length=1),
+        Setting(
+            "Architectures, given to the clients in turn, separated by commas",
+            "Models",
+            "learning",
+            "in agreement",
+            sets_pace=True,
+        ),
+    ] = ("resnet18", "resnet18-half", "cnn6")
+    width: Annotated[
+        float,
+        Field(gt=0, le=4),
+        Setting("Factor on the channel counts of our models", "Models", "learning", "in agreement", sets_pace=True),
+    ] = 1.0
+    local_epochs: Annotated[
+        AtLeastOne, Setting("Epochs over the own shard per round", "Training", "learning", "agreed", sets_pace=True)
+    ] = 1
+    batch_size: Annotated[
+        int,
+        Field(ge=2),
+        Setting("Batch size; a last batch of one is dropped", "Training", "learning", "agreed", sets_pace=True),
+    ] = 64
+    lr: Annotated[Positive, Setting("Learning rate of SGD", "Training", "learning", "agreed")] = 0.01
+    momentum: Annotated[float, Field(ge=0, lt=1), Setting("Momentum of SGD", "Training", "learning", "agreed")] = 0.9
+    weight_decay: Annotated[NotNegative, Setting("Weight decay of SGD", "Training", "learning", "agreed")] = 5e-4
+    clip_norm: Annotated[
+        Positive, Setting("Gradients are clipped to this L2 norm", "Training", "learning", "agreed")
+    ] = 5.0
+    augment: Annotated[
+        bool, Setting("Random crops and flips, as the data set allows", "Training", "learning", "in agreement")
+    ] = True
+    temperature: Annotated[Positive, Setting("Distillation temperature T", "Distillation", "learning", "agreed")] = 3.0
+    distill_weight: Annotated[
+        float, Field(ge=0, le=1), Setting("Distillation weight lambda", "Distillation", "learning", "agreed")
+    ] = 0.7
+    min_support: Annotated[
+        NotNegative,
+        Setting("Validation samples a teacher needs to speak for a class", "Distillation", "learning", "agreed"),
+    ] = 2
+    unsupported: Annotated[
+        Unsupported,
+        Setting("A class nobody supports: plain mean, or literal zero", "Distillation", "learning", "agreed"),
+    ] = "consensus"
+    epsilon: Annotated[Positive, Setting("Guards divisions in the rule", "Distillation", "learning", "agreed")] = 1e-8
+    private_counts: Annotated[
+        Positive | None,
+        Setting("Publish counts with Laplace noise of this epsilon", "Federation", "learning", "agreed"),
+    ] = None
+    local_loss: Annotated[
+        LocalLoss | None,
+        Setting(
+            "Private loss: plain, or balanced by the client's own class prior (the method's)",
+            "Training",
+            "recipe",
+            "agreed",
+            before="plain",
+            words={"balanced": "balanced loss", "plain": "plain loss"},
+        ),
+    ] = None
+    evidence: Annotated[
+        EvidenceSource | None,
+        Setting(
+            "What teachers are judged by: reported, own (counted on the student's shard) or pooled (the method's)",
+            "Distillation",
+            "recipe",
+            "agreed",
+            before="reported",
+            is_of_teachers=True,
+        ),
+    ] = None
+    filter: Annotated[
+        FilterKind | None,
+        Setting(
+            "Who agrees: median, support, self-scaled, weighted-consensus, weighted-median, weighted (the rule's own)",
+            "Distillation",
+            "recipe",
+            "agreed",
+            before=None,
+            is_of_teachers=True,
+            words={"weighted-consensus": "weighted consensus", "weighted-median": "weighted median"},
+        ),
+    ] = None
+    distill_augment: Annotated[
+        DistillAugment | None,
+        Setting(
+            "Inputs on which student and teachers meet (the method's)",
+            "Distillation",
+            "recipe",
+            "agreed",
+            before="same",
+            is_of_teachers=True,
+            stored_as="matching",
+            words={"mixup": "mixup", "strong": "strong inputs", "same": "same inputs"},
+        ),
+    ] = None
+    attack: Annotated[
+        AttackKind | None,
+        Setting(
+            "What attackers do (simulation): noise, label-flip, label-flip-pairs, sign-flip, inflated, "
+            "backdoor, free-rider, collude; honest: nothing, as a control",
+            "Simulated attacks",
+            "world",
+            "simulated",
+            before=None,
+            is_of_teachers=True,
+            words={None: "no attack"},
+        ),
+    ] = None
+    attackers: Annotated[
+        int,
+        Field(ge=0),
+        Setting(
+            "Clients that attack, drawn by the seed",
+            "Simulated attacks",
+            "world",
+            "simulated",
+            before=0,
+            is_of_teachers=True,
+            words={0: ""},
+        ),
+    ] = 0
+    eval_every: Annotated[
+        AtLeastOne, Setting("Rounds between evaluations on the test sets", "Evaluation", "extent", "private")
+    ] = 1
+    device: Annotated[Device, Setting("Where to compute", "Execution", "execution", "private")] = "auto"
+    teacher_precision: Annotated[
+        TeacherPrecision, Setting("Numbers in which teachers run; bf16 needs CUDA", "Execution", "learning", "private")
+    ] = "fp32"
+    engine: Annotated[
+        EngineKind,
+        Setting(
+            "Where clients run: in this process, in processes here, or on Ray", "Execution", "execution", "private"
+        ),
+    ] = "auto"
+    workers: Annotated[
+        Workers,
+        Setting(
+            "Processes, one client at a time each; auto: one per core",
+            "Execution",
+            "execution",
+            "private",
+            metavar="COUNT|auto",
+            is_of_engine=True,
+        ),
+    ] = "auto"
+    ray_address: Annotated[
+        str | None,
+        Setting(
+            "Ray cluster to join with --engine ray (start one here)",
+            "Execution",
+            "execution",
+            "private",
+            metavar="ADDRESS",
+            is_of_engine=True,
+        ),
+    ] = None
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401  # pydantic checks each
         """Settings over those of their preset; refused with one clear line."""
         try:
             super().__init__(**_over_preset(settings))
         except ValidationError as error:
-            raise ConfigError(_one_line(error)) from error
+            raise ConfigError(first_fault(error, depth=1)) from error
 
     def __hash__(self) -> int:
         """Equal experiments hash alike; the method's settings are a dictionary, which has no hash of its own."""
@@ -199,11 +424,8 @@ class Experiment(BaseModel):
         return None
 
 
-# Settings of earlier versions, and what each says.
-ALIASES = {"liars": "Short for attack noise by N attackers"}
-
-# Fields that change how a run is executed, never what comes out of it (on one kind of device).
-EXECUTION_FIELDS = frozenset({"device", "engine", "workers", "ray_address"})
+# Settings of earlier versions that stand for several of now.
+ALIASES = {"liars": "Short for --attack noise --attackers COUNT"}
 
 PRESETS: dict[str, dict[str, Any]] = {
     # The paper's protocol in full: needs a GPU, or days.
@@ -235,23 +457,51 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 def make_experiment(settings: Mapping[str, Any] | None = None, *, path: Path | None = None) -> Experiment:
     """An experiment from flags over a TOML file over a preset; refused with one clear line."""
-    from_file = {} if path is None else read_toml(path)
-    return Experiment(**{**from_file, **(settings or {})})
+    from_file = {} if path is None else read_toml(path, what="the experiment file")
+    return Experiment(**{**with_current_names(from_file), **with_current_names(settings or {})})
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """The settings in an `experiment.toml`."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read the experiment file {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+def setting_of(name: str) -> Setting:
+    """Return what a field of `Experiment` is to the rest of the package."""
+    return next(one for one in Experiment.model_fields[name].metadata if isinstance(one, Setting))
+
+
+def names_where(is_meant: Callable[[Setting], bool]) -> tuple[str, ...]:
+    """Return the settings of which this is true, in the order of their fields."""
+    return tuple(name for name in Experiment.model_fields if is_meant(setting_of(name)))
+
+
+def names_of(*roles: Role) -> tuple[str, ...]:
+    """Return the settings with one of these roles, in the order of their fields."""
+    return names_where(lambda setting: setting.role in roles)
+
+
+def older_names() -> dict[str, str]:
+    """Return the settings that were called otherwise, by the name of then."""
+    names = {name: setting_of(name).stored_as for name in Experiment.model_fields}
+    return {older: name for name, older in names.items() if older is not None}
+
+
+def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings under the names of now, whichever they were given by; refuse one that is set twice."""
+    older, renamed = older_names(), dict[str, Any]()
+    for key, value in settings.items():
+        name = older.get(key, key)
+        said = renamed.get(name)
+        if said not in (None, NONE) and value not in (None, NONE, said):
+            raise ConfigError(f"{key} = {value!r}: it is {name} by its older name, which is {said!r}: leave one out")
+        renamed[name] = value if said in (None, NONE) else said
+    return renamed
+
+
+def with_stored_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings under the names that files and hashes have for them, which never change."""
+    return {setting_of(name).stored_as or name: value for name, value in settings.items()}
 
 
 def to_toml(experiment: Experiment) -> str:
     """Everything needed to repeat the experiment, as TOML; it does not depend on what a preset says later."""
-    settings = experiment.model_dump(mode="json")
+    settings = with_stored_names(experiment.model_dump(mode="json"))
     return tomli_w.dumps({key: NONE if value is None else value for key, value in settings.items()})
 
 
@@ -284,6 +534,7 @@ def _over_preset(settings: Mapping[str, Any]) -> dict[str, Any]:
     preset = settings.get("preset", "paper")
     if not isinstance(preset, str) or preset not in PRESETS:
         raise unknown_name("preset", preset, PRESETS)
+    settings = with_current_names(settings)
     for key in settings:
         if key not in Experiment.model_fields and key not in ALIASES:
             raise unknown_name("setting", key, Experiment.model_fields)
@@ -292,7 +543,11 @@ def _over_preset(settings: Mapping[str, Any]) -> dict[str, Any]:
         merged["models"] = tuple(part.strip() for part in merged["models"].split(","))
     if isinstance(merged.get("method_settings"), str):
         merged["method_settings"] = parse_pairs(merged["method_settings"])
-    return {key: None if value == NONE and key in _OPTIONAL else value for key, value in merged.items()}
+    return {key: None if value == NONE and _is_optional(key) else value for key, value in merged.items()}
+
+
+def _is_optional(name: str) -> bool:
+    return Experiment.model_fields[name].default is None
 
 
 def _without_liars(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -335,13 +590,5 @@ def _plain_value(text: str) -> bool | int | float | str:
     return text
 
 
-def _one_line(error: ValidationError) -> str:
-    first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"][:1])
-    message = first["msg"].removeprefix("Value error, ")
-    return message if not key else f"{key} = {first['input']!r}: {message[0].lower()}{message[1:]}"
-
-
 # TOML has no null and a flag no empty value: this word switches a limit off.
 NONE = "none"
-_OPTIONAL = frozenset(name for name, field in Experiment.model_fields.items() if field.default is None)

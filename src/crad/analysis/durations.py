@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from crad.config import Experiment
+from crad.config import Experiment, names_where
 from crad.runs.run_records import RunRecords
 
 # Seconds of a round under preset mini on CIFAR-10, one process on two cores of an Intel Xeon at 2.8 GHz, no GPU
@@ -24,17 +24,7 @@ MINI_ROUND_SECONDS = {
 # A round that took more than so many usual ones was one in which the machine stood still.
 _PAUSE = 3
 # Finished runs that agree in these tell the seconds of a round best.
-_WORKLOAD = (
-    "dataset",
-    "clients",
-    "active",
-    "train_limit",
-    "test_limit",
-    "models",
-    "width",
-    "batch_size",
-    "local_epochs",
-)
+_WORKLOAD = names_where(lambda setting: setting.sets_pace)
 
 
 class Durations:

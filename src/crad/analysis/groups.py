@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from crad.config import setting_of
 from crad.runs.names import WORLD_FIELDS, differing, names
 from crad.runs.run_records import RunRecords
 
 Methods = Mapping[str, Sequence[RunRecords]]  # by name, one run per seed
-
-_NONE_OF_IT = {"active": "all active", "attack": "no attack", "attackers": ""}
 
 
 def worlds(runs: Sequence[RunRecords]) -> dict[str, list[RunRecords]]:
@@ -40,6 +39,6 @@ def is_tested(record: Mapping[str, Any]) -> bool:
 
 
 def _word(key: str, value: object) -> str:
-    if key in _NONE_OF_IT and not value:
-        return _NONE_OF_IT[key]
-    return str(value) if key in ("dataset", "partition") else f"{key.replace('_', ' ')} {value}"
+    setting = setting_of(key)
+    usual = str(value) if setting.is_said_alone else f"{key.replace('_', ' ')} {value}"
+    return setting.words.get(value, usual)

@@ -19,27 +19,38 @@ if TYPE_CHECKING:
 
 PANEL = "Watching and logging"
 WatchFlag = Annotated[
-    bool, typer.Option("--watch", help="Show the growing report on a page of this machine.", rich_help_panel=PANEL)
+    bool,
+    typer.Option(
+        "--watch", metavar="", help="Show the growing report on a page of this machine.", rich_help_panel=PANEL
+    ),
 ]
 PortFlag = Annotated[
     int | None,
     typer.Option(
         "--port",
-        metavar="N",
+        metavar="PORT",
         min=1,
         max=65535,
-        help="Port of the page that --watch shows [default: a free one].",
+        help="Port of the page that --watch shows (a free one).",
         rich_help_panel=PANEL,
     ),
 ]
 TensorBoardFlag = Annotated[
     bool,
-    typer.Option("--tensorboard", help="Log every round for TensorBoard, in the run directory.", rich_help_panel=PANEL),
+    typer.Option(
+        "--tensorboard",
+        metavar="",
+        help="Log every round for TensorBoard, in the run directory.",
+        rich_help_panel=PANEL,
+    ),
 ]
 MLflowFlag = Annotated[
     bool,
     typer.Option(
-        "--mlflow", help="Log every round to MLFLOW_TRACKING_URI, or to mlruns/ in the output.", rich_help_panel=PANEL
+        "--mlflow",
+        metavar="",
+        help="Log every round to MLFLOW_TRACKING_URI, or to mlruns/ in the output.",
+        rich_help_panel=PANEL,
     ),
 ]
 

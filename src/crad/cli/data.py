@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from crad.cli.options import ConfigFile, Output, Settings, with_experiment_flags
+from crad.config import make_experiment, names_of
 from crad.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -170,13 +171,12 @@ def _bar(name: str, *, console: Console) -> Iterator[Callable[[int, int | None],
 
 
 @app.command("split")
-@with_experiment_flags(without=("method", "method_settings", "engine", "workers", "ray_address", "device"))
+@with_experiment_flags(without=names_of("method", "execution"))
 def split_command(settings: Settings, config: ConfigFile = None, output: Output = None) -> None:
     """Divide a data set as a run with these settings would, one .npz file per client: to rehearse a federation.
 
     Example: crad data split --dataset pathmnist --clients 3 --seed 1 --output shards
     """
-    from crad.config import make_experiment
     from crad.data.site_data import write_shard
     from crad.federation.context import build_run_context
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Annotated, Any
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 
 from crad.cli.callback_options import CallbackOptions, callback_flags
-from crad.config import ALIASES, PRESETS, Experiment
+from crad.config import ALIASES, PRESETS, Experiment, Panel, older_names, setting_of, with_current_names
 
 Settings = dict[str, Any]
 
@@ -19,8 +20,10 @@ ConfigFile = Annotated[
     Path | None, typer.Option("--config", "-c", metavar="FILE", help="Read an experiment.toml; flags win over it.")
 ]
 Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Where to write; must be new.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no tables; only the path at the end.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON on standard output.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", metavar="", help="No progress, no tables; only the path at the end.")
+]
+AsJson = Annotated[bool, typer.Option("--json", metavar="", help="Print the outcome as JSON on standard output.")]
 
 
 def with_experiment_flags(*, without: tuple[str, ...] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -28,7 +31,7 @@ def with_experiment_flags(*, without: tuple[str, ...] = ()) -> Callable[[Callabl
 
     A command with a parameter `callback_options` gets the flags of those who hear of a run, too.
     """
-    names = [name for name in (*Experiment.model_fields, *ALIASES) if name not in without]
+    flags = _flags([name for name in Experiment.model_fields if name not in without])
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         taken = inspect.signature(command, eval_str=True).parameters
@@ -37,14 +40,13 @@ def with_experiment_flags(*, without: tuple[str, ...] = ()) -> Callable[[Callabl
 
         @functools.wraps(command)
         def wrapper(**values: Any) -> None:  # noqa: ANN401  # whatever the flags hold
-            given = {name: values.pop(name) for name in names}
-            settings = {name: value for name, value in given.items() if value is not None}
+            given = {flag.name: values.pop(flag.name) for flag in flags}
+            settings = with_current_names({name: value for name, value in given.items() if value is not None})
             if others:
                 values["callback_options"] = CallbackOptions(**{flag.name: values.pop(flag.name) for flag in others})
             command(settings=settings, **values)
 
-        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + others
-        parameters += [_flag(name) for name in names]
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + others + flags
         wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # how Typer learns of flags made here
         wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
         return wrapper
@@ -52,24 +54,68 @@ def with_experiment_flags(*, without: tuple[str, ...] = ()) -> Callable[[Callabl
     return decorate
 
 
-def _flag(name: str) -> inspect.Parameter:
+def _flags(names: Collection[str]) -> list[inspect.Parameter]:
+    """Return a flag for each of these settings, panel by panel, then those that are only understood."""
+    ordered = sorted(names, key=lambda name: get_args(Panel).index(setting_of(name).panel))
+    older = [_flag(name, spelled=old) for old, name in older_names().items() if name in names]
+    return [*map(_flag, ordered), *map(_shorthand, ALIASES), *older]
+
+
+def _flag(name: str, *, spelled: str | None = None) -> inspect.Parameter:
+    """Return the flag of a setting; under an older name it is understood and not shown."""
     # Values stay text here: the settings model is the one place that checks them.
-    if name in ALIASES:
-        option = typer.Option(f"--{name}", metavar="N", help=ALIASES[name], rich_help_panel="Experiment")
-        return inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
-        )
-    field = Experiment.model_fields[name]
-    word = name.replace("_", "-")
-    text = f"{field.description}{_default(name)}"
-    if field.annotation is bool:
-        option = typer.Option(f"--{word}/--no-{word}", help=text, rich_help_panel="Experiment", show_default=False)
-        kind: Any = bool | None
-    else:
-        metavar = "NAME" if isinstance(field.default, str) else "N"
-        option = typer.Option(f"--{word}", metavar=metavar, help=text, rich_help_panel="Experiment", show_default=False)
-        kind = str | None
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
+    setting, word = setting_of(name), (spelled or name).replace("_", "-")
+    is_switch = Experiment.model_fields[name].annotation is bool
+    option = typer.Option(
+        f"--{word}/--no-{word}" if is_switch else f"--{word}",
+        metavar="" if is_switch else metavar_of(name),
+        help=f"{setting.help}{_default(name)}",
+        rich_help_panel=setting.panel,
+        show_default=False,
+        hidden=spelled is not None,
+    )
+    return _parameter(spelled or name, bool | None if is_switch else str | None, option)
+
+
+def _shorthand(name: str) -> inspect.Parameter:
+    option = typer.Option(f"--{name}", metavar="COUNT", help=ALIASES[name], rich_help_panel="Simulated attacks")
+    return _parameter(name, str | None, option)
+
+
+def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:  # noqa: ANN401  # a type, and Typer's own
+    annotation = Annotated[kind, option]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def metavar_of(name: str) -> str:
+    """Return what the flag of a setting wants, as its help says it: choices, or the kind of value."""
+    if name == "preset":
+        return f"[{'|'.join(PRESETS)}]"
+    if setting_of(name).metavar is not None:
+        return str(setting_of(name).metavar)
+    kind = _plain_type(name)
+    choices = f"[{'|'.join(get_args(kind))}]"
+    return _KINDS.get(kind) or (choices if len(choices) <= MAX_CHOICES else "NAME")
+
+
+MAX_CHOICES = 28  # characters; longer ones are broken in the midst of a word on a narrow terminal: the help names them
+_KINDS: dict[Any, str] = {
+    int: "COUNT",
+    float: "NUMBER",
+    str: "NAME",
+    tuple: "NAME,...",
+    dict: "NAME=VALUE,...",
+}
+
+
+def _plain_type(name: str) -> Any:  # noqa: ANN401  # a type or a Literal
+    """Return the type of a setting without bounds and without None: a Literal, or what holds its values."""
+    kind: Any = Experiment.model_fields[name].annotation
+    if get_origin(kind) in (Union, UnionType):
+        kind = next(one for one in get_args(kind) if one is not type(None))
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    return kind if get_origin(kind) in (None, Literal) else get_origin(kind)
 
 
 def _default(name: str) -> str:

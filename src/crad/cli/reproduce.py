@@ -64,7 +64,9 @@ Keep = Annotated[
         help="Keep finished runs there as small files, without models; those that are there are not run again.",
     ),
 ]
-OnlyShow = Annotated[bool, typer.Option("--only-show", help="Run nothing: plan and tables from what is there.")]
+OnlyShow = Annotated[
+    bool, typer.Option("--only-show", metavar="", help="Run nothing: plan and tables from what is there.")
+]
 
 MOST_NAMED = 3  # runs that failed for the same reason
 

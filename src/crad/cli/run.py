@@ -14,7 +14,7 @@ import typer
 from crad.cli.callback_options import CallbackOptions
 from crad.cli.options import AsJson, ConfigFile, Output, Quiet, Settings, with_experiment_flags
 from crad.cli.signals import Terminated
-from crad.config import EXECUTION_FIELDS, Experiment, make_experiment
+from crad.config import Experiment, make_experiment, names_of, setting_of
 from crad.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -144,12 +144,12 @@ def default_output(experiment: Experiment, what: str) -> Path:
 def _resumed(directory: Path, settings: Settings, *, config: Path | None, output: Path | None) -> Experiment:
     from crad.runs.directory import RunDirectory
 
-    changed = [name for name in settings if name not in EXECUTION_FIELDS]
+    changed = [name for name in settings if name not in names_of("execution")]
     if changed or config or output:
         flags = [f"--{name.replace('_', '-')}" for name in changed]
         flags += [flag for flag, value in (("--config", config), ("--output", output)) if value]
         raise ConfigError(f"--resume takes its settings from {directory}; leave out {', '.join(flags)}")
     stored = RunDirectory(directory).experiment().model_dump()
     if "engine" in settings:  # what was set for another engine may not fit this one
-        stored = {name: value for name, value in stored.items() if name not in ("workers", "ray_address")}
+        stored = {name: value for name, value in stored.items() if not setting_of(name).is_of_engine}
     return make_experiment({**stored, **settings})

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pydantic import ValidationError
 
 from crad.aggregation import RULES
-from crad.config import PUBLISHED, Experiment
-from crad.errors import ConfigError, unknown_name
+from crad.config import PUBLISHED, Experiment, names_where
+from crad.errors import ConfigError, first_fault, unknown_name
 from crad.federation.method import Method, MethodSpec
 from crad.methods.alone import CENTRALIZED, LOCAL
 from crad.methods.dfml import Dfml
@@ -53,8 +53,7 @@ def resolve_method(name: str, settings: Mapping[str, object] | None = None) -> M
 def check_recipe(experiment: Experiment, method: Method) -> None:
     """Refuse settings that the method would not look at: nobody shall believe that they had an effect."""
     rule, recipe = method.rule, experiment.recipe
-    changed = [name for name in ("evidence", "filter", "matching") if getattr(recipe, name) != getattr(PUBLISHED, name)]
-    changed += ["attack"] if experiment.attack else []
+    changed = [name for name in names_where(lambda one: one.is_of_teachers) if _is_changed(experiment, name)]
     if changed and rule is None:
         raise ConfigError(
             f"{changed[0]} = {getattr(experiment, changed[0])!r} is for methods that combine snapshots by a rule, such "
@@ -66,6 +65,13 @@ def check_recipe(experiment: Experiment, method: Method) -> None:
         rule.with_filter(recipe.filter)
 
 
+def _is_changed(experiment: Experiment, name: str) -> bool:
+    """Return whether a setting is not what CRAD as published has, where its recipe says that, or else the default."""
+    if hasattr(PUBLISHED, name):
+        return bool(getattr(experiment.recipe, name) != getattr(PUBLISHED, name))
+    return bool(getattr(experiment, name) != Experiment.model_fields[name].default)
+
+
 def _with_settings(name: str, kind: type[MethodSpec], settings: Mapping[str, object]) -> MethodSpec:
     for key in settings:
         if key not in kind.model_fields:
@@ -73,9 +79,7 @@ def _with_settings(name: str, kind: type[MethodSpec], settings: Mapping[str, obj
     try:
         return kind(**settings)
     except ValidationError as error:
-        fault = error.errors()[0]
-        place = ".".join(map(str, fault["loc"]))
-        raise ConfigError(f"method {name!r}: {place} = {fault['input']!r}: {fault['msg']}") from error
+        raise ConfigError(f"method {name!r}: {first_fault(error)}") from error
     except Exception as error:  # a validator of the user's own
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError(f"method {name!r}: its settings failed with {reason}") from error

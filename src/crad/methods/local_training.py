@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from crad.config import Matching
+from crad.config import DistillAugment
 from crad.federation.method import RoundContext
 from crad.federation.peer import Peer
 from crad.training.distill_augment import match_on
@@ -22,7 +22,7 @@ def train_epochs(
     context: RoundContext,
     *,
     loss_for: Callable[[Block], BlockLoss],
-    matching: Matching = "same",
+    matching: DistillAugment = "same",
     sample_values: int = 0,
     epochs: int | None = None,
     words: tuple[str | int, ...] = (),
@@ -42,7 +42,7 @@ def local_blocks(
     peer: Peer,
     context: RoundContext,
     *,
-    matching: Matching = "same",
+    matching: DistillAugment = "same",
     sample_values: int = 0,
     epochs: int | None = None,
     words: tuple[str | int, ...] = (),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,8 +17,20 @@ import tomli_w
 from cryptography import x509
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from crad.config import PUBLISHED, RECIPES, AtLeastOne, Experiment, Positive
-from crad.errors import ConfigError, printable, unknown_name
+from crad.config import (
+    PUBLISHED,
+    RECIPES,
+    AtLeastOne,
+    Experiment,
+    Positive,
+    names_of,
+    names_where,
+    setting_of,
+    with_current_names,
+    with_stored_names,
+)
+from crad.errors import ConfigError, first_fault, printable, unknown_name
+from crad.files import read_toml
 from crad.network.fields import (
     Address,
     ArchitectureId,
@@ -33,12 +44,7 @@ from crad.network.fields import (
 from crad.network.identity import fingerprint, key_fingerprint, name_in, read_certificate
 
 # What of an experiment all members must do alike; the rest is each one's own or stands elsewhere in the agreement.
-SETTINGS = (
-    *("method", "method_settings", "rounds", "active", "local_epochs", "batch_size", "held_out"),
-    *("lr", "momentum", "weight_decay", "clip_norm", "temperature", "distill_weight"),
-    *("min_support", "unsupported", "epsilon", "private_counts"),
-    *("local_loss", "evidence", "filter", "matching"),
-)
+SETTINGS = names_where(lambda setting: setting.sharing == "agreed")
 MIN_SIDE = 8  # pixels: three halvings must leave one
 MAX_CLASSES = 10_000
 MAX_MEMBERS = 1000
@@ -57,15 +63,18 @@ HEADER = """\
 
 def _complete_settings(given: dict[str, Any]) -> dict[str, Any]:
     """All settings in full, so that the hash does not depend on what a default says later."""
+    given = with_current_names(given)
     for key in given:
         if key not in SETTINGS:
             raise unknown_name("setting", key, SETTINGS)
     experiment = Experiment(**given, clients=MAX_MEMBERS)  # how many there are is checked with the members
-    settings = experiment.model_dump(mode="json", include=set(SETTINGS) - set(asdict(PUBLISHED)), exclude_none=True)
+    names = set(SETTINGS) - set(names_of("recipe"))
+    settings = experiment.model_dump(mode="json", include=names, exclude_none=True)
+    settings = {name: value for name, value in settings.items() if value != setting_of(name).before}
     # A recipe stands there where it is not the published one, so that older agreements keep their hash.
     is_own = experiment.recipe != PUBLISHED or experiment.method in RECIPES
     recipe = {name: value for name, value in asdict(experiment.recipe).items() if value is not None}
-    return {**settings, **(recipe if is_own else {})}
+    return with_stored_names({**settings, **(recipe if is_own else {})})
 
 
 class Member(BaseModel):
@@ -204,17 +213,14 @@ def make_agreement(table: Mapping[str, Any]) -> Agreement:
         # Through JSON: there a list is a list, and nothing but plain values passes.
         return Agreement.model_validate_json(json.dumps(table))
     except (TypeError, ValueError) as error:
-        raise ConfigError(_first_fault(error) if isinstance(error, ValidationError) else printable(error)) from error
+        raise ConfigError(_refusal(error) if isinstance(error, ValidationError) else printable(error)) from error
 
 
 def read_agreement(path: Path) -> Agreement:
     """The agreement in a federation.toml; refused with one line that names the file."""
+    table = read_toml(path, what="the agreement")
     try:
-        return make_agreement(tomllib.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise ConfigError(f"cannot read the agreement {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+        return make_agreement(table)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
@@ -269,17 +275,13 @@ def _check_images(agreement: Agreement) -> None:
             raise ValueError(f"{key} has {len(getattr(agreement, key))} values, but images have {channels} channels")
 
 
-def _first_fault(error: ValidationError) -> str:
-    fault = error.errors()[0]
-    place = [str(part) for part in fault["loc"]]
-    if fault["type"] == "extra_forbidden":
-        model = Agreement if len(place) == 1 else Member
-        return str(unknown_name("key", place[-1], model.model_fields))
-    message = fault["msg"].removeprefix("Value error, ")
-    if not place:
-        return message
-    quoted = "" if fault["type"] == "missing" else f" = {printable(fault['input'])!r}"
-    return f"{'.'.join(place)}{quoted}: {message[0].lower()}{message[1:]}"
+def _refusal(error: ValidationError) -> str:
+    """Return the first fault; a key that nobody knows is answered with the known ones."""
+    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    if fault["type"] != "extra_forbidden":
+        return first_fault(error)
+    model = Agreement if len(fault["loc"]) == 1 else Member
+    return str(unknown_name("key", fault["loc"][-1], model.model_fields))
 
 
 @dataclass

@@ -6,18 +6,18 @@ experiment of our own names a baseline in their place.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from crad.config import ALIASES, EXECUTION_FIELDS, PRESETS, Experiment
-from crad.errors import ConfigError, unknown_name
+from crad.config import ALIASES, PRESETS, Experiment, names_of, with_current_names
+from crad.errors import ConfigError, first_fault, unknown_name
+from crad.files import read_toml
 from crad.paper.measures import MEASURES
 from crad.runs.names import display_name
 
@@ -29,7 +29,7 @@ OWN = ("beyond", "controls", "attacks")  # of this project, with no published fi
 CHOICES = (*NAMES, *OWN, *GROUPS)
 PAPER_PRESET = "paper"
 
-CellSettings = dict[str, Any]
+CellSettings = Annotated[dict[str, Any], AfterValidator(with_current_names)]
 
 
 class _Part(BaseModel):
@@ -175,7 +175,7 @@ class PlannedCell:
     def departures(self) -> dict[str, tuple[object, object]]:
         """Return the settings in which the run is not what the paper did: ours and the paper's."""
         ours, paper = self.experiment.model_dump(), self.as_published.model_dump()
-        skipped = {"preset", "seed", *EXECUTION_FIELDS}
+        skipped = {"preset", "seed", *names_of("execution")}
         return {key: (ours[key], paper[key]) for key in ours if key not in skipped and ours[key] != paper[key]}
 
 
@@ -217,16 +217,11 @@ def load_paper(name: str) -> PaperExperiment:
 
 def read_paper(file: Traversable) -> PaperExperiment:
     """Read the experiment in a file; refuse it with one line that names the file."""
+    table = read_toml(file, hint="is the installation complete?")
     try:
-        return PaperExperiment(**tomllib.loads(file.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror}; is the installation complete?") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} is not valid TOML: {error}") from error
+        return PaperExperiment(**table)
     except ValidationError as error:
-        fault = error.errors()[0]
-        place = ".".join(map(str, fault["loc"]))
-        raise ConfigError(f"{file}: {f'{place}: ' if place else ''}{fault['msg']}") from error
+        raise ConfigError(f"{file}: {first_fault(error)}") from error
 
 
 def experiments_folder() -> Traversable:

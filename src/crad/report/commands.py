@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from crad.analysis.gains import ALONE
-from crad.config import EXECUTION_FIELDS, PUBLISHED, Experiment, changed_settings, to_flags
-from crad.runs.names import RECIPE_FIELDS, variant
+from crad.config import PUBLISHED, Experiment, changed_settings, names_of, names_where, to_flags
+from crad.runs.names import variant
 from crad.runs.run_records import RunRecords
 
-_OF_A_RUN = frozenset({"method", "seed", "method_settings"})  # what may differ between the runs of a comparison
-_OF_TEACHERS = frozenset({"evidence", "filter", "matching", "attack", "attackers"})  # who trains alone has none
+_OF_A_RUN = frozenset({"seed", *names_of("method")})  # what may differ between the runs of a comparison
+_OF_TEACHERS = frozenset(names_where(lambda setting: setting.is_of_teachers))  # who trains alone has none
+_OF_RECIPE = frozenset(names_of("recipe"))
 
 
 def repeating_commands(runs: Sequence[RunRecords]) -> list[str]:
@@ -46,20 +47,20 @@ def _run_command(experiment: Experiment) -> str:
 
 def _changed(experiment: Experiment) -> dict[str, Any]:
     """Return what a command must say: a run writes down the whole recipe, of which its method stands for most."""
-    changed = {key: value for key, value in changed_settings(experiment).items() if key not in RECIPE_FIELDS}
+    changed = {key: value for key, value in changed_settings(experiment).items() if key not in _OF_RECIPE}
     return changed | variant(experiment)
 
 
 def _is_comparison(runs: Sequence[RunRecords]) -> bool:
     """Tell whether one `crad compare` makes all of them: every method with every seed, all else alike."""
-    common = {_settings_key(run.experiment, without=_OF_A_RUN | EXECUTION_FIELDS) for run in runs}
+    common = {_settings_key(run.experiment, without=_OF_A_RUN | {*names_of("execution")}) for run in runs}
     of_method = {(run.experiment.method, repr(run.experiment.method_settings)) for run in runs}
     methods, seeds = {run.experiment.method for run in runs}, {run.experiment.seed for run in runs}
     return len(common) == 1 and len(of_method) == len(methods) and len(runs) == len(methods) * len(seeds)
 
 
 def _settings_key(experiment: Experiment, *, without: frozenset[str]) -> str:
-    plain = {key: value for key, value in experiment.model_dump().items() if key not in without | {*RECIPE_FIELDS}}
+    plain = {key: value for key, value in experiment.model_dump().items() if key not in without | _OF_RECIPE}
     return repr(plain | variant(experiment))
 
 

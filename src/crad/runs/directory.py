@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from crad.config import EXECUTION_FIELDS, Experiment, make_experiment, to_toml
+from crad.config import Experiment, make_experiment, names_of, setting_of, to_toml, with_stored_names
 from crad.errors import BusyError, RunError
 from crad.files import write_atomically, write_flushed, write_once
 from crad.runs.records import Record
@@ -207,28 +207,18 @@ class RunDirectory:
         return content
 
 
-# Settings that runs of an earlier version do not have: at these values they are what was done before.
-LATER_FIELDS: dict[str, tuple[object, ...]] = {
-    "local_loss": ("plain",),
-    "evidence": ("reported",),
-    "filter": (None,),
-    "matching": ("same",),
-    "attack": (None,),
-    "attackers": (0,),
-}
-
-
 def identity(experiment: Experiment) -> str:
     """Two experiments with the same identity give the same numbers."""
     from crad.aggregation.rules import has_published_filter  # late: a directory alone needs no torch
 
-    content = experiment.model_dump(mode="json", exclude=set(EXECUTION_FIELDS))
+    content = experiment.model_dump(mode="json", exclude=set(names_of("execution")))
     content |= asdict(experiment.recipe)
     if content["filter"] == "median" and has_published_filter(experiment.method):
         content["filter"] = None
+    older = {}
     if content["attack"] == "noise":  # what there was before there were other attacks
-        content |= {"liars": content["attackers"], "attack": None, "attackers": 0}
-    for name, plain in LATER_FIELDS.items():
-        if content[name] in plain:
-            del content[name]
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        older = {"liars": content["attackers"]}
+        content |= {"attack": None, "attackers": 0}
+    # Settings that runs of an earlier version do not have do not count where they say what was done before.
+    content = {name: value for name, value in content.items() if value != setting_of(name).before}
+    return hashlib.sha256(json.dumps(with_stored_names(content) | older, sort_keys=True).encode()).hexdigest()

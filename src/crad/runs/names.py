@@ -9,36 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from crad.config import EXECUTION_FIELDS, PUBLISHED, RECIPES, Experiment
+from crad.config import PUBLISHED, RECIPES, Experiment, names_of, setting_of
 from crad.runs.run_records import RunRecords
 
 # Runs that differ in one of these are no seeds of each other, and no methods to be compared.
-WORLD_FIELDS = (
-    "dataset",
-    "clients",
-    "active",
-    "partition",
-    "alpha",
-    "classes_per_client",
-    "held_out",
-    "train_limit",
-    "test_limit",
-    "attack",
-    "attackers",
-)
-# Settings of a recipe as one says them; what is not here is said with the setting's own word behind it.
-WORDS = {
-    ("local_loss", "balanced"): "balanced loss",
-    ("local_loss", "plain"): "plain loss",
-    ("filter", "weighted-consensus"): "weighted consensus",
-    ("filter", "weighted-median"): "weighted median",
-    ("matching", "mixup"): "mixup",
-    ("matching", "strong"): "strong inputs",
-    ("matching", "same"): "same inputs",
-}
-RECIPE_FIELDS = tuple(asdict(PUBLISHED))
-# Neither what is compared nor what could be mistaken for a seed.
-_APART = {"method", "method_settings", "preset", "seed", "rounds", "eval_every"}
+WORLD_FIELDS = names_of("world")
 
 
 def variant(experiment: Experiment) -> dict[str, str]:
@@ -53,7 +28,7 @@ def variant(experiment: Experiment) -> dict[str, str]:
 
 def display_name(experiment: Experiment) -> str:
     """The method and its variant."""
-    words = [WORDS.get((key, value), f"{value} {key}") for key, value in variant(experiment).items()]
+    words = [setting_of(key).words.get(value, f"{value} {key}") for key, value in variant(experiment).items()]
     return ", ".join([experiment.method, *words])
 
 
@@ -82,9 +57,7 @@ def differing(runs: Sequence[RunRecords], fields: Sequence[str]) -> list[str]:
 
 
 def _told_apart(name: str, run: RunRecords, same: Sequence[RunRecords]) -> str:
-    apart = {*_APART, *RECIPE_FIELDS, *WORLD_FIELDS, *EXECUTION_FIELDS}
-    fields = [key for key in type(run.experiment).model_fields if key not in apart]
-    words = [f"{key}={getattr(run.experiment, key)}" for key in differing(same, fields)]
+    words = [f"{key}={getattr(run.experiment, key)}" for key in differing(same, names_of("learning"))]
     settings = [other.experiment.method_settings for other in same]
     keys = dict.fromkeys(key for one in settings for key in one)
     varying = [key for key in keys if len({repr(one.get(key)) for one in settings}) > 1]

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from crad.config import Matching
+from crad.config import DistillAugment
 from crad.randomness import torch_stream
 from crad.training.epoch import Block
 
@@ -19,7 +19,7 @@ SQUARE = 0.5  # side of the grey square in a strongly changed image, as a share 
 BRIGHTNESS, CONTRAST = 0.4, 0.4  # at most so many standard deviations up or down; at most such a factor less or more
 
 
-def match_on(block: Block, matching: Matching, *, seed: int, purpose: tuple[str | int, ...]) -> Block:
+def match_on(block: Block, matching: DistillAugment, *, seed: int, purpose: tuple[str | int, ...]) -> Block:
     """Return the block as student and teachers see it; `same` gives it back untouched."""
     if matching == "same":
         return block

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from crad.config import NONE, Experiment
+from crad.config import NONE, Experiment, with_stored_names
 from crad.runs.records import Record
 
 ACCURACIES = ("validation_accuracy", "global_accuracy", "local_accuracy")
@@ -42,7 +42,7 @@ def summary_scalars(summary: Record) -> dict[str, float]:
 def hyperparameters(experiment: Experiment) -> dict[str, bool | int | float | str]:
     """The settings in `experiment.toml`, one value each; the method's own behind a dot."""
     found: dict[str, bool | int | float | str] = {}
-    for name, value in experiment.model_dump(mode="json").items():
+    for name, value in with_stored_names(experiment.model_dump(mode="json")).items():
         if isinstance(value, Mapping):
             found |= {f"{name}.{key}": one for key, one in value.items()}
         elif isinstance(value, list):
