@@ -6,9 +6,10 @@ in a simulated federation are in `simulation/hostile.py`. Rows are those of the 
 
 from __future__ import annotations
 
+import functools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tests.clinics import Clinics, Forked, _join_here
 from tests.hostile_member import Own
 
 NEVER, LEARNS_WRONG = "never comes", "shifts its labels"  # need no process of this file
+IN_TURNS = "one after the other"  # a member that does several things, each in rounds of its own
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,9 @@ HOSTILE: dict[str, Behaviour] = {
 }
 
 
-def let_loose(clinics: Clinics, number: int, name: str, *, honest: tuple[int, ...]) -> None:
+def let_loose(
+    clinics: Clinics, number: int, name: str, *, honest: tuple[int, ...], turns: Mapping[str, range] | None = None
+) -> None:
     """Start one of them, and wait until it is ready to do its harm."""
     if name == LEARNS_WRONG:  # a real member: what is wrong are its data
         log = clinics.folder / "hostile" / f"{number}.log"
@@ -64,7 +68,11 @@ def let_loose(clinics: Clinics, number: int, name: str, *, honest: tuple[int, ..
         clinics.forked.append(Forked(_join_here, clinics.site(number), log))
         return
     is_https = clinics.agreement.exchange == "https"
-    behaviour = HOSTILE[name].https if is_https else HOSTILE[name].bucket
+    behaviour: Callable[[Own], None] | None
+    if name == IN_TURNS:
+        behaviour = functools.partial(act_in_turns, turns=turns or {}, is_https=is_https)
+    else:
+        behaviour = HOSTILE[name].https if is_https else HOSTILE[name].bucket
     if behaviour is None:
         return
     own = clinics.folder / "hostile" / f"clinic-{number}"
@@ -74,6 +82,24 @@ def let_loose(clinics: Clinics, number: int, name: str, *, honest: tuple[int, ..
     while not (own / "ready").exists():
         assert process.poll() is None, f"{name} ended with {process.poll()}"
         time.sleep(0.01)
+
+
+def act_in_turns(own: Own, *, turns: Mapping[str, range], is_https: bool) -> None:
+    """Do one thing after the other, each in its rounds."""
+    serving: list[tuple[type[line_side.Polite], range]] = []
+    for name, turn in turns.items():
+        behaviour = HOSTILE[name].https if is_https else HOSTILE[name].bucket
+        server = getattr(behaviour, "__self__", None)  # the class, where it is one that serves
+        if server is not None:
+            serving.append((server, turn))
+        elif behaviour is not None:
+            mine = own.in_turn(turn)
+            mine.wait_for_turn()
+            for round_index in turn:
+                mine.note_turn(round_index)
+            behaviour(mine)
+    if serving:
+        line_side.InTurns(own, serving).serve()
 
 
 def _live(folder: Path, number: int, honest: tuple[int, ...], behaviour: Callable[[Own], None]) -> None:

@@ -216,7 +216,9 @@ def leave_garbage(own: Own) -> None:
     with opened(own) as shared:
         own.is_ready()
         for count in itertools.count():
-            round_index = min(own.finished() + 1, own.last)
+            if own.is_over():
+                return
+            round_index = min(own.finished() + 1, own.turn[-1])
             garbage = bad_manifests(own, round_index)
             raw = garbage[count % len(garbage)]
             _replace(shared.manifest_file(round_index), raw)

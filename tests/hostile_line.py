@@ -67,14 +67,17 @@ class Polite:
     @classmethod
     def live(cls, own: Own) -> None:
         """Serve as long as the process lives."""
-        one = cls(own)
-        host, port = str(own.agreement.members[own.number].address).split(":")
-        threading.Thread(target=one._read_the_last, daemon=True).start()
+        cls(own).serve()
+
+    def serve(self) -> None:
+        """Answer everybody, for ever."""
+        host, port = str(self.own.agreement.members[self.own.number].address).split(":")
+        threading.Thread(target=self._read_the_last, daemon=True).start()
         with socket.create_server((host, int(port)), backlog=128) as listener:
-            own.is_ready()
+            self.own.is_ready()
             while True:
                 raw, _ = listener.accept()
-                threading.Thread(target=one._talk, args=(raw,), daemon=True).start()
+                threading.Thread(target=self._talk, args=(raw,), daemon=True).start()
 
     def greet(self, raw: socket.socket) -> ssl.SSLSocket:
         return self.context.wrap_socket(raw, server_side=True)
@@ -149,6 +152,26 @@ class Polite:
                     line.sendall(piece)
 
 
+class InTurns(Polite):
+    """Another one in every round of the one who asks."""
+
+    def __init__(self, own: Own, turns: Iterable[tuple[type[Polite], range]]) -> None:
+        super().__init__(own)
+        served = [(behaviour(own.in_turn(turn)), turn) for behaviour, turn in turns]
+        self._in_round = {round_index: one for one, turn in served for round_index in turn}
+
+    def greet(self, raw: socket.socket) -> ssl.SSLSocket:
+        return self._after(self.own.finished_by_all()).greet(raw)  # nobody knows yet who it is
+
+    def answer(self, asked: Asked) -> Iterable[bytes]:
+        return self._after(self.own.finished_by(asked.asker)).answer(asked)
+
+    def _after(self, finished: int) -> Polite:
+        round_index = min(finished + 1, self.own.last)
+        self.own.note_turn(round_index)
+        return self._in_round[round_index]
+
+
 def _etag(message: Message) -> str:
     return f'"{Manifest.model_validate_json(message.manifest).sha256}"'
 
@@ -196,6 +219,9 @@ class DripsInHandshake(Polite):
         for piece in drip(b"\x16\x03\x03\x0f\xff"):
             raw.sendall(piece)
         raise AssertionError("it has no end")
+
+    def answer(self, asked):
+        raise ConnectionError("who was here before must shake hands again")
 
 
 class DripsInHeaders(Polite):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import threading
 import time
@@ -30,11 +31,32 @@ class Own:
         self.agreement = read_agreement(folder / "federation.toml")
         self.identity = load_identity(folder / f"clinic-{number}" / "keys")
         self.last = self.agreement.rounds
+        self.turn = range(1, self.last + 1)  # the rounds in which it does what it does
         self.home = folder / "hostile" / f"clinic-{number}"
+        self._building = threading.Lock()
 
     def start(self, behaviour: Callable[[Own], None]) -> None:
         """Begin, in a thread that ends with the process."""
         threading.Thread(target=behaviour, args=(self,), daemon=True).start()
+
+    def in_turn(self, turn: range) -> Own:
+        """The same one, for these rounds alone."""
+        one = copy.copy(self)
+        one.turn = turn
+        return one
+
+    def wait_for_turn(self) -> None:
+        """Wait until the first of the honest ones is in the first of our rounds."""
+        while self.finished() < self.turn[0] - 1:
+            time.sleep(LOOK_S)
+
+    def note_turn(self, round_index: int) -> None:
+        """Leave a sign that something was done in this round."""
+        (self.home / f"turn-{round_index}").touch()
+
+    def is_over(self) -> bool:
+        """Whether all honest ones are past our rounds."""
+        return self.finished_by_all() >= self.turn[-1]
 
     def is_ready(self) -> None:
         """Say that the others may come."""
@@ -85,8 +107,8 @@ class Own:
         return self.folder / f"clinic-{number}" / "state" / self.agreement.hash[:12]
 
     def rounds(self) -> Iterator[int]:
-        """Every round, when it has begun for the first of the honest ones."""
-        for round_index in range(1, self.last + 1):
+        """Every round of ours, when it has begun for the first of the honest ones."""
+        for round_index in self.turn:
             while self.finished() < round_index - 1:
                 time.sleep(LOOK_S)
             yield round_index
@@ -95,8 +117,12 @@ class Own:
     def num_classes(self) -> int:
         return len(self.agreement.classes)
 
-    @functools.cache  # noqa: B019  # one object, as long as its process
     def _weights(self, variant: int, is_huge: bool) -> dict[str, Tensor]:
+        with self._building:  # two models built at once would draw from one stream, and one message become two
+            return self._built(variant, is_huge)
+
+    @functools.cache  # noqa: B019  # one object, as long as its process
+    def _built(self, variant: int, is_huge: bool) -> dict[str, Tensor]:
         height, width, channels = self.agreement.image_shape
         shape = InputShape(self.num_classes, channels, (height, width))
         state = build_model(Architecture.parse("cnn6@0.125"), **vars(shape), seed=variant).state_dict()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -54,9 +56,11 @@ class Trial:
         exchange: str = "https",
         rounds: int = ROUNDS,
         deadline_s: float,
+        turns: Mapping[str, range] | None = None,
+        away_after: int | None = None,
     ) -> None:
         self.hostile = dict(enumerate(behaviours, start=len(HONEST)))
-        self.rounds, self.deadline_s, self.folder = rounds, deadline_s, folder
+        self.rounds, self.deadline_s, self.folder, self.turns = rounds, deadline_s, folder, turns or {}
         self.clinics = found_clinics(
             folder,
             clients=len(HONEST) + len(behaviours),
@@ -68,6 +72,9 @@ class Trial:
         if LEARNS_WRONG in behaviours:
             write_plenty(self.clinics, shifted=len(HONEST) + behaviours.index(LEARNS_WRONG))
         self._name_networks()
+        for number in HONEST if away_after is not None else ():
+            site = self.clinics.site(number)
+            site.write_text(site.read_text() + f"\naway_after = {away_after}\n")
         (folder / TREASURE / "folder").mkdir(parents=True)
         (folder / TREASURE / "secret.txt").write_text("nobody writes here")
         self.used = {number: Used() for number in HONEST}
@@ -75,7 +82,7 @@ class Trial:
     def run(self) -> None:
         """From the first process to the end of the last honest one."""
         for number, name in self.hostile.items():
-            let_loose(self.clinics, number, name, honest=HONEST)
+            let_loose(self.clinics, number, name, honest=HONEST, turns=self.turns)
         before = self._outside()
         began = time.monotonic()
         processes = {number: self.clinics.join_forked(number, log=self._log(number)) for number in HONEST}
@@ -101,6 +108,11 @@ class Trial:
         """Honest members whom somebody keeps from publishing, as whoever can write into their folder can."""
         return {HONEST[1]} if "plants links" in self.hostile.values() else set()
 
+    @property
+    def is_flooded(self) -> bool:
+        """Whether somebody holds connections without end."""
+        return "holds silent sockets" in {*self.hostile.values(), *self.turns}
+
     def strange_in_store(self) -> list[str]:
         """What lies in the store and is in no member's part of it."""
         root, part = self.folder / "bucket", self.clinics.agreement.hash[:16]
@@ -117,6 +129,21 @@ class Trial:
 
     def log(self, number: int) -> str:
         return self._log(number).read_text()
+
+    def log_of(self, number: int, turn: range) -> str:
+        """What one of them said from the end of the round before until the end of these rounds, and later of them."""
+        said: list[str] = []
+        finished = 0
+        for line in self.log(number).splitlines():
+            if finished + 1 in turn or f"round {turn[-1]} " in line:
+                said.append(line)
+            done = re.search(rf" round (\d+)/{self.rounds} ", line)
+            finished = int(done[1]) if done else finished
+        return "\n".join(said)
+
+    def turns_taken(self) -> set[int]:
+        """The rounds in which the one that acts in turns has done something."""
+        return {int(path.name.removeprefix("turn-")) for path in (self.folder / "hostile").glob("*/turn-*")}
 
     def records(self, number: int) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.clinics.state(number) / "rounds.jsonl").read_text().splitlines()]
@@ -139,7 +166,8 @@ class Trial:
         """Into the agreement, as the hostile ones had them put there."""
         table = self.clinics.agreement.model_dump(mode="json", exclude_none=True)
         for number, name in self.hostile.items():
-            table["members"][number]["architecture"] = HOSTILE[name].network
+            if name in HOSTILE:
+                table["members"][number]["architecture"] = HOSTILE[name].network
         self.clinics.agreement = make_agreement(table)
         (self.folder / "federation.toml").write_text(agreement_to_toml(self.clinics.agreement))
 

@@ -1,6 +1,6 @@
 """A member's server as a process with few descriptors: `python -m tests.small_member FOLDER DESCRIPTORS LIMITS`.
 
-It says its address, and in the end its notices, the most descriptors it had open and the CPU it took.
+It says its address, and in the end its notices, the most descriptors and memory it had and the CPU it took.
 """
 
 from __future__ import annotations
@@ -23,16 +23,23 @@ from tests.town import Organisation
 
 
 class Watcher(threading.Thread):
-    """Looks at a process's descriptors while a block lasts."""
+    """Looks at this process's descriptors and memory while a block lasts."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
         self.most = 0
+        self._before_kb, self._most_kb = memory_kb(), 0
         self._is_over = threading.Event()
 
     def run(self) -> None:
         while not self._is_over.wait(0.01):
             self.most = max(self.most, descriptors())
+            self._most_kb = max(self._most_kb, memory_kb())
+
+    @property
+    def grown_kb(self) -> int:
+        """How much more memory there was at once than before."""
+        return self._most_kb - self._before_kb
 
     def __enter__(self) -> Watcher:
         self.start()
@@ -49,6 +56,14 @@ def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
     except OSError:
         return 0  # none is left to look with
+
+
+def memory_kb() -> int:
+    """How much memory this process has; 0 where no descriptor is left to look with."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() // 1024
+    except OSError:
+        return 0
 
 
 @contextmanager
@@ -81,7 +96,7 @@ def main() -> None:
         sys.stdin.readline()
     took = time.process_time() - began
     member.close()
-    print(json.dumps({"notices": member.notices, "most": watcher.most, "cpu_s": took}))
+    print(json.dumps({"notices": member.notices, "most": watcher.most, "grown_kb": watcher.grown_kb, "cpu_s": took}))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from tests.town import Organisation, Town, ends, hello_over, line_to
 
 OUTSIDE, INSIDE = "127.0.0.66", "127.0.0.1"  # members come from the second one
 ROUND_S = 4.0
+GROWN_KB = 64 << 10  # of the process with all three members and the messages of a round: some 20 MB in a flood
 SHARE = 4 * 16 * 2  # of an address with two members: silent, in their handshake, and some on their way out
 
 
@@ -65,6 +66,7 @@ def test_a_thousand_sockets_without_a_handshake_change_nothing_for_a_round(town,
         assert exchange_a_round(town) < ROUND_S
         assert 0 < still_open() <= 2 * share
     assert watcher.most < before + 4 * share + 40  # some on their way out; the members' own connections, both ends
+    assert watcher.grown_kb < GROWN_KB
     assert f"{source} holds {share} {what}: dropped, oldest first" in town[1].notices
     assert len(town[1].notices) <= 4
 
@@ -80,6 +82,7 @@ def test_sockets_opened_again_and_again_change_nothing_for_those_who_are_connect
         assert list(town[0].collect(1, round_index=2)[0]) == [1]
         assert time.monotonic() - began < ROUND_S
     assert watcher.most < before + SHARE + 40
+    assert watcher.grown_kb < GROWN_KB
     assert f"{source} connects too often: turned away" in town[1].notices
     assert len(town[1].notices) <= 3
 
@@ -143,6 +146,7 @@ def test_a_thousand_connections_of_a_member_change_nothing_for_another(town, ide
             assert hello_over(line) == 200
         assert time.monotonic() - began < ROUND_S
     assert watcher.most < before + SHARE + 40
+    assert watcher.grown_kb < GROWN_KB
     assert "clinic-c opens more than 8 connections: its oldest idle one was closed" in town[1].notices
     assert len(town[1].notices) <= 6  # causes; none of them twice
     assert not any("clinic-a" in text for text in town[1].notices)
@@ -184,6 +188,7 @@ def test_with_few_descriptors_members_are_served_in_a_flood(identities, folder, 
         told = end()
     assert (told["code"], told["stderr"]) == (0, "")
     assert 0 < told["most"] < 110
+    assert told["grown_kb"] < GROWN_KB
 
 
 def test_where_descriptors_run_out_members_are_served_all_the_same(identities, folder, tmp_path):
@@ -198,6 +203,7 @@ def test_where_descriptors_run_out_members_are_served_all_the_same(identities, f
     assert told["notices"][0] == "no connection can be accepted (Too many open files): silent ones are dropped"
     assert len(told["notices"]) <= 3
     assert told["cpu_s"] < 1
+    assert told["grown_kb"] < GROWN_KB
 
 
 # --- the end

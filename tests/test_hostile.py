@@ -2,7 +2,8 @@
 
 Whatever a minority does, every honest member takes part in every round, ends by itself with code 0 and in time, stays
 within its memory and descriptors, writes nowhere but where it should, and says by name what it found. Each run has
-three honest members and one or two hostile ones of four or five, with behaviours from `hostile.py`:
+three honest members and hostile ones with behaviours from `hostile.py`: two of five that act together, and one of four
+that acts alone. To save time one does most things one after the other, in rounds of their own:
 
 | row | what was broken once | over TLS | through a bucket |
 |---|---|---|---|
@@ -20,6 +21,7 @@ three honest members and one or two hostile ones of four or five, with behaviour
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -29,7 +31,7 @@ from unittest.mock import patch
 import pytest
 
 from crad.cli import main
-from tests.hostile import HOSTILE, LEARNS_WRONG, NEVER
+from tests.hostile import HOSTILE, IN_TURNS, LEARNS_WRONG, NEVER
 from tests.hostile_trial import HONEST, Trial
 
 # Who does harm together, over TLS and through a bucket.
@@ -56,15 +58,44 @@ OVER_BUCKET = {
     "slander": ("slanders",),
     "garbage": ("sends garbage", "announces too much"),
 }
-PATIENT_S, SHORT_S = 10.0, 3.0  # deadlines: where nobody need be waited for, and where somebody is
+# What one does alone. Here one thing after the other, with so many rounds for each; who signed two is left out.
+IN_TURNS_OVER_TLS = {
+    "claims the last round": 1,
+    "claims the last round and shows it": 1,
+    "comes and goes": 2,
+    "drips in the handshake": 1,
+    "drips in the headers": 1,
+    "drips in a manifest": 1,
+    "drips in a body": 1,
+    "publishes late": 1,
+    "overflows": 1,
+    "slanders": 1,
+    "announces too much": 2,
+    "sends garbage": 1,
+    "speaks no HTTP": 1,
+    "signs two": 3,
+}
+NOT_IN_A_BUCKET = {name for name, one in HOSTILE.items() if one.bucket is None}
+IN_TURNS_OVER_BUCKET = {name: count for name, count in IN_TURNS_OVER_TLS.items() if name not in NOT_IN_A_BUCKET}
+# Here a run of its own, over which exchange and of how many rounds.
+ALONE = {
+    "names a module that kills": ("https", 1),
+    "names a package that is not there": ("bucket", 1),
+    LEARNS_WRONG: ("https", 4),
+    "plants links": ("bucket", 2),
+    "plants pipes": ("bucket", 2),
+}
+AT_ONCE = ("holds silent sockets", "holds a thousand connections", NEVER)  # by one who serves nobody: it never comes
+PATIENT_S, SHORT_S, TURN_S = 10.0, 3.0, 2.0  # deadlines: where nobody need be waited for, where somebody is, in turns
 WAITED_FOR = {"drips early", "drips late", "floods", "unsteady", "garbage", "absent", "plants"}
 ROUNDS = {"plants": 2, "absent": 4, "two-faced": 4}  # who cannot publish tries for a deadline; meaning is learned
 DESCRIPTORS, FLOODED_DESCRIPTORS, MEMORY_KB = 60, 200, 500_000  # 26 and 330,000 in a quiet run
 
+PAST = "(its rounds begin with {last}, it is at {last}|it is past it)"
 # What every honest member says of it, in a line with its name, ...
 SAID = {
-    "claims the last round": "goes on without {name}: (its rounds begin with 3, it is at 3|it is past it)",
-    "claims the last round and shows it": "goes on without {name}: (its rounds begin with 3, it is at 3|it is past it)",
+    "claims the last round": f"goes on without {{name}}: {PAST}",
+    "claims the last round and shows it": f"goes on without {{name}}: {PAST}",
     "drips in the handshake": "goes on without {name}: it (did|does) not answer",
     "drips in the headers": "goes on without {name}: it (has not published in time|did not answer|does not answer)",
     "drips in a manifest": "goes on without {name}: it (has not published in time|did not answer|does not answer)",
@@ -74,20 +105,26 @@ SAID = {
     "names a module that kills": "{name} is left out as a teacher: its network ctypes:string_at is not built in",
     "names a package that is not there": "{name} is left out as a teacher: its network nowhere:build is not built in",
     NEVER: "{name} counts as away",
-    "comes and goes": "round 2 goes on without {name}: (it closes the connection|nothing valid of it came in time)",
+    "comes and goes": "round {even} goes on without {name}: (it closes the connection|nothing valid of it came)",
     "publishes late": "{name} counts as away",
     LEARNS_WRONG: "{name}: its class '.*' behaves like our class '.*'; perhaps its labels are shifted",
     "plants links": "goes on without {name}: .*/{name}/round-0000[12].* is a link, and none is followed here",
     "plants pipes": "goes on without {name}: .*/{name}/round-0000[12]/.* is no file",
-    "overflows": "round 1 learned nothing from {name}: it gives non-finite predictions; ask {name} to look",
-    "signs two": "{name} signed two different messages for round [123]: it is left out from now on; the proof is ",
+    "overflows": "round {first} learned nothing from {name}: it gives non-finite predictions; ask {name} to look",
+    "signs two": "{name} signed two different messages for round ({rounds}): it is left out from now on; the proof is ",
     "slanders": (
-        "({name} shows a forgery as clinic-[012]'s snapshot of round [123]: "
+        "({name} shows a forgery as clinic-[012]'s snapshot of round ({rounds}): "
         "|what {name} says of what it received makes no sense)"
     ),
     "sends garbage": "refused from {name}: ",
     "speaks no HTTP": "(goes on without|refused from) {name}: ",
     "announces too much": "refused from {name}: {name} announces 1099511627776 bytes, the agreement allows 1048576",
+}
+# (in turns its rounds are too few to count as away, and too short for a time-out)
+SAID_IN_TURN = {
+    "comes and goes": "goes on without {name}: ",
+    "publishes late": "goes on without {name}: (it has not published|nothing valid of it came) in time",
+    "drips in the handshake": SAID["drips in the headers"],
 }
 # ... and where participant.json names it; a slanderer's own messages are as good as any.
 TOLD = {
@@ -114,10 +151,67 @@ def test_the_honest_take_part_in_every_round_and_say_what_was_done(way, run, tmp
     trial = Trial(
         tmp_path,
         (OVER_TLS if way == "https" else OVER_BUCKET)[run],
-        exchange="https" if way == "https" else f"file://{tmp_path}/bucket",
+        exchange=exchange_of(way, tmp_path),
         rounds=ROUNDS.get(run, 3),
         deadline_s=SHORT_S if run in WAITED_FOR else PATIENT_S,
     )
+    run_and_check(trial)
+    if run == "two-faced":
+        check_proofs(trial, *(f"clinic-{number}" for number, name in trial.hostile.items() if name == "signs two"))
+    if run == "floods":
+        check_floods(trial)
+
+
+@pytest.mark.parametrize(("way", "turns"), [("https", IN_TURNS_OVER_TLS), ("bucket", IN_TURNS_OVER_BUCKET)])
+def test_one_alone_does_everything_in_turns_and_the_honest_take_part_in_every_round(way, turns, tmp_path):
+    ends = [*itertools.accumulate(turns.values())]
+    rounds = {name: range(end - count + 1, end + 1) for (name, count), end in zip(turns.items(), ends, strict=True)}
+    trial = Trial(
+        tmp_path,
+        (IN_TURNS,),
+        exchange=exchange_of(way, tmp_path),
+        rounds=ends[-1],
+        deadline_s=TURN_S,
+        turns=rounds,
+        away_after=2 * ends[-1],  # it is waited for in every round
+    )
+    run_and_check(trial)
+    assert {turn[0] for turn in rounds.values()} <= trial.turns_taken()
+    member = f"clinic-{len(HONEST)}"
+    for number, (name, turn) in itertools.product(HONEST, rounds.items()):
+        said = SAID_IN_TURN.get(name, SAID[name])
+        log = trial.log_of(number, turn)
+        assert re.search(words(said, trial, member, turn), log), (name, turn, log, trial.log(number))
+        if name in TAUGHT_NOTHING:
+            trust = [trial.records(number)[index - 1]["clients"][0]["trust"] for index in turn]
+            assert [shares for table in trust for shares in table.get(str(len(HONEST)), []) if shares] == []
+    for number in HONEST:
+        places = {TOLD[name] for name in rounds} - {None}
+        assert all(member in trial.outcome(number)[place] for place in places if place is not None)
+    check_proofs(trial, member)
+
+
+@pytest.mark.parametrize("name", ALONE, ids=lambda word: word.replace(" ", "-"))
+def test_one_alone_changes_nothing_for_the_honest(name, tmp_path):
+    way, rounds = ALONE[name]
+    run_and_check(Trial(tmp_path, (name,), exchange=exchange_of(way, tmp_path), rounds=rounds, deadline_s=SHORT_S))
+
+
+def test_one_alone_floods_and_never_comes_and_the_honest_take_part_in_every_round(tmp_path):
+    turns = dict.fromkeys(AT_ONCE, range(1, 4))
+    trial = Trial(tmp_path, (IN_TURNS,), deadline_s=SHORT_S, turns=turns)
+    run_and_check(trial)
+    for number, name in itertools.product(HONEST, AT_ONCE):
+        check_named(trial, number, f"clinic-{len(HONEST)}", name)
+    check_floods(trial, handshakes=500)  # by one process, beside its silent sockets
+
+
+def exchange_of(way: str, folder: Path) -> str:
+    return "https" if way == "https" else f"file://{folder}/bucket"
+
+
+def run_and_check(trial: Trial) -> None:
+    """Run it to its end; what is promised of every run holds."""
     try:
         trial.run()
     finally:
@@ -126,15 +220,17 @@ def test_the_honest_take_part_in_every_round_and_say_what_was_done(way, run, tmp
         check_took_part(trial, number)
         check_bounded(trial, number)
         for hostile, name in trial.hostile.items():
-            check_named(trial, number, f"clinic-{hostile}", name)
+            if name != IN_TURNS:
+                check_named(trial, number, f"clinic-{hostile}", name)
     assert trial.written_outside == []
     assert trial.strange_in_store() == []
-    if run == "two-faced":
-        check_proofs(trial)
-    if run == "floods":
-        assert trial.sockets_tried("127.0.0.64") >= 64 * len(HONEST)
-        assert trial.sockets_tried("127.0.0.66") >= 1000 * len(HONEST)
-        assert trial.sockets_tried("127.0.0.1") >= 1000, "with a certificate; each takes milliseconds"
+
+
+def check_floods(trial: Trial, *, handshakes: int = 1000) -> None:
+    """There was a flood."""
+    assert trial.sockets_tried("127.0.0.64") >= 64 * len(HONEST)
+    assert trial.sockets_tried("127.0.0.66") >= 1000 * len(HONEST)
+    assert trial.sockets_tried("127.0.0.1") >= handshakes, "with a certificate; each takes milliseconds"
 
 
 def check_took_part(trial: Trial, number: int) -> None:
@@ -156,15 +252,14 @@ def check_took_part(trial: Trial, number: int) -> None:
 def check_bounded(trial: Trial, number: int) -> None:
     """It had no more open and in memory than anybody may make it have."""
     used = trial.used[number]
-    is_flooded = "holds silent sockets" in trial.hostile.values()
-    assert 0 < used.descriptors < (FLOODED_DESCRIPTORS if is_flooded else DESCRIPTORS)
+    assert 0 < used.descriptors < (FLOODED_DESCRIPTORS if trial.is_flooded else DESCRIPTORS)
     assert 0 < used.memory_kb < MEMORY_KB
 
 
 def check_named(trial: Trial, number: int, member: str, name: str) -> None:
     """What a hostile member did is in the log and in participant.json, by its name."""
     log, outcome = trial.log(number), trial.outcome(number)
-    assert re.search(SAID[name].format(name=member), log), (name, log)
+    assert re.search(words(SAID[name], trial, member, range(1, trial.rounds + 1)), log), (name, log)
     place = TOLD[name]
     if place == "confused":
         assert {entry["member"] for entry in outcome["confused"]} == {member}
@@ -174,9 +269,15 @@ def check_named(trial: Trial, number: int, member: str, name: str) -> None:
         assert [row["shares"] for row in outcome["trusted"] if row["member"] == member and sum(row["shares"])] == []
 
 
-def check_proofs(trial: Trial) -> None:
+def words(said: str, trial: Trial, member: str, turn: range) -> str:
+    """A pattern for what is said of a member in these rounds."""
+    even = next((index for index in turn if index % 2 == 0), 0)
+    rounds = "|".join(map(str, turn))
+    return said.format(name=member, last=trial.rounds, first=turn[0], even=even, rounds=rounds)
+
+
+def check_proofs(trial: Trial, member: str) -> None:
     """Everybody has a proof that stands by itself, and that a changed byte spoils."""
-    (member,) = (f"clinic-{number}" for number, name in trial.hostile.items() if name == "signs two")
     for number in HONEST:
         (proof,) = (trial.clinics.state(number) / "exchange" / "proofs").glob("*.json")
         code, said = verify(proof)
@@ -212,3 +313,10 @@ def test_every_behaviour_is_tried_wherever_it_can_do_harm():
     assert over_bucket == {name for name, one in HOSTILE.items() if one.bucket}
     assert set(SAID) == set(TOLD) == set(HOSTILE)
     assert {one.row for one in HOSTILE.values()} == set(range(1, 10))
+
+
+def test_every_behaviour_is_also_tried_alone():
+    """Over both exchanges where it goes in turns; the rest once."""
+    in_turns = set(IN_TURNS_OVER_TLS)
+    assert sorted([*in_turns, *ALONE, *AT_ONCE]) == sorted(HOSTILE)
+    assert set(IN_TURNS_OVER_BUCKET) == {name for name in in_turns if HOSTILE[name].bucket}
