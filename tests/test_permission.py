@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from crad.cli import main
 from crad.errors import ConfigError, RunError, SnapshotError
@@ -238,6 +241,43 @@ def test_a_network_over_our_limits_is_refused_by_name_without_being_built(name, 
     assert reason.startswith(f"its network {name} ")
     assert words in reason
     assert "\n" not in reason
+
+
+@pytest.mark.parametrize(("name", "largest"), [("cnn6", (32, 32, 32)), ("resnet18", (64, 32, 32)), ("cnn6@0.5", None)])
+def test_the_largest_activation_of_an_image_is_known_without_building(name, largest):
+    size = estimate_size(Architecture.parse(name), SHAPES[0])
+    seen: list[int] = []
+    real = build_model(Architecture.parse(name), **vars(SHAPES[0]), seed=0).eval()
+    for module in real.modules():
+        module.register_forward_hook(lambda module, given, output: seen.append(output.nbytes))
+    real(torch.zeros(1, 3, 32, 32))
+    assert size.activation_bytes == max(seen)
+    assert largest is None or size.activation_bytes == 4 * math.prod(largest)
+
+
+def test_a_small_network_with_a_large_layer_is_refused_for_the_batch(founded):
+    """Few weights, few operations: what is large is what a batch of large images becomes."""
+    network, shape = Architecture("cnn6", 0.125), InputShape(10, 3, (512, 512))
+    size = estimate_size(network, shape)
+    allowance = Allowance(max_mb=(size.nbytes + 10 * size.activation_bytes) / 1e6)
+    assert allowance.refusal(network, shape, batch_size=10) is None
+    reason = allowance.refusal(network, shape, batch_size=11)
+    assert reason is not None
+    words = r"its network cnn6@0.125 takes \d+ MB of weights and \d+ MB for one layer's output of 11 images, "
+    assert re.fullmatch(words + r"our peer.toml allows max_teacher_mb = [\d.]+", reason)
+
+
+def test_the_agreed_shape_and_batch_count_for_others_and_for_ourselves(founded, tmp_path):
+    site = read_site(founded.site(OWN))
+    assert left_out_of(agreed(founded, settings={"batch_size": 16}), site) == {}
+    large = agreed(founded, settings={"batch_size": 10**7})
+    reasons = left_out_of(large, site)
+    assert list(reasons) == [1, 2]
+    assert all("for one layer's output of 10000000 images" in reason for reason in reasons.values())
+    with pytest.raises(
+        ConfigError, match=r"our own network cnn6@0.125 takes .* for one layer's output of 10000000 images"
+    ):
+        part_of(founded, large, tmp_path)
 
 
 def test_the_limits_are_our_own(founded, tmp_path):

@@ -10,7 +10,7 @@ from crad.errors import SnapshotError, printable
 from crad.federation.context import RunContext
 from crad.federation.message import Message, Statistics, read_body, read_manifest
 from crad.federation.peer import SNAPSHOT, new_model
-from crad.inference.engine import PreparedTeacher, TeacherEngine
+from crad.inference.engine import TEACHER_BATCH, PreparedTeacher, TeacherEngine
 from crad.models import ARCHITECTURES, Architecture
 
 # Of prepared teachers kept for the next student of the round: the smaller six of ten full-width ones.
@@ -94,7 +94,8 @@ class TeacherCache:
     def _model(self, architecture: str, *, sender: int) -> nn.Module:
         if architecture not in self._models:
             allowance, parsed = self._context.allowance, Architecture.parse(architecture)
-            refusal = None if allowance is None else allowance.refusal(parsed, self._context.data.input_shape)
+            shape, batch_size = self._context.data.input_shape, max(TEACHER_BATCH, self._context.experiment.batch_size)
+            refusal = None if allowance is None else allowance.refusal(parsed, shape, batch_size=batch_size)
             if refusal is not None:
                 raise SnapshotError(f"peer {sender} is not learned from: {refusal}")
             model = new_model(self._context, parsed, seed=0)

@@ -7,11 +7,15 @@ Shapes: B images, C classes, D channels, H and W the sides of the image.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from crad.errors import ConfigError, CradError, printable
 from crad.models.registry import ARCHITECTURES, Architecture, build_model, resolve_foreign
@@ -40,8 +44,11 @@ class Allowance:
         """Return whether the name is built in or allowed by hand; nothing is imported to tell."""
         return architecture.name in ARCHITECTURES or architecture.name in self.architectures
 
-    def refusal(self, architecture: Architecture, shape: InputShape) -> str | None:
-        """Return why a network is not built here, in words that follow its owner's name; None: it may be."""
+    def refusal(self, architecture: Architecture, shape: InputShape, *, batch_size: int = 1) -> str | None:
+        """Return why a network is not built here, in words that follow its owner's name; None: it may be.
+
+        Its memory is that of its weights and of its largest activation for a batch.
+        """
         if not self.has(architecture):
             return self.refusal_of_name(architecture)
         name = printable(architecture.id)
@@ -49,8 +56,13 @@ class Allowance:
             size = estimate_size(architecture, shape)
         except CradError as error:
             return f"its network {name} cannot be built here: {error}"
+        activation_bytes = batch_size * size.activation_bytes
         if size.nbytes > self.max_mb * MEGABYTE:
             have, key, limit = f"{size.nbytes / MEGABYTE:,.0f} MB of weights", "max_teacher_mb", self.max_mb
+        elif size.nbytes + activation_bytes > self.max_mb * MEGABYTE:
+            weights, layer = f"{size.nbytes / MEGABYTE:,.0f} MB of weights", f"{activation_bytes / MEGABYTE:,.0f} MB"
+            have = f"{weights} and {layer} for one layer's output of {batch_size} images"
+            key, limit = "max_teacher_mb", self.max_mb
         elif size.flops > self.max_gflops * GIGAFLOP:
             have, key, limit = f"{size.flops / GIGAFLOP:,.0f} GFLOP for an image", "max_teacher_gflops", self.max_gflops
         else:
@@ -74,6 +86,7 @@ class ModelSize:
     weights: Mapping[str, Tensor]
     parameters: int
     flops: int
+    activation_bytes: int  # of the largest tensor that one image becomes on its way
 
     @property
     def nbytes(self) -> int:
@@ -114,8 +127,30 @@ def _measure(model: nn.Module, shape: InputShape) -> ModelSize:
     from torch.utils.flop_counter import FlopCounterMode  # takes a second to import
 
     image_BDHW = torch.zeros(1, shape.in_channels, *shape.image_size)
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False) as counter, _LargestOutput() as largest:
         model.eval()(image_BDHW)
     weights = {name: tensor.to("meta") for name, tensor in model.state_dict().items()}
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return ModelSize(weights, parameters, int(counter.get_total_flops()))
+    return ModelSize(weights, parameters, int(counter.get_total_flops()), max(largest.nbytes, image_BDHW.nbytes))
+
+
+class _LargestOutput(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees every operation of a forward pass, those outside modules too."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.nbytes = 0
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload[..., Any],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        output = func(*args, **(kwargs or {}))
+        is_new = all(returned.alias_info is None for returned in func._schema.returns)  # not a view, of weights perhaps
+        if is_new:
+            tensors = [one for one in tree_leaves(output) if isinstance(one, Tensor)]
+            self.nbytes = max([self.nbytes, *(tensor.nbytes for tensor in tensors)])
+        return output

@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection
 
 from crad.errors import ConfigError, printable
+from crad.inference.engine import TEACHER_BATCH
 from crad.methods import METHODS
 from crad.models import Allowance, Architecture, InputShape, estimate_size
 from crad.network.agreement import HTTPS, Agreement, Member
@@ -25,11 +26,10 @@ def allowance_of(site: Site) -> Allowance:
 
 def left_out_of(agreement: Agreement, site: Site) -> dict[int, str]:
     """The other members that cannot teach us, by number, and why; nothing large is built to tell."""
-    allowance, shape = allowance_of(site), input_shape(agreement)
     known: dict[str, str | None] = {}
     for member in agreement.members:
         if member.name != site.name and member.architecture not in known:
-            known[member.architecture] = allowance.refusal(Architecture.parse(member.architecture), shape)
+            known[member.architecture] = _refusal(Architecture.parse(member.architecture), agreement, site)
     reasons = {number: known.get(member.architecture) for number, member in enumerate(agreement.members)}
     own = agreement.number(site.name)
     return {number: reason for number, reason in reasons.items() if reason is not None and number != own}
@@ -62,13 +62,12 @@ def input_shape(agreement: Agreement) -> InputShape:
 def check_own_architecture(agreement: Agreement, site: Site) -> None:
     """Refuse to build our own network where our own file does not allow it: the agreement is not only ours to write."""
     architecture = Architecture.parse(agreement.member(site.name).architecture)
-    allowance = allowance_of(site)
-    if not allowance.has(architecture):
+    if not allowance_of(site).has(architecture):
         raise ConfigError(
             f"our own network {printable(architecture.id)} is not built in: if its code may run here, write "
             f"{_allowing('architectures', site.architectures, architecture.name)} into peer.toml"
         )
-    refusal = allowance.refusal(architecture, input_shape(agreement))
+    refusal = _refusal(architecture, agreement, site)
     if refusal is not None:
         raise ConfigError(refusal.replace("its network", "our own network", 1))
 
@@ -92,6 +91,11 @@ def check_store_kind(agreement: Agreement, site: Site) -> None:
         f"the agreement exchanges through {printable(kind)}://, which is none of {', '.join(STORES)}: if its "
         'package may be loaded here, write the address as store = "..." into peer.toml'
     )
+
+
+def _refusal(architecture: Architecture, agreement: Agreement, site: Site) -> str | None:
+    batch_size = max(TEACHER_BATCH, int(agreement.settings["batch_size"]))
+    return allowance_of(site).refusal(architecture, input_shape(agreement), batch_size=batch_size)
 
 
 def _allowing(key: str, there: tuple[str, ...], name: str) -> str:

@@ -53,7 +53,7 @@ device = "auto"
 # The same for a method that is not built in and that the agreement names.
 # methods = ["my_pkg:METHOD"]
 
-# Networks of others above these limits are left out: megabytes of weights,
+# Networks of others above these limits are left out: megabytes of weights and of one layer's output for a batch,
 # max_teacher_mb = 2048
 # and billions of operations for one image.
 # max_teacher_gflops = 200
