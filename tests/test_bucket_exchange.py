@@ -6,6 +6,7 @@ Clinic a collects; clinic b and clinic c publish. Every test runs in a folder an
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import threading
@@ -13,6 +14,7 @@ import time
 import uuid
 from contextlib import suppress
 from enum import Enum, auto
+from functools import partial
 
 import fsspec
 import pytest
@@ -21,6 +23,7 @@ import torch
 from crad.errors import ConfigError, ExchangeError, RunError
 from crad.federation.exchange import OvertakenError
 from crad.federation.message import Message, pack, read_body
+from crad.network.clock import SystemClock
 from crad.network.envelope import max_envelope_bytes, seal
 from crad.network.equivocation.proof import verify_proof
 from crad.network.equivocation.witness import Witness
@@ -475,6 +478,51 @@ def test_who_cannot_publish_by_the_deadline_goes_on(federate, monkeypatch):
     assert federation.notices[-1] == (
         "our snapshot of round 3 could not be put into the store in 0.1 s: we go on without"
     )
+
+
+class Waiting(SystemClock):
+    """A clock on which nobody waits, that says how long they would have."""
+
+    waited_s = 0.0
+
+    def now(self):
+        return self.waited_s
+
+    def sleep(self, seconds):
+        self.waited_s += seconds
+
+
+@pytest.mark.parametrize(
+    ("is_blocked", "most_s"),
+    [(lambda index: True, 200.0), (lambda index: index % 2 == 1, 40 * 100 / 4), (lambda index: index == 1, 100.0)],
+    ids=["always", "every other round", "once"],
+)
+def test_who_can_write_into_our_folder_does_not_cost_a_second_deadline_a_round(
+    federate, monkeypatch, is_blocked, most_s
+):
+    """Forty rounds with a deadline of 100 s. Looking for an old message and putting a new one fail alike."""
+    federation = federate(deadline_s=100.0, settings={"rounds": 100})
+    clock = Waiting()
+    monkeypatch.setattr(federation.exchanges[B], "_clock", clock)
+    bucket = federation.exchanges[B]._bucket
+    calls = {name: getattr(bucket, name) for name in ("signed_before", "put_message")}
+    for index in range(1, 41):
+        calls_so_far = itertools.count()
+
+        def fail(name, *args, index=index, calls_so_far=calls_so_far):
+            # The first half of the time nothing can be looked at, then nothing can be put.
+            if is_blocked(index) and (name == "put_message" or next(calls_so_far) < 5):
+                raise StoreError("in the way")
+            return calls[name](*args)
+
+        for name in calls:
+            monkeypatch.setattr(bucket, name, partial(fail, name))
+        before_s = clock.waited_s
+        federation.publish(B, round_index=index)
+        assert clock.waited_s - before_s <= 100.0, "one deadline for all of it"
+        has_published = federation.files.exists(federation.manifest_path(B, round_index=index))
+        assert has_published == (not is_blocked(index))
+    assert 0 < clock.waited_s <= most_s + 40 * PAUSES_S[0]
 
 
 def test_a_half_written_upload_is_never_seen(federation, monkeypatch):

@@ -69,7 +69,7 @@ IN_TURNS_OVER_TLS = {
     "drips in a body": 1,
     "publishes late": 1,
     "overflows": 1,
-    "slanders": 1,
+    "slanders": 3,
     "announces too much": 2,
     "sends garbage": 1,
     "speaks no HTTP": 1,

@@ -25,6 +25,7 @@ from crad.network.store.objects import Store, StoreError
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
 MAX_UNKNOWN = 8  # messages of our own that we know nothing of, looked at for one member
+REGAINED = 1 / 8  # of the deadline, for publishing, with every message that got through
 
 
 class BucketExchange(MemberExchange):
@@ -55,6 +56,10 @@ class BucketExchange(MemberExchange):
         self._bucket = Bucket(self._store, agreement, identity, outgoing)
         self._rounds = RoundRange(first_round=None, latest_round=None)
         self._trouble = ""  # with the store, as it was last told
+        # For publishing: halved by every failure, so that whoever can write into our folder does not cost us a second
+        # deadline a round, and regained bit by bit.
+        self._publishing_s = agreement.deadline_s
+        self._publish_until: tuple[int, str, float] | None = None  # round, kind, and when to give up
 
     def readers_to_come(self) -> list[str]:
         """Nobody: what lies in the store can be read when we are gone."""
@@ -63,24 +68,30 @@ class BucketExchange(MemberExchange):
     def begin(self, round_index: int) -> None:
         """This member starts, or starts again, at this round: nobody need wait for an older one of it."""
         self._rounds = RoundRange(first_round=round_index, latest_round=None)
-        self._keep_trying(lambda: self._bucket.put_state(self._rounds), what="the word that we start")
+        until = self._clock.now() + self._publishing_s
+        self._keep_trying(lambda: self._bucket.put_state(self._rounds), what="the word that we start", until=until)
 
     def _published_before(self, round_index: int, kind: str) -> bytes | None:
         found: list[bytes | None] = []
-        what = f"our {kind} of round {round_index}"
-        if not self._keep_trying(lambda: found.append(self._bucket.signed_before(round_index, kind)), what=what):
+        what, until = f"our {kind} of round {round_index}", self._until(round_index, kind)
+        if not self._keep_trying(
+            lambda: found.append(self._bucket.signed_before(round_index, kind)), what=what, until=until
+        ):
             raise UnpublishedError
         return found[-1]
 
     def _send(self, round_index: int, kind: str, message: Message, envelope: bytes) -> None:
-        """A store that fails is tried again until the agreement's deadline; then the round goes on without us."""
+        """Try a store that fails again, until the agreement's deadline at the latest; the round goes on without us."""
 
         def put() -> None:
             self._bucket.put_message(round_index, kind, message, envelope)
             self._rounds = self._rounds.model_copy(update={"latest_round": round_index})
             self._bucket.put_state(self._rounds)
 
-        if self._keep_trying(put, what=f"our {kind} of round {round_index}"):
+        until = self._until(round_index, kind)
+        if self._keep_trying(put, what=f"our {kind} of round {round_index}", until=until):
+            regained_s = self._publishing_s + REGAINED * self._agreement.deadline_s
+            self._publishing_s = min(regained_s, self._agreement.deadline_s)
             self._remove_old(round_index)
 
     def _gather(
@@ -165,10 +176,15 @@ class BucketExchange(MemberExchange):
         """Let go of the connection to the store."""
         self._store.close()
 
-    def _keep_trying(self, action: Callable[[], None], *, what: str) -> bool:
-        """Whether it succeeded before the deadline."""
-        deadline_s, pause_s = self._agreement.deadline_s, self._pauses_s[0]
-        until = self._clock.now() + deadline_s
+    def _until(self, round_index: int, kind: str) -> float:
+        """Return when to give up publishing this message: one time for looking and for putting."""
+        if self._publish_until is None or self._publish_until[:2] != (round_index, kind):
+            self._publish_until = (round_index, kind, self._clock.now() + self._publishing_s)
+        return self._publish_until[2]
+
+    def _keep_trying(self, action: Callable[[], None], *, what: str, until: float) -> bool:
+        """Try once, and again until then; return whether it succeeded."""
+        pause_s = self._pauses_s[0]
         while True:
             try:
                 action()
@@ -178,7 +194,8 @@ class BucketExchange(MemberExchange):
                 self._say_trouble("")
                 return True
             if self._clock.now() + pause_s > until:
-                self._notice(f"{what} could not be put into the store in {deadline_s:g} s: we go on without")
+                self._notice(f"{what} could not be put into the store in {self._publishing_s:g} s: we go on without")
+                self._publishing_s /= 2
                 return False
             self._clock.sleep(pause_s)
             pause_s = min(2 * pause_s, self._pauses_s[1])
