@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crad.network.https.addresses import LEARNED, KnownAddresses, group_address
-from crad.network.https.door import MOST_BUCKETS, Admission, Buckets, Door, Pool
+from crad.network.https.door import Admission, Door, Pool
 from crad.network.https.limits import Limits, divide
 from crad.network.https.notices import Throttle
+from crad.network.token_buckets import MOST_BUCKETS, TokenBuckets
 
 HOME, ELSEWHERE = "10.0.0.1", "192.0.2.7"  # of a member, of a stranger
 GENEROUS = Limits(connect_burst=10**9, known_connect_burst=10**9, known_handshake_burst=10**9)
@@ -280,7 +281,7 @@ def test_a_pool_never_drops_from_an_address_with_fewer_than_another(arrivals, mo
 
 
 def test_few_buckets_are_remembered_however_many_addresses_come():
-    buckets = Buckets()
+    buckets = TokenBuckets()
     for number in range(MOST_BUCKETS + 100):
         buckets.spend(str(number), rate=1, burst=1, now=0)
     assert len(buckets) == MOST_BUCKETS

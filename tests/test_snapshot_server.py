@@ -8,13 +8,14 @@ import json
 import re
 import socket
 import time
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
-from crad.errors import ConfigError, RunError
+from crad.errors import ConfigError, RunError, SnapshotError
 from crad.federation.message import message_in_file
 from crad.network.agreement import differences
 from crad.network.https.client import Hello
@@ -22,6 +23,7 @@ from crad.network.https.gate import Limits, Outgoing
 from crad.network.https.outbox import Outbox
 from crad.network.https.tls import MemberContext
 from crad.network.ledger import OutgoingLedger, read_ledger, totals
+from crad.site.doctor.others import PROBE_BYTES
 from crad.site.settings import Site, read_site, template
 from tests.organisations import agreed, make_identities
 from tests.town import Organisation, Town, ends, hello_over, line_to, snapshot
@@ -194,6 +196,37 @@ def test_a_member_that_asks_too_often_is_slowed_down_and_nobody_else(strict):
         assert other.get("/v1/hello").status_code == 200
         time.sleep(1.1)
         assert busy.get("/v1/hello").status_code == 200
+
+
+def test_probes_have_a_share_of_our_line_for_each_member_and_minute(identities, tmp_path):
+    limits = Limits(probe_bytes_per_minute=5000)
+    with Town(identities, agreed(identities), tmp_path, limits=limits) as town, web(town) as busy:
+        assert [busy.get("/v1/probe?bytes=2000").status_code for _ in range(2)] == [200, 200]
+        refused = busy.get("/v1/probe?bytes=2000")
+        assert (refused.status_code, refused.content, refused.headers["Retry-After"]) == (429, b"", "24")
+        assert busy.get("/v1/probe?bytes=1000").status_code == 200, "what is left is there"
+        assert busy.get("/v1/hello").status_code == 200
+        with web(town, of=2) as other:
+            assert other.get("/v1/probe?bytes=2000").status_code == 200
+        with (
+            closing(town[0].client(town.agreement, 1)) as client,
+            pytest.raises(SnapshotError, match="clinic-b has been measured often enough for a minute"),
+        ):
+            client.probe(2000)
+        assert totals(town[1].ledger.path)["clinic-a"]["probe"] == 5000
+
+
+def test_probes_cannot_use_up_our_line():
+    """Several doctors a minute, and 2 % of a line of 100 Mbit/s."""
+    assert PROBE_BYTES * 4 <= Limits().probe_bytes_per_minute <= 0.02 * 60 * 100e6 / 8
+
+
+def test_dial_backs_have_a_number_for_each_member_and_minute(identities, tmp_path):
+    with Town(identities, agreed(identities), tmp_path, limits=Limits(reaches_per_minute=2)) as town:
+        with web(town) as busy:
+            assert [busy.get("/v1/reach").status_code for _ in range(3)] == [200, 200, 429]
+        with web(town, of=2) as other:
+            assert other.get("/v1/reach").status_code == 200
 
 
 def test_a_member_that_opens_one_connection_too_many_loses_its_oldest_idle_one(strict):

@@ -45,7 +45,7 @@ class Allowance:
         return architecture.name in ARCHITECTURES or architecture.name in self.architectures
 
     def refusal(self, architecture: Architecture, shape: InputShape, *, batch_size: int = 1) -> str | None:
-        """Say why a network is not built here, in words that follow its owner's name; None: it may be.
+        """Return why a network is not built here, in words that follow its owner's name; None: it may be.
 
         Its memory is that of its weights and of its largest activation for a batch.
         """

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from crad.errors import RunError
 from crad.files import FULL, full_disk
+from crad.network.token_buckets import TokenBuckets
 
 FOLD_S = 60.0  # in which what is alike grows one line
 LINES_AT_ONCE, LINES_PER_S = 256, 0.1  # of their own, for one receiver; more are folded by what they are
@@ -65,7 +66,7 @@ class OutgoingLedger:
         self._lock = threading.Lock()
         self._seen: dict[Departure, float] = {}  # what has a line of its own, and until when more of it is folded
         self._growing: dict[Departure, GrowingLine] = {}
-        self._budgets: dict[str, tuple[float, float]] = {}  # lines that a receiver has left, and since when
+        self._budgets = TokenBuckets()  # of lines of their own, by receiver
         self._next_sweep_s = 0.0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -144,10 +145,7 @@ class OutgoingLedger:
             written += os.pwrite(self._file.fileno(), content[written:], offset + written)
 
     def _has_line_left(self, to: str, now_s: float) -> bool:
-        left, then_s = self._budgets.get(to, (float(LINES_AT_ONCE), now_s))
-        left = min(float(LINES_AT_ONCE), left + (now_s - then_s) * LINES_PER_S)
-        self._budgets[to] = (left - 1 if left >= 1 else left, now_s)
-        return left >= 1
+        return self._budgets.spend(to, rate=LINES_PER_S, burst=LINES_AT_ONCE, now=now_s)
 
     def _sweep(self, now_s: float) -> None:
         """Forget what is over, once a minute."""

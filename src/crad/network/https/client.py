@@ -157,6 +157,8 @@ class MemberClient:
         """How many seconds it takes to receive so many bytes."""
         began = time.perf_counter()
         answer = self.ask(f"/v1/probe?bytes={size}", limit=size, total_s=total_s)
+        if answer.status == 429:
+            raise SnapshotError(f"{self.member.name} has been measured often enough for a minute")
         if answer.status != 200 or len(answer.body) != size:
             raise SnapshotError(f"{self.member.name} answered a probe of {size} bytes with {len(answer.body)}")
         return time.perf_counter() - began

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from crad.network.https.addresses import KnownAddresses
 from crad.network.https.limits import Limits, Rooms
+from crad.network.token_buckets import TokenBuckets
 
-MOST_BUCKETS = 4096
 MOST_TIMES = 4  # what one member may do, for an address from which many come
 
 
@@ -90,28 +90,6 @@ class Pool:
         return gone
 
 
-class Buckets:
-    """How often each address may do something: so many at once, then so many a second."""
-
-    def __init__(self, most: int = MOST_BUCKETS) -> None:
-        self._most = most
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # how many, and when that was
-
-    def __len__(self) -> int:
-        return len(self._left)
-
-    def spend(self, address: str, *, rate: float, burst: float, now: float) -> bool:
-        """Take one, if there is one."""
-        left, then = self._left.get(address, (burst, now))
-        left = min(burst, left + (now - then) * rate)
-        is_there = left >= 1
-        self._left[address] = (left - 1 if is_there else left, now)
-        self._left.move_to_end(address)
-        if len(self._left) > self._most:
-            self._left.popitem(last=False)
-        return is_there
-
-
 class Door:
     """Every connection's place. Keys are the caller's; whatever is `dropped` has no place any more."""
 
@@ -123,8 +101,8 @@ class Door:
         self._members: dict[
             str, OrderedDict[int, Callable[[], bool]]
         ] = {}  # whether each is busy, the latest used last
-        self._arrivals = {False: Buckets(), True: Buckets()}
-        self._greetings = Buckets()
+        self._arrivals = {False: TokenBuckets(), True: TokenBuckets()}
+        self._greetings = TokenBuckets()
 
     def __len__(self) -> int:
         return self.unfinished + self.entered

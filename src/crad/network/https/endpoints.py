@@ -22,11 +22,14 @@ from crad.network.agreement import Agreement
 from crad.network.arrivals import KIND, split_kind
 from crad.network.equivocation.witness import Witness
 from crad.network.https.dial_back import DialBack
+from crad.network.https.limits import Limits
 from crad.network.https.outbox import Absent, Outbox, Published
+from crad.network.token_buckets import TokenBuckets
 
 CHUNK_BYTES = 1 << 20  # smaller ones cost half again the CPU
 MAX_WAIT_S = 30.0
 MAX_PROBE_BYTES = 4 << 20
+MINUTE_S = 60.0
 ROUND = re.compile(r"[0-9]{1,9}")
 RANGE = re.compile(r"bytes=([0-9]{1,18})-([0-9]{0,18})")
 
@@ -37,10 +40,18 @@ class Endpoints:
     """The answers. They run on the server's loop; `wake` is how another thread says that there is news."""
 
     def __init__(
-        self, agreement: Agreement, own: str, outbox: Outbox, *, try_back: DialBack, on_delivered: Delivered
+        self,
+        agreement: Agreement,
+        own: str,
+        outbox: Outbox,
+        *,
+        dial_back: DialBack,
+        on_delivered: Delivered,
+        limits: Limits | None = None,
     ) -> None:
         self._agreement, self._own, self._outbox, self._on_delivered = agreement, own, outbox, on_delivered
-        self._try_back = try_back
+        self._dial_back, self._limits = dial_back, limits or Limits()
+        self._probed, self._dialled = TokenBuckets(), TokenBuckets()  # bytes and calls that each member has left
         self.witness: Witness | None = None  # of what we received; none before there is an exchange
         self._news = asyncio.Event()
         self._is_closing = False
@@ -101,16 +112,30 @@ class Endpoints:
         return _piece(found, request.headers, on_whole=lambda: self._on_delivered(request.scope["member"], found))
 
     async def _probe(self, request: Request) -> Response:
+        """Send zeros, so that the line can be measured; so many a minute, or anybody could use up our own."""
         size = _number(request.query_params.get("bytes", "0"), most=MAX_PROBE_BYTES)
-        return Response(status_code=404) if size is None else Response(bytes(int(size)))
+        if size is None:
+            return Response(status_code=404)
+        a_minute = self._limits.probe_bytes_per_minute
+        if not self._is_within(self._probed, request, a_minute=a_minute, amount=int(size)):
+            return Response(status_code=429, headers={"Retry-After": str(_minutes_part(size, a_minute))})
+        return Response(bytes(int(size)))
 
     async def _reach(self, request: Request) -> Response:
         """Whether we reach the member that asks, at its agreed address: the request has no say in where that is."""
         name: str = request.scope["member"]
-        if not self._try_back.begin(name):
+        a_minute = self._limits.reaches_per_minute
+        if not self._is_within(self._dialled, request, a_minute=a_minute):
+            return Response(status_code=429, headers={"Retry-After": str(_minutes_part(1, a_minute))})
+        if not self._dial_back.begin(name):
             return Response(status_code=429, headers={"Retry-After": "5"})
-        reached = await self._try_back.reached(name)
+        reached = await self._dial_back.reached(name)
         return JSONResponse(reached.model_dump())
+
+    def _is_within(self, buckets: TokenBuckets, request: Request, *, a_minute: int, amount: float = 1.0) -> bool:
+        """Return whether a member may have so much more of what it has a minute's share of."""
+        name, now = request.scope["member"], time.monotonic()
+        return buckets.spend(name, rate=a_minute / MINUTE_S, burst=float(a_minute), now=now, amount=amount)
 
     async def _receipts(self, request: Request) -> Response:
         """What we received in a round, as hashes, and against whom we have a proof."""
@@ -208,6 +233,11 @@ class FilePiece(Response):
                 await send({"type": "http.response.body", "body": chunk, "more_body": left > 0})
         if self._on_end is not None:
             self._on_end()
+
+
+def _minutes_part(amount: float, a_minute: float) -> int:
+    """Return after how many seconds there is room for so much again, at the most."""
+    return math.ceil(MINUTE_S * min(1.0, amount / max(1.0, a_minute)))
 
 
 def _number(text: str, *, most: float) -> float | None:

@@ -18,6 +18,7 @@ from crad.network.https.endpoints import describe_path
 from crad.network.https.limits import Limits
 from crad.network.https.notices import Notice, Throttle
 from crad.network.ledger import OutgoingLedger
+from crad.network.token_buckets import TokenBuckets
 from crad.network.trust import find_member
 
 STRANGER = "nobody known"
@@ -41,7 +42,7 @@ class Gate:
         self._application, self._agreement, self._ledger = application, agreement, ledger
         self.limits, self._door, self._throttle = limits, door, throttle
         self._lines: dict[int, MemberProtocol] = {}
-        self._budgets: dict[str, tuple[float, float]] = {}  # requests left, and when that was
+        self._budgets = TokenBuckets()  # of requests, by member
 
     # --- connections
 
@@ -111,13 +112,9 @@ class Gate:
         return None if scope["method"] == "GET" else 405
 
     def _spend(self, name: str) -> bool:
-        """One request of the member's budget, which fills up with time."""
-        now = time.monotonic()
-        left, then = self._budgets.get(name, (float(self.limits.burst), now))
-        left = min(float(self.limits.burst), left + (now - then) * self.limits.requests_per_s)
-        is_allowed = left >= 1
-        self._budgets[name] = (left - 1 if is_allowed else left, now)
-        return is_allowed
+        """Take one request of the member's budget, which fills up with time."""
+        rate, burst = self.limits.requests_per_s, float(self.limits.burst)
+        return self._budgets.spend(name, rate=rate, burst=burst, now=time.monotonic())
 
 
 class Outgoing:

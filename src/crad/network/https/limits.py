@@ -20,6 +20,8 @@ class Limits:
     requests_per_s: float = 20.0  # per member, in the long run
     burst: int = 100
     request_s: float = 20.0  # for a request to arrive in full
+    probe_bytes_per_minute: int = 8 << 20  # zeros to measure the line, per member: eight doctors
+    reaches_per_minute: int = 6  # dial-backs, per member
     send_s: float = 60.0  # for a megabyte to be taken: slower readers are dropped
     header_bytes: int = 16 * 1024
     stranger_handshakes: int = 16  # begun and not finished, by one unknown address

@@ -57,11 +57,15 @@ class SnapshotServer:
     ) -> None:
         self.outbox = Outbox(folder / "out", federation=agreement.hash)
         self.on_delivered: Delivered = lambda name, published: None
-        try_back = DialBack(agreement, identity, proxy=proxy)
-        self._endpoints = Endpoints(
-            agreement, identity.name, self.outbox, try_back=try_back, on_delivered=self._deliver
-        )
         self._listen, self._limits = listen, limits or Limits()
+        self._endpoints = Endpoints(
+            agreement,
+            identity.name,
+            self.outbox,
+            dial_back=DialBack(agreement, identity, proxy=proxy),
+            on_delivered=self._deliver,
+            limits=self._limits,
+        )
         self._throttle = Throttle(notice)
         known = KnownAddresses(_hosts(agreement, but=identity.name))
         door = Door(self._limits, divide(self._limits, members=len(agreement.members)), known)
