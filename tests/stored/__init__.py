@@ -1,0 +1,1 @@
+"""What earlier versions have written, kept for tests/test_stored.py."""
