@@ -23,18 +23,18 @@ import torch
 from safetensors.torch import load_file
 
 import crad
-from crad.api import Hooks
 from crad.cli import main as crad_main
-from crad.config import read_toml
 from crad.federation.message import pack
-from crad.federation.records import Record
+from crad.files import read_toml
 from crad.network import identity
 from crad.network.agreement import read_agreement
 from crad.network.envelope import seal
+from crad.network.equivocation.proof import make_proof
 from crad.network.identity import load_identity
-from crad.network.proof import make_proof
-from crad.network.site import read_site
-from crad.node.joining import join
+from crad.runs.callbacks import LambdaCallback
+from crad.runs.records import Record
+from crad.site.join import join
+from crad.site.settings import read_site
 from tests.stored.own_images import MEMBERS, write_own_images
 
 CERTIFICATES = {"now": datetime(2020, 1, 1, tzinfo=UTC), "days": 36_500}  # valid whatever a clock says, for a century
@@ -109,7 +109,7 @@ def make_interrupted(target: Path) -> None:
     call("run", *shlex.split(INTERRUPTED), "--output", target / "whole", "--quiet")
     experiment = crad.Experiment(**read_toml(target / "whole" / "experiment.toml"))
     with suppress(StopHereError):
-        crad.run(experiment, output=target / "interrupted", hooks=stopping(after=2))
+        crad.run(experiment, output=target / "interrupted", callbacks=[stopping(after=2)])
     (target / "interrupted-end").mkdir()
     for name in ("rounds.jsonl", "summary.json"):
         shutil.move(target / "whole" / name, target / "interrupted-end" / name)
@@ -175,7 +175,7 @@ def join_until(home: Path, name: str, last: int) -> None:
     torch.set_num_threads(1)
     with inside(home), suppress(StopHereError):
         site = read_site(Path(name, "peer.toml"))
-        join(read_agreement(site.agreement), site, hooks=stopping(after=last))
+        join(read_agreement(site.agreement), site, callback=stopping(after=last))
 
 
 def keep_message(home: Path, target: Path) -> None:
@@ -215,14 +215,14 @@ def remove_what_is_not_kept(target: Path) -> None:
     (target / "federation" / "clinic-b" / "peer.toml").write_text(ALL_KEYS)
 
 
-def stopping(*, after: int) -> Hooks:
+def stopping(*, after: int) -> LambdaCallback:
     """Hooks that end a run as soon as this round is on disk."""
 
     def on_round(record: Record) -> None:
         if record["round"] >= after:
             raise StopHereError
 
-    return Hooks(on_round=on_round)
+    return LambdaCallback(on_round=on_round)
 
 
 def call(*words: object) -> str:
