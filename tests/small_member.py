@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from crad.network.https.gate import Limits
+from crad.network.https.request_gate import Limits
 from crad.network.identity import load_identity
 from tests.organisations import NAMES, agreed
 from tests.town import Organisation

@@ -29,7 +29,7 @@ from crad.network.equivocation.proof import verify_proof
 from crad.network.equivocation.witness import Witness
 from crad.network.identity import create_identity
 from crad.network.ledger import OutgoingLedger, read_ledger, totals
-from crad.network.member_exchange import Terms
+from crad.network.member_exchange import ExchangePolicy
 from crad.network.store import bucket_search
 from crad.network.store.bucket_exchange import MAX_UNKNOWN, BucketExchange
 from crad.network.store.objects import CHUNK_BYTES, Store, StoreError, without_password
@@ -79,7 +79,7 @@ class Federation:
             folder,
             own=own,
             outgoing=self.ledgers[-1],
-            terms=Terms(
+            terms=ExchangePolicy(
                 on_refused=lambda name, reason: self.refusals.append((name, reason)), notice=self.notices.append
             ),
             pauses_s=PAUSES_S,

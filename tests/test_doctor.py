@@ -33,7 +33,7 @@ from crad.site.doctor.estimate import transfer_s
 from crad.site.doctor.findings import size_text
 from crad.site.doctor.keys import check_keys
 from crad.site.doctor.others import Speeds, check_members
-from crad.site.doctor.own_model import Burden, check_data, check_part, check_state
+from crad.site.doctor.own_model import ResourceNeeds, check_data, check_part, check_state
 from crad.site.doctor.own_port import listening, running_join
 from crad.site.doctor.shared_store import check_store
 from crad.site.settings import read_site
@@ -470,7 +470,7 @@ def test_a_store_is_tried_as_a_round_uses_it(clinics, tmp_path, monkeypatch):
 
 
 def test_transfer_takes_as_long_as_the_slowest_member_or_the_whole_line():
-    burden = Burden(None, 100, {"a": 100, "b": 100, "c": 100}, None)  # type: ignore[arg-type]  # sizes are enough
+    burden = ResourceNeeds(None, 100, {"a": 100, "b": 100, "c": 100}, None)  # type: ignore[arg-type]  # sizes are enough
     slow = Speeds({"a": 100.0, "b": 10.0}, copies=3)
     assert transfer_s(burden, slow, share=1.0, sent=300) == 10.0, "b, and c who was not measured"
     alike = Speeds({"a": 100.0, "b": 100.0, "c": 100.0}, copies=3)

@@ -18,7 +18,7 @@ import pytest
 from crad.network.agreement import agreement_to_toml, make_agreement
 from crad.network.https.dial_back import DialBack
 from crad.site.doctor import Findings, others, shared_store
-from crad.site.doctor.errands import Errand, all_within, as_they_come
+from crad.site.doctor.bounded_calls import BoundedCall, all_within, as_they_come
 from crad.site.doctor.others import check_members
 from crad.site.doctor.shared_store import check_store
 from crad.site.settings import read_site
@@ -351,11 +351,11 @@ def test_what_python_would_wait_for_is_left_behind(before, number, code):
 
 def test_an_errand_tells_what_its_call_told_and_raised():
     until = time.monotonic() + 5
-    assert Errand(lambda: 7).outcome(until=until) == 7
+    assert BoundedCall(lambda: 7).outcome(until=until) == 7
     with pytest.raises(KeyError):
-        Errand(lambda: dict[str, int]()["x"]).outcome(until=until)
+        BoundedCall(lambda: dict[str, int]()["x"]).outcome(until=until)
     with pytest.raises(TimeoutError):
-        Errand(threading.Event().wait).outcome(until=time.monotonic() + 0.05)
+        BoundedCall(threading.Event().wait).outcome(until=time.monotonic() + 0.05)
 
 
 def test_who_is_slow_is_late_alone():

@@ -11,8 +11,8 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from crad.network.https.gate import Limits
 from crad.network.https.notices import Throttle, asyncio_told_by, tell_loop_faults
+from crad.network.https.request_gate import Limits
 from tests.flood import DRIP, ENDLESS, SILENT, TLS, flood
 from tests.organisations import agreed, make_identities, with_addresses
 from tests.small_member import Watcher, descriptors, small_member

@@ -19,8 +19,8 @@ from crad.errors import ConfigError, RunError, SnapshotError
 from crad.federation.message import message_in_file
 from crad.network.agreement import differences
 from crad.network.https.client import Hello
-from crad.network.https.gate import Limits, Outgoing
 from crad.network.https.outbox import Outbox
+from crad.network.https.request_gate import Limits, Outgoing
 from crad.network.https.tls import MemberContext
 from crad.network.ledger import OutgoingLedger, read_ledger, totals
 from crad.site.doctor.others import PROBE_BYTES

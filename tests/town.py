@@ -17,13 +17,13 @@ import torch
 from crad.federation.message import Message, pack
 from crad.network.agreement import Agreement
 from crad.network.https.client import MemberClient
-from crad.network.https.gate import Limits
 from crad.network.https.https_exchange import HttpsExchange
+from crad.network.https.request_gate import Limits
 from crad.network.https.server import SnapshotServer
 from crad.network.https.tls import MemberContext
 from crad.network.identity import Identity
 from crad.network.ledger import OutgoingLedger, read_ledger
-from crad.network.member_exchange import Terms
+from crad.network.member_exchange import ExchangePolicy
 from tests.organisations import with_addresses
 
 SLOW_S = 0.25  # between two megabytes
@@ -137,7 +137,7 @@ class Organisation:
             self.server,
             own=self.number,
             proxy=proxy,
-            terms=Terms(
+            terms=ExchangePolicy(
                 on_refused=lambda name, reason: self.refusals.append((name, reason)),
                 notice=self.notices.append,
                 **own,

@@ -22,7 +22,7 @@ from crad.network.https.https_exchange import HttpsExchange
 from crad.network.https.server import SnapshotServer
 from crad.network.identity import load_identity
 from crad.network.ledger import Departure, OutgoingLedger, read_ledger
-from crad.network.member_exchange import Terms
+from crad.network.member_exchange import ExchangePolicy
 
 RATE = "40mbit"
 ADDRESSES = ("10.213.7.1", "10.213.7.2")  # seen by nobody but the two namespaces
@@ -63,7 +63,7 @@ def be_member(number: int, folder: Path, megabytes: int) -> None:
     with closing(OutgoingLedger(home / "ledger.jsonl")) as ledger:
         server = SnapshotServer(agreement, identity, home, listen=listen, ledger=ledger)
         said = print if number else (lambda text: None)
-        exchange = HttpsExchange(agreement, identity, home, server, own=number, terms=Terms(notice=said))
+        exchange = HttpsExchange(agreement, identity, home, server, own=number, terms=ExchangePolicy(notice=said))
         with server, closing(exchange):
             if number == 0:
                 message = random_snapshot(0, 1, megabytes * MEGABYTE)

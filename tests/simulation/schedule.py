@@ -26,7 +26,7 @@ from crad.network.https.https_exchange import HttpsExchange
 from crad.network.https.outbox import Outbox
 from crad.network.identity import Identity
 from crad.network.ledger import OutgoingLedger
-from crad.network.member_exchange import MemberExchange, Terms
+from crad.network.member_exchange import ExchangePolicy, MemberExchange
 from crad.network.store.bucket import STATE, Bucket
 from crad.network.store.bucket_exchange import BucketExchange
 from tests.organisations import agreed, make_identities
@@ -195,7 +195,7 @@ class World:
             member.done_at = self.clock.now()
 
     def _open(self, member: Honest) -> MemberExchange:
-        terms = Terms(
+        terms = ExchangePolicy(
             clock=self.clock,
             notice=lambda text: self._tell(f"{self.clock.now():8.2f} {member.number}: {text}"),
             on_refused=lambda name, reason: self._tell(f"{self.clock.now():8.2f} {member.number} refuses {reason}"),

@@ -250,9 +250,9 @@ def renew_member(agreement: Agreement, member: Member) -> Agreement | None:
 
 def differences(mine: Agreement, theirs: Agreement | Mapping[str, object]) -> list[str]:
     """What differs between two agreements, a readable line each; `theirs` may be any JSON that a peer sent."""
-    here = _flat(mine.canonical(), room=Room())
+    here = _flat(mine.canonical(), room=FlattenLimit())
     # Somebody else's may be anything: of very many entries, and of long names, the first are enough to differ.
-    room = Room(entries=len(here) + MAX_STRANGE)
+    room = FlattenLimit(entries=len(here) + MAX_STRANGE)
     there = _flat(theirs.canonical() if isinstance(theirs, Agreement) else theirs, room=room)
     lines = [
         f"{printable(key)}: {printable(here.get(key, NOTHING))} here, {printable(there.get(key, NOTHING))} there"
@@ -285,7 +285,7 @@ def _refusal(error: ValidationError) -> str:
 
 
 @dataclass
-class Room:
+class FlattenLimit:
     """How many entries may still be looked at; None: all."""
 
     entries: int | None = None
@@ -297,7 +297,7 @@ class Room:
         return self.entries is None or self.entries >= 0
 
 
-def _flat(value: object, key: str = "", *, room: Room, depth: int = 0) -> dict[str, str]:
+def _flat(value: object, key: str = "", *, room: FlattenLimit, depth: int = 0) -> dict[str, str]:
     """Nested tables as one, `members.clinic-a.number`, and what stands there, as Python writes it."""
     parts: list[tuple[object, object]] = []
     if depth < MAX_DEPTH and isinstance(value, Mapping):

@@ -14,7 +14,7 @@ MAX_STRIKES = 8  # 127 rounds without a second look
 
 
 @dataclass
-class Attended:
+class AttendanceRecord:
     """What is known of one of the others."""
 
     delivered: int = 0  # the newest round of which a message of it came; 0: none
@@ -31,7 +31,7 @@ class Attendance:
     """What the others have delivered, and who is therefore waited for. Safe to use from several threads."""
 
     def __init__(self, others: Iterable[int], *, away_after: int = AWAY_AFTER) -> None:
-        self._others = {number: Attended() for number in others}
+        self._others = {number: AttendanceRecord() for number in others}
         self._away_after = away_after
         self._lock = threading.Lock()
 
@@ -94,7 +94,7 @@ class Attendance:
         needed = len(rounds) // 2 + 1
         return (rounds[needed - 1] or None) if len(rounds) >= needed else None
 
-    def _settle(self, one: Attended, round_index: int) -> None:
+    def _settle(self, one: AttendanceRecord, round_index: int) -> None:
         """Count an earlier round as kept, now that it is complete: no kind of message was missing in it."""
         if not 0 < one.came_in < round_index:
             return
@@ -104,7 +104,7 @@ class Attendance:
             one.in_time, one.strikes = 0, max(0, one.strikes - 1)
 
 
-def _is_away(one: Attended, round_index: int) -> bool:
+def _is_away(one: AttendanceRecord, round_index: int) -> bool:
     if one.away_since is None:
         return False
     is_back = one.seen >= one.away_since

@@ -18,7 +18,7 @@ from crad.network.clock import SYSTEM_CLOCK, Clock
 from crad.network.envelope import manifest_in, seal
 from crad.network.equivocation.signatures import SignatureRecord
 from crad.network.equivocation.witness import Witness, digest_of
-from crad.network.https.gate import Notice
+from crad.network.https.request_gate import Notice
 from crad.network.identity import Identity
 from crad.network.inbox import Inbox
 from crad.network.round_deadline import RoundDeadline, Verdict
@@ -32,7 +32,7 @@ class UnpublishedError(Exception):
 
 
 @dataclass(frozen=True)
-class Terms:
+class ExchangePolicy:
     """What one member decides for itself about the others, and how it hears of them."""
 
     left_out: Mapping[int, str] = field(default_factory=dict)  # whom nothing is taken from, and why
@@ -47,12 +47,12 @@ class MemberExchange(ABC):
     """One member's end: it publishes its own messages and collects those of the others until a deadline."""
 
     def __init__(
-        self, agreement: Agreement, identity: Identity, folder: Path, *, own: int, terms: Terms | None = None
+        self, agreement: Agreement, identity: Identity, folder: Path, *, own: int, terms: ExchangePolicy | None = None
     ) -> None:
         if agreement.members[own].name != identity.name:
             raise ConfigError(f"member {own} of the agreement is {agreement.members[own].name}, not {identity.name}")
         self._agreement, self._identity, self._own = agreement, identity, own
-        self._terms = terms or Terms()
+        self._terms = terms or ExchangePolicy()
         self._notice, self._clock = self._terms.notice, self._terms.clock
         self._others = [number for number in range(len(agreement.members)) if number != own]
         self._inbox = Inbox(folder / "in")

@@ -12,7 +12,7 @@ from crad.network.https.https_exchange import HttpsExchange
 from crad.network.https.server import SnapshotServer
 from crad.network.identity import Identity, fingerprint, load_identity
 from crad.network.ledger import OutgoingLedger
-from crad.network.member_exchange import MemberExchange, Terms
+from crad.network.member_exchange import ExchangePolicy, MemberExchange
 from crad.network.store.bucket_exchange import BucketExchange
 from crad.runs.checkpoint import latest_round
 from crad.runs.directory import RunDirectory
@@ -46,7 +46,7 @@ def open_exchange(
         log.add(name, reason)
         notice(f"refused from {name}: {reason}")
 
-    terms = Terms(
+    terms = ExchangePolicy(
         left_out=part.left_out,
         away_after=site.away_after,
         snapshot_bytes=snapshot_bytes_of(part.agreement, part.left_out),

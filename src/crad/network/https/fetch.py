@@ -35,7 +35,7 @@ MAX_LINES = 5  # of differences in one message
 RECEIPTS_S = 5.0  # for each question about what the member received
 
 
-class Line(Protocol):
+class FetchClient(Protocol):
     """How one member is asked: over TLS, or in memory where a whole federation is simulated."""
 
     number: int
@@ -79,7 +79,7 @@ class Line(Protocol):
 
 
 @dataclass(frozen=True)
-class Ending:
+class FetchOutcome:
     """How a fetch ended, and why; `round_index` is that of the message, where one came."""
 
     verdict: Verdict
@@ -90,7 +90,7 @@ class Ending:
 
 
 @dataclass(frozen=True)
-class Want:
+class FetchRequest:
     """One round's message of one kind: where it is put, and how those who fetch it are told to stop."""
 
     round_index: int
@@ -99,7 +99,7 @@ class Want:
     witness: Witness
     on_announced: Callable[[int, Announced, str], None]  # refuses what must not be fetched
     stop: Signal
-    endings: Mailbox[tuple[int, Ending]]
+    endings: Mailbox[tuple[int, FetchOutcome]]
 
 
 class Fetch:
@@ -107,8 +107,8 @@ class Fetch:
 
     def __init__(
         self,
-        client: Line,
-        want: Want,
+        client: FetchClient,
+        want: FetchRequest,
         *,
         agreement: Agreement,
         clock: Clock,
@@ -127,18 +127,20 @@ class Fetch:
         try:
             ending = self._until_ended()
         except SnapshotError as error:
-            ending = Ending("refused", str(error))
+            ending = FetchOutcome("refused", str(error))
         except OSError as error:
-            ending = Ending("fault", error=full_disk(self._want.inbox.folder, error))
+            ending = FetchOutcome("fault", error=full_disk(self._want.inbox.folder, error))
         except CradError as error:
-            ending = Ending("fault", error=error)
+            ending = FetchOutcome("fault", error=error)
         except Exception as error:  # nothing that comes from one member ends the run for all
-            ending = Ending("refused", f"what it sends cannot be read ({type(error).__name__}: {printable(error)})")
+            ending = FetchOutcome(
+                "refused", f"what it sends cannot be read ({type(error).__name__}: {printable(error)})"
+            )
         if self._want.stop.is_set() and ending.verdict == "fault" and not isinstance(ending.error, CradError):
             ending = self._late()  # a client closed under our hands
         self._want.endings.put((self.client.number, ending))
 
-    def _until_ended(self) -> Ending:
+    def _until_ended(self) -> FetchOutcome:
         while self._before is not None and self._before.is_alive() and not self._want.stop.is_set():
             self._before.join(LOOK_S)  # two at once would write into one file; it was told to stop and soon does
         self._want.stop.wait(self._after_s)
@@ -158,10 +160,10 @@ class Fetch:
                 return ending
         return self._late()
 
-    def _late(self) -> Ending:
-        return Ending("late", self._last_failure)
+    def _late(self) -> FetchOutcome:
+        return FetchOutcome("late", self._last_failure)
 
-    def _try_once(self) -> Ending | None:
+    def _try_once(self) -> FetchOutcome | None:
         """Ask once and, if there is something to fetch, fetch it; None to ask again."""
         began = self._clock.now()
         answer = self.client.manifest(self._want.round_index, self._want.kind, wait_s=WAIT_S)
@@ -179,10 +181,10 @@ class Fetch:
             self._rest("it has too much to do", at_least_s=answer.retry_s)
             return None
         if answer.status == 403:
-            return Ending("unreachable", "it does not count us among its members: compare federation.toml")
-        return Ending("unreachable", f"it answers {answer.status}: compare the versions of crad")
+            return FetchOutcome("unreachable", "it does not count us among its members: compare federation.toml")
+        return FetchOutcome("unreachable", f"it answers {answer.status}: compare the versions of crad")
 
-    def _fetch_later_one(self, rounds: RoundRange) -> Ending:
+    def _fetch_later_one(self, rounds: RoundRange) -> FetchOutcome:
         """Have a member that says to be past this round show a message of a later one."""
         latest = min(rounds.latest_round or 0, self._agreement.rounds)
         said = f"its rounds begin with {rounds.first_round}, it is at {rounds.latest_round}"
@@ -192,15 +194,15 @@ class Fetch:
             answer = self.client.manifest(round_index, self._want.kind, wait_s=0.0)
             if answer.status == 200:
                 return self._take("ahead", answer, round_index, reason=said)
-        return Ending("gone", said)
+        return FetchOutcome("gone", said)
 
-    def _take(self, verdict: Verdict, answer: Answer, round_index: int, *, reason: str = "") -> Ending:
+    def _take(self, verdict: Verdict, answer: Answer, round_index: int, *, reason: str = "") -> FetchOutcome:
         """Check what is announced, fetch it, and compare what its sender received with what we did."""
         announced = self._open(answer, round_index)
         self._want.on_announced(self.client.number, announced, self._want.kind)  # a second one is proof, body or not
         message = self._download(announced, round_index)
         self._compare_receipts(round_index)
-        return Ending(verdict, reason, message, round_index=round_index)
+        return FetchOutcome(verdict, reason, message, round_index=round_index)
 
     def _open(self, answer: Answer, round_index: int) -> Announced:
         try:
@@ -270,16 +272,16 @@ class Fetch:
         if raw is not None:
             witness.take_proof(raw, teller=self.client.member.name)
 
-    def _after_failure(self, error: httpx.TransportError) -> Ending | None:
+    def _after_failure(self, error: httpx.TransportError) -> FetchOutcome | None:
         reason = why(error)
         if is_imposter(error):
-            return Ending("refused", reason)
+            return FetchOutcome("refused", reason)
         self._disconnects = self._disconnects + 1 if is_disconnect(error) else 0
         self._times_slow += is_slow(error)
         if self._disconnects >= MAX_DISCONNECTS:
-            return Ending("unreachable", reason)
+            return FetchOutcome("unreachable", reason)
         if self._times_slow >= MAX_SLOW:
-            return Ending("refused", reason)
+            return FetchOutcome("refused", reason)
         self._rest(reason)
         return None
 

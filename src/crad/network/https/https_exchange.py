@@ -18,17 +18,17 @@ from crad.network.clock import Worker
 from crad.network.equivocation.witness import Witness
 from crad.network.https.client import MemberClient
 from crad.network.https.endpoints import Delivered
-from crad.network.https.fetch import Ending, Fetch, Line, Want
+from crad.network.https.fetch import Fetch, FetchClient, FetchOutcome, FetchRequest
 from crad.network.https.outbox import Outbox, Published
 from crad.network.identity import Identity
-from crad.network.member_exchange import MemberExchange, Terms
+from crad.network.member_exchange import ExchangePolicy, MemberExchange
 from crad.network.round_deadline import PRESENT, RoundDeadline, Verdict, count_present
 
 ASK_AGAIN_S = 60.0  # those whose message was refused, where without them the round cannot go on
 SHOW_AGAIN_S = 1.0  # those who say to be past this round and have not shown it yet
 LEAVE_S = 2.0  # for a fetch that is no longer wanted to end
 
-Endings = dict[int, Ending]
+FetchOutcomes = dict[int, FetchOutcome]
 
 
 class Server(Protocol):
@@ -44,7 +44,7 @@ class Server(Protocol):
 
 
 @dataclass(frozen=True)
-class Running:
+class RunningFetch:
     """A fetch under way."""
 
     fetch: Fetch
@@ -63,8 +63,8 @@ class HttpsExchange(MemberExchange):
         *,
         own: int,
         proxy: str | None = None,
-        terms: Terms | None = None,
-        connect: Callable[[int], Line] | None = None,
+        terms: ExchangePolicy | None = None,
+        connect: Callable[[int], FetchClient] | None = None,
     ) -> None:
         super().__init__(agreement, identity, folder, own=own, terms=terms)
         self._server = server
@@ -73,7 +73,7 @@ class HttpsExchange(MemberExchange):
             self.ledger.count(sender=other, receiver=own, payload_bytes=0)
         dial = connect or (lambda other: MemberClient(other, identity=identity, agreement=agreement, proxy=proxy))
         self._clients = {other: dial(other) for other in self._others}
-        self._behind: tuple[Want, dict[int, Running]] | None = (
+        self._behind: tuple[FetchRequest, dict[int, RunningFetch]] | None = (
             None  # fetches from those whom the round did not wait for
         )
         self._workers: dict[int, Worker] = {}  # who fetches from whom, or did last
@@ -111,7 +111,7 @@ class HttpsExchange(MemberExchange):
         self, round_index: int, kind: str, wanted: Sequence[int], deadline: RoundDeadline
     ) -> dict[int, Message]:
         self._settle_those_behind()
-        want = Want(
+        want = FetchRequest(
             round_index,
             kind,
             self._inbox,
@@ -128,9 +128,9 @@ class HttpsExchange(MemberExchange):
                 self._notice(f"round {round_index} goes on without {self._name(number)}: {ending.reason}")
         return {number: one.message for number, one in endings.items() if one.verdict == "came" and one.message}
 
-    def _fetch_all(self, wanted: Sequence[int], want: Want, deadline: RoundDeadline) -> Endings:
+    def _fetch_all(self, wanted: Sequence[int], want: FetchRequest, deadline: RoundDeadline) -> FetchOutcomes:
         """Fetch from all at once until the round can go on; everybody's ending, also of those who are too late."""
-        endings: Endings = {}
+        endings: FetchOutcomes = {}
         away = self.attendance.away(want.round_index) & set(wanted)
         # Who is away is asked too, and goes on being asked while we learn: by delivering it comes back.
         behind = replace(want, stop=self._clock.signal())
@@ -154,10 +154,10 @@ class HttpsExchange(MemberExchange):
             self._leave([one for number, one in running.items() if number not in away], want, endings)
         for number in wanted:
             if number not in endings and number not in away:
-                endings[number] = self._note(number, Ending("late", "it did not answer in time"))
+                endings[number] = self._note(number, FetchOutcome("late", "it did not answer in time"))
         return endings
 
-    def _ask_again(self, wants: Mapping[int, Want], endings: Endings) -> dict[int, Running]:
+    def _ask_again(self, wants: Mapping[int, FetchRequest], endings: FetchOutcomes) -> dict[int, RunningFetch]:
         """Where nobody is left to wait for and too few are there, ask those again whose answer was none."""
         again = {}
         for number in [number for number, ending in endings.items() if ending.verdict not in PRESENT]:
@@ -165,14 +165,14 @@ class HttpsExchange(MemberExchange):
             again[number] = self._start(number, wants[number], after_s=after_s)
         return again
 
-    def _start(self, number: int, want: Want, *, after_s: float = 0.0) -> Running:
+    def _start(self, number: int, want: FetchRequest, *, after_s: float = 0.0) -> RunningFetch:
         client = self._clients[number]
         before = self._workers.get(number)
         fetch = Fetch(client, want, agreement=self._agreement, clock=self._clock, after_s=after_s, before=before)
         self._workers[number] = self._clock.start(fetch.run, name=f"crad-fetch-{client.member.name}")
-        return Running(fetch, self._workers[number])
+        return RunningFetch(fetch, self._workers[number])
 
-    def _note(self, number: int, ending: Ending) -> Ending:
+    def _note(self, number: int, ending: FetchOutcome) -> FetchOutcome:
         if ending.error is not None:
             raise ending.error
         if ending.verdict in PRESENT:
@@ -181,7 +181,7 @@ class HttpsExchange(MemberExchange):
             self._refuse(self._name(number), ending.reason)
         return ending
 
-    def _check_hope(self, want: Want, deadline: RoundDeadline, endings: Mapping[int, Ending]) -> None:
+    def _check_hope(self, want: FetchRequest, deadline: RoundDeadline, endings: Mapping[int, FetchOutcome]) -> None:
         there = count_present(_verdicts(endings))
         if there >= deadline.quorum:
             return
@@ -191,7 +191,7 @@ class HttpsExchange(MemberExchange):
         if deadline.is_time_for_a_word():
             self._notice(f"{text}: waiting for more")
 
-    def _leave(self, running: Sequence[Running], want: Want, endings: Endings) -> None:
+    def _leave(self, running: Sequence[RunningFetch], want: FetchRequest, endings: FetchOutcomes) -> None:
         """Stop those who are still at it, and take what came in the last moment."""
         want.stop.set()
         alive = [one for one in running if one.worker.is_alive()]
@@ -223,11 +223,11 @@ class HttpsExchange(MemberExchange):
         self.ledger.count(sender=self._own, receiver=receiver, payload_bytes=published.payload_bytes)
 
 
-def _verdicts(endings: Mapping[int, Ending]) -> dict[int, Verdict]:
+def _verdicts(endings: Mapping[int, FetchOutcome]) -> dict[int, Verdict]:
     return {number: ending.verdict for number, ending in endings.items()}
 
 
-def _arrived(want: Want) -> list[tuple[int, Ending]]:
+def _arrived(want: FetchRequest) -> list[tuple[int, FetchOutcome]]:
     """What has ended and was not looked at."""
     arrived = []
     while not want.endings.empty():

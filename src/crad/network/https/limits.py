@@ -36,7 +36,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Rooms:
+class ConnectionShares:
     """How the connections that a process can have are divided; nobody can use up another one's part."""
 
     members: int  # of all members together
@@ -50,13 +50,13 @@ class Rooms:
         return self.members + 2 * (self.strangers + self.neighbours)
 
 
-def divide(limits: Limits, *, members: int) -> Rooms:
+def divide(limits: Limits, *, members: int) -> ConnectionShares:
     """Divide what the process can have open among that many members and the rest of the world."""
     total = max(LEAST_CONNECTIONS, limits.total or _allowed())
     strangers, neighbours = max(1, min(limits.handshakes, total // 8)), total // 8
     inside = total - 2 * (strangers + neighbours)
     share = max(1, min(limits.connections, inside // max(1, members)))
-    return Rooms(inside, share, strangers, neighbours)
+    return ConnectionShares(inside, share, strangers, neighbours)
 
 
 def _allowed() -> int:

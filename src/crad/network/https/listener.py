@@ -16,7 +16,7 @@ from functools import partial
 
 from crad.errors import printable
 from crad.network.https.addresses import REFRESH_S, KnownAddresses, group_address
-from crad.network.https.door import Admission, Door
+from crad.network.https.connection_limiter import Admission, ConnectionLimiter
 from crad.network.https.limits import Limits
 from crad.network.https.notices import Throttle
 
@@ -47,11 +47,11 @@ class Caller:
 
 
 class Listener:
-    """Takes connections in as the door says, up to the end of their handshake. Lives on the server's loop."""
+    """Takes connections in as the limiter says, up to the end of their handshake. Lives on the server's loop."""
 
     def __init__(
         self,
-        door: Door,
+        limiter: ConnectionLimiter,
         known: KnownAddresses,
         *,
         limits: Limits,
@@ -60,7 +60,7 @@ class Listener:
         make_protocol: MakeProtocol,
         drop_member: Callable[[int], None],
     ) -> None:
-        self._door, self._known, self._limits, self._throttle = door, known, limits, throttle
+        self._limiter, self._known, self._limits, self._throttle = limiter, known, limits, throttle
         self._context, self._make_protocol, self._drop_member = context, make_protocol, drop_member
         self._keys = itertools.count(1)
         self._callers: dict[int, Caller] = {}
@@ -82,7 +82,7 @@ class Listener:
             if timer is not None:
                 timer.cancel()
         for key in list(self._callers):
-            self._door.leave(key)
+            self._limiter.leave(key)
             self._drop(key)
         if self._handshakes:
             await asyncio.wait(self._handshakes, timeout=END_S)
@@ -104,7 +104,7 @@ class Listener:
             self._judge(Caller(next(self._keys), sock, group_address(str(peer[0])), time.monotonic()))
 
     def _judge(self, caller: Caller) -> None:
-        verdict = self._door.arrive(caller.key, caller.address, now=caller.began)
+        verdict = self._limiter.arrive(caller.key, caller.address, now=caller.began)
         self._carry_out(verdict)
         if not verdict.is_in:
             _reset(caller.sock)
@@ -124,7 +124,7 @@ class Listener:
         except OSError:
             first = b""
         if first != FIRST_BYTE:
-            self._door.leave(caller.key)
+            self._limiter.leave(caller.key)
             self._drop(caller.key)
             return True
         self._loop.remove_reader(caller.sock)
@@ -136,7 +136,7 @@ class Listener:
     def _greet(self, caller: Caller) -> None:
         if caller.key not in self._callers:
             return
-        verdict = self._door.greet(caller.key, now=time.monotonic())
+        verdict = self._limiter.greet(caller.key, now=time.monotonic())
         if verdict is None:
             line = f"{caller.address} begins many handshakes: they have to wait for each other"
             self._throttle.say("handshakes wait", line)
@@ -171,7 +171,7 @@ class Listener:
         address = self._callers[key].address
         line = f"{address} did not finish a handshake within {self._limits.handshake_s:g} s: closed"
         self._throttle.say("handshake time", line)
-        self._door.leave(key)
+        self._limiter.leave(key)
         self._drop(key)
 
     def _carry_out(self, verdict: Admission) -> None:
@@ -198,13 +198,13 @@ class Listener:
         caller = self._callers.pop(key)
         for timer in caller.timers.values():
             timer.cancel()
-        if key in self._door:
-            self._door.leave(key)
+        if key in self._limiter:
+            self._limiter.leave(key)
 
     def _make_room(self, error: OSError) -> None:
         """No descriptor is left: drop who is silent longest, and look again in a moment."""
         self._throttle.say("shortage", f"no connection can be accepted ({error.strerror}): silent ones are dropped")
-        for key in self._door.shed(SHED):
+        for key in self._limiter.shed(SHED):
             self._drop(key)
         self._loop.remove_reader(self._listening)
         self._pause = self._loop.call_later(PAUSE_S, self._loop.add_reader, self._listening, self._accept)

@@ -21,14 +21,14 @@ from crad.network.agreement import Agreement
 from crad.network.equivocation.witness import Witness
 from crad.network.fields import split_address
 from crad.network.https.addresses import KnownAddresses
+from crad.network.https.connection_limiter import ConnectionLimiter
 from crad.network.https.dial_back import DialBack
-from crad.network.https.door import Door
 from crad.network.https.endpoints import Delivered, Endpoints
-from crad.network.https.gate import Gate, Limits, MemberProtocol, Notice
 from crad.network.https.limits import divide
 from crad.network.https.listener import Listener
 from crad.network.https.notices import Throttle, asyncio_told_by, tell_loop_faults
 from crad.network.https.outbox import Outbox, Published
+from crad.network.https.request_gate import Limits, MemberProtocol, Notice, RequestGate
 from crad.network.https.tls import server_context
 from crad.network.identity import Identity
 from crad.network.ledger import OutgoingLedger
@@ -68,13 +68,13 @@ class SnapshotServer:
         )
         self._throttle = Throttle(notice)
         known = KnownAddresses(_hosts(agreement, but=identity.name))
-        door = Door(self._limits, divide(self._limits, members=len(agreement.members)), known)
-        gate = Gate(
+        limiter = ConnectionLimiter(self._limits, divide(self._limits, members=len(agreement.members)), known)
+        gate = RequestGate(
             self.application(),
             agreement=agreement,
             ledger=ledger,
             limits=self._limits,
-            door=door,
+            limiter=limiter,
             throttle=self._throttle,
         )
         config = uvicorn.Config(
@@ -95,7 +95,7 @@ class SnapshotServer:
         )
         config.load()
         config.ssl = server_context(identity, agreement)
-        self._server = GuardedServer(config, gate, door, known, limits=self._limits, throttle=self._throttle)
+        self._server = GuardedServer(config, gate, limiter, known, limits=self._limits, throttle=self._throttle)
         self._socket: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -178,8 +178,8 @@ class GuardedServer(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        gate: Gate,
-        door: Door,
+        gate: RequestGate,
+        limiter: ConnectionLimiter,
         known: KnownAddresses,
         *,
         limits: Limits,
@@ -188,7 +188,7 @@ class GuardedServer(uvicorn.Server):
         super().__init__(config)
         self._protocol: type[MemberProtocol] = type("GatedProtocol", (MemberProtocol,), {"gate": gate})
         self._listener = Listener(
-            door,
+            limiter,
             known,
             limits=limits,
             context=self._context,

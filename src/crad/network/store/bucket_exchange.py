@@ -16,10 +16,10 @@ from crad.network.agreement import Agreement
 from crad.network.arrivals import Announced, RoundRange
 from crad.network.identity import Identity
 from crad.network.ledger import OutgoingLedger
-from crad.network.member_exchange import MemberExchange, Terms, UnpublishedError
+from crad.network.member_exchange import ExchangePolicy, MemberExchange, UnpublishedError
 from crad.network.round_deadline import RoundDeadline
 from crad.network.store.bucket import RECEIPT_ROUNDS, Bucket, Receipts
-from crad.network.store.bucket_search import Search, Voice
+from crad.network.store.bucket_search import Search, SearchEvents
 from crad.network.store.guarded_store import GuardedStore, Objects
 from crad.network.store.objects import Store, StoreError
 
@@ -45,7 +45,7 @@ class BucketExchange(MemberExchange):
         outgoing: OutgoingLedger,
         url: str | None = None,
         options: Mapping[str, Any] | None = None,
-        terms: Terms | None = None,
+        terms: ExchangePolicy | None = None,
         pauses_s: tuple[float, float] = (SHORTEST_PAUSE_S, LONGEST_PAUSE_S),
         store: Objects | None = None,
     ) -> None:
@@ -106,7 +106,7 @@ class BucketExchange(MemberExchange):
             numbers=wanted,
             away=lambda: self._not_waited_for(round_index, wanted),
             deadline=deadline,
-            voice=Voice(
+            events=SearchEvents(
                 refuse=self._refuse,
                 notice=self._notice,
                 trouble=self._say_trouble,

@@ -25,7 +25,7 @@ BAD_BODY_S = 60.0  # until a body that was refused is downloaded again
 
 
 @dataclass(frozen=True)
-class Voice:
+class SearchEvents:
     """How a search tells what it sees."""
 
     refuse: Callable[[str, str], None]  # the member's name, and why
@@ -37,7 +37,7 @@ class Voice:
 
 
 @dataclass
-class Wanted:
+class SearchedMember:
     """One member's message that has not come yet, and what was seen in its place."""
 
     number: int
@@ -61,13 +61,13 @@ class Search:
         kind: str,
         numbers: Sequence[int],
         deadline: RoundDeadline,
-        voice: Voice,
+        events: SearchEvents,
         away: Callable[[], frozenset[int]] = frozenset,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._bucket, self._inbox, self._deadline, self._voice = bucket, inbox, deadline, voice
+        self._bucket, self._inbox, self._deadline, self._events = bucket, inbox, deadline, events
         self._round_index, self._kind, self._last_round = round_index, kind, agreement.rounds
-        self._wanted = [Wanted(number, agreement.members[number].name) for number in numbers]
+        self._wanted = [SearchedMember(number, agreement.members[number].name) for number in numbers]
         self._away, self._clock = away, clock
         self.verdicts: dict[int, Verdict] = {}
         self.got: dict[int, Message] = {}
@@ -94,7 +94,7 @@ class Search:
 
     def _look_for_all(self) -> None:
         """Find what is announced, then fetch it, the smallest first: a large body must not keep the others waiting."""
-        found: list[tuple[Wanted, Announced]] = []
+        found: list[tuple[SearchedMember, Announced]] = []
         wanted = [one for one in self._wanted if self.verdicts.get(one.number) not in PRESENT]
         try:
             for one in wanted:
@@ -108,10 +108,10 @@ class Search:
                     self._take(announced, one)
         except LateError:
             return
-        self._voice.trouble(next((one.trouble for one in wanted if one.trouble), ""))
+        self._events.trouble(next((one.trouble for one in wanted if one.trouble), ""))
 
     @contextmanager
-    def _told(self, wanted: Wanted) -> Iterator[None]:
+    def _told(self, wanted: SearchedMember) -> Iterator[None]:
         """Tell what goes wrong with one member's message; the others are looked for all the same."""
         try:
             yield
@@ -122,15 +122,15 @@ class Search:
         except StoreError as error:
             wanted.trouble = str(error)  # perhaps of one file alone
 
-    def _find(self, wanted: Wanted) -> Announced | None:
+    def _find(self, wanted: SearchedMember) -> Announced | None:
         """One member's message of this round, or of a later one, that lies there in full; None if there is none."""
         announced = self._bucket.announced(wanted.number, self._round_index, self._kind)
         if announced is None:
             return self._find_later_one(wanted)
         return announced if self._is_whole(announced, wanted) else None
 
-    def _is_whole(self, announced: Announced, wanted: Wanted) -> bool:
-        self._voice.announced(wanted.number, announced, self._kind)
+    def _is_whole(self, announced: Announced, wanted: SearchedMember) -> bool:
+        self._events.announced(wanted.number, announced, self._kind)
         size = announced.manifest.size
         there = self._bucket.store.size(self._bucket.body_path(wanted.number, announced, self._kind))
         # Where a store is copied from place to place, the manifest may come before its body.
@@ -139,22 +139,22 @@ class Search:
         wanted.unfinished = "" if is_whole else missing
         return is_whole
 
-    def _take(self, announced: Announced, wanted: Wanted) -> None:
+    def _take(self, announced: Announced, wanted: SearchedMember) -> None:
         """Fetch an announced message, and note who has delivered it."""
         if wanted.number in self._away():
-            self._voice.seen(wanted.number, announced)
+            self._events.seen(wanted.number, announced)
             if self._is_over():  # not back yet, or too late for this round
                 return
         path = self._bucket.body_path(wanted.number, announced, self._kind)
         message = self._download(announced, path, wanted)
-        self._voice.delivered(wanted.number, announced)
+        self._events.delivered(wanted.number, announced)
         if announced.manifest.round_index == self._round_index:
             self.got[wanted.number] = message
             self.verdicts[wanted.number] = "came"
         else:
             self.verdicts[wanted.number] = "ahead"
 
-    def _download(self, announced: Announced, path: str, wanted: Wanted) -> Message:
+    def _download(self, announced: Announced, path: str, wanted: SearchedMember) -> Message:
         def chunks_from(start: int) -> Iterator[bytes]:
             for chunk in self._bucket.store.chunks(path, start=start, stop=announced.manifest.size):
                 yield chunk
@@ -177,7 +177,7 @@ class Search:
         except OSError as error:
             raise full_disk(self._inbox.folder, error) from error
 
-    def _find_later_one(self, wanted: Wanted) -> Announced | None:
+    def _find_later_one(self, wanted: SearchedMember) -> Announced | None:
         """A message of a later round proves that a member is past this one; what it says proves nothing."""
         rounds = self._bucket.rounds_of(wanted.number)
         latest = 0 if rounds is None else min(rounds.latest_round or 0, self._last_round)
@@ -194,29 +194,29 @@ class Search:
             self._bucket.compare_agreements(wanted.number)
         return None
 
-    def _look_for_return(self, wanted: Wanted, latest: int) -> None:
+    def _look_for_return(self, wanted: SearchedMember, latest: int) -> None:
         """Look whether the newest message of a member that counts as away lies ready: then it is waited for again."""
         last = self._bucket.announced(wanted.number, latest, self._kind) if latest else None
         if last is None:
             return
         path = self._bucket.body_path(wanted.number, last, self._kind)
         if self._bucket.store.size(path) == last.manifest.size:
-            self._voice.seen(wanted.number, last)
+            self._events.seen(wanted.number, last)
 
-    def _refuse(self, wanted: Wanted, reason: str) -> None:
+    def _refuse(self, wanted: SearchedMember, reason: str) -> None:
         """Tell a refusal, once however often it is seen again."""
         if reason not in wanted.said:
             wanted.said.add(reason)
-            self._voice.refuse(wanted.name, reason)
+            self._events.refuse(wanted.name, reason)
 
-    def _leave_out(self, wanted: Wanted) -> None:
+    def _leave_out(self, wanted: SearchedMember) -> None:
         if wanted.unfinished:
             self._refuse(wanted, wanted.unfinished)
         if wanted.number in self._away() and wanted.number not in self.verdicts:
             return  # that it is not waited for has been said
         is_past = self.verdicts.get(wanted.number) in ("ahead", "gone")
         why = "it is past it" if is_past else wanted.trouble or "nothing valid of it came in time"
-        self._voice.notice(f"round {self._round_index} goes on without {wanted.name}: {why}")
+        self._events.notice(f"round {self._round_index} goes on without {wanted.name}: {why}")
 
     def _check_hope(self) -> None:
         there = count_present(self.verdicts)
@@ -226,4 +226,4 @@ class Search:
         if self._deadline.expired:
             raise ExchangeError(f"{text} after {self._deadline.give_up_s:g} s: join again when they are back")
         if self._deadline.is_time_for_a_word():
-            self._voice.notice(f"{text}: waiting for more")
+            self._events.notice(f"{text}: waiting for more")

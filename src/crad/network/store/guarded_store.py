@@ -61,7 +61,7 @@ class GuardedStore:
         self._make, self._silence_s = make, silence_s
         store = make()  # an address that cannot work is refused here
         self.shown = store.shown
-        self._hand: Hand | None = Hand(store)
+        self._thread: StoreThread | None = StoreThread(store)
 
     def read(self, path: str, *, most: int) -> bytes | None:
         """Return the first `most` bytes of an object, None if it is not there."""
@@ -73,18 +73,18 @@ class GuardedStore:
 
     def chunks(self, path: str, *, start: int = 0, stop: int) -> Iterator[bytes]:
         """Yield the bytes of an object from `start` to `stop` or its end, a megabyte at a time."""
-        hand = self._at_work()
-        pieces = self._do(lambda store: store.chunks(path, start=start, stop=stop), hand)
+        thread = self._at_work()
+        pieces = self._do(lambda store: store.chunks(path, start=start, stop=stop), thread)
         while True:
-            piece = self._do(lambda _: next(pieces, None), hand)
+            piece = self._do(lambda _: next(pieces, None), thread)
             if piece is None:
                 return
             yield piece
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> None:
         """Put an object there, complete or, where the store can, not at all."""
-        hand = self._at_work()
-        self._do(lambda store: store.write(path, hand.noting(chunks)), hand)
+        thread = self._at_work()
+        self._do(lambda store: store.write(path, thread.noting(chunks)), thread)
 
     def names(self, path: str) -> list[str]:
         """Return what lies in a folder, by name."""
@@ -96,20 +96,20 @@ class GuardedStore:
 
     def close(self) -> None:
         """Let go of the connection; the next question makes a new one."""
-        hand, self._hand = self._hand, None
-        if hand is not None:
-            hand.leave()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.leave()
 
-    def _do(self, call: Callable[[Store], Answered], hand: Hand | None = None) -> Answered:
-        hand = hand or self._at_work()
-        if hand.is_left:
+    def _do(self, call: Callable[[Store], Answered], thread: StoreThread | None = None) -> Answered:
+        thread = thread or self._at_work()
+        if thread.is_left:
             raise StoreError(f"{self.shown}: the connection was given up")
-        done = hand.begin(call)
+        done = thread.begin(call)
         while True:
             try:
                 result, error = done.get(timeout=LOOK_S if self._silence_s > LOOK_S else self._silence_s)
             except queue.Empty:
-                if time.monotonic() - hand.moved_at < self._silence_s:
+                if time.monotonic() - thread.moved_at < self._silence_s:
                     continue
                 self.close()
                 raise StoreError(f"{self.shown} does not answer for {self._silence_s:g} s") from None
@@ -117,13 +117,13 @@ class GuardedStore:
                 raise error
             return result  # type: ignore[no-any-return]
 
-    def _at_work(self) -> Hand:
-        if self._hand is None:
-            self._hand = Hand(self._make())
-        return self._hand
+    def _at_work(self) -> StoreThread:
+        if self._thread is None:
+            self._thread = StoreThread(self._make())
+        return self._thread
 
 
-class Hand:
+class StoreThread:
     """A thread that works on one connection to a store, one call after the other."""
 
     def __init__(self, store: Store) -> None:

@@ -13,11 +13,11 @@ from crad.inference.engine import TEACHER_BATCH, TeacherEngine
 from crad.methods.alone import own_labels
 from crad.site.doctor.findings import Findings, size_text
 from crad.site.doctor.others import Speeds
-from crad.site.doctor.own_model import Burden
+from crad.site.doctor.own_model import ResourceNeeds
 from crad.training.epoch import Block, LossMeter, train_on_block
 
 
-def estimate(burden: Burden, speeds: Speeds | None, findings: Findings) -> None:
+def estimate(burden: ResourceNeeds, speeds: Speeds | None, findings: Findings) -> None:
     """Say what a round and all of them come to; a warning where a round takes longer than its deadline."""
     part = burden.part
     experiment, agreement = part.experiment, part.agreement
@@ -64,7 +64,7 @@ def estimate(burden: Burden, speeds: Speeds | None, findings: Findings) -> None:
         findings.ok("estimate", text, **values)
 
 
-def transfer_s(burden: Burden, speeds: Speeds, *, share: float, sent: int) -> float | None:
+def transfer_s(burden: ResourceNeeds, speeds: Speeds, *, share: float, sent: int) -> float | None:
     """Seconds until everything of a round has moved, both ways at once; None if nothing was measured.
 
     Our line is at least as fast as the fastest member's probe; whoever was not measured is taken for the slowest.
@@ -77,7 +77,7 @@ def transfer_s(burden: Burden, speeds: Speeds, *, share: float, sent: int) -> fl
     return max(incoming_s, sent / (speeds.outgoing or fastest))
 
 
-def computing_s(burden: Burden, *, teachers: float) -> tuple[float, float]:
+def computing_s(burden: ResourceNeeds, *, teachers: float) -> tuple[float, float]:
     """Seconds of a round for the student by itself, and with so many teachers as slow as the largest one."""
     part = burden.part
     peer = Peer(part.context, part.method.roster(part.context)[part.number])

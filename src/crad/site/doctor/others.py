@@ -15,7 +15,7 @@ from crad.errors import SnapshotError, printable
 from crad.network.agreement import Agreement, differences
 from crad.network.https.client import Hello, MemberClient, Reached, is_disconnect, is_imposter, why
 from crad.network.identity import Identity
-from crad.site.doctor.errands import Errand, all_within
+from crad.site.doctor.bounded_calls import BoundedCall, all_within
 from crad.site.doctor.findings import Finding, Findings, size_text
 from crad.site.doctor.own_port import listening
 from crad.site.settings import Site
@@ -38,7 +38,7 @@ class Speeds:
 
 
 @dataclass(frozen=True)
-class Met:
+class Contact:
     """A member that answered: how it is, and what is wrong with it."""
 
     hello: Hello
@@ -78,7 +78,7 @@ def check_members(agreement: Agreement, site: Site, identity: Identity, findings
     return Speeds(incoming, copies=len(numbers))
 
 
-def _meet_all(clients: Sequence[MemberClient], agreement: Agreement, *, is_up: bool) -> list[Met | Finding]:
+def _meet_all(clients: Sequence[MemberClient], agreement: Agreement, *, is_up: bool) -> list[Contact | Finding]:
     calls = [partial(_meet, client, agreement, is_up=is_up) for client in clients]
     return all_within(MEMBER_S, calls, late=lambda place: _late(clients[place]))
 
@@ -96,7 +96,7 @@ def _late(client: MemberClient) -> Finding:
     )
 
 
-def _meet(client: MemberClient, agreement: Agreement, *, is_up: bool) -> Met | Finding:
+def _meet(client: MemberClient, agreement: Agreement, *, is_up: bool) -> Contact | Finding:
     name = client.member.name
     try:
         client.hello(timeout_s=HELLO_S)
@@ -104,7 +104,7 @@ def _meet(client: MemberClient, agreement: Agreement, *, is_up: bool) -> Met | F
         began, clock = time.perf_counter(), time.time()
         hello = client.hello(timeout_s=HELLO_S)
         latency_s = time.perf_counter() - began
-        met = Met(hello, latency_s, hello.clock - clock - latency_s / 2, _ask_back(client) if is_up else None)
+        met = Contact(hello, latency_s, hello.clock - clock - latency_s / 2, _ask_back(client) if is_up else None)
         met.faults.extend(_faults(client, met, agreement))
         if is_up:
             met.faults.extend(_faults_back(name, met.reached))
@@ -131,7 +131,7 @@ def _unmet(client: MemberClient, error: httpx.TransportError) -> Finding:
     )
 
 
-def _faults(client: MemberClient, met: Met, agreement: Agreement) -> list[Finding]:
+def _faults(client: MemberClient, met: Contact, agreement: Agreement) -> list[Finding]:
     name, hello, faults = client.member.name, met.hello, []
     if hello.federation != agreement.hash:
         lines = differences(agreement, client.agreement())
@@ -172,12 +172,12 @@ def _faults_back(name: str, reached: Reached | None) -> list[Finding]:
     return [Finding(name, "problem", text, advice, {"address": printable(reached.address)})]
 
 
-def _measure(client: MemberClient, met: Met, findings: Findings, *, until: float) -> float | None:
+def _measure(client: MemberClient, met: Contact, findings: Findings, *, until: float) -> float | None:
     """Note that the member is there, with the speed of the line; one at a time, or they would share it."""
     name, speed = client.member.name, None
     is_reached = met.reached is not None and met.reached.is_reached
     try:
-        speed = PROBE_BYTES / max(1e-6, Errand(partial(client.probe, PROBE_BYTES)).outcome(until=until))
+        speed = PROBE_BYTES / max(1e-6, BoundedCall(partial(client.probe, PROBE_BYTES)).outcome(until=until))
     except TimeoutError:
         client.drop()
         text = f"its line could not be measured: {size_text(PROBE_BYTES)} have not come in {PROBE_S:g} s"
@@ -199,8 +199,8 @@ def _measure(client: MemberClient, met: Met, findings: Findings, *, until: float
     return speed
 
 
-def _count_present(outcomes: Sequence[Met | Finding], agreement: Agreement, findings: Findings) -> None:
-    present = sum(isinstance(outcome, Met) for outcome in outcomes)
+def _count_present(outcomes: Sequence[Contact | Finding], agreement: Agreement, findings: Findings) -> None:
+    present = sum(isinstance(outcome, Contact) for outcome in outcomes)
     silent = sum(isinstance(outcome, Finding) and "is_silent" in outcome.details for outcome in outcomes)
     if outcomes and silent == len(outcomes):
         advice = "check our own way out (network, proxy in peer.toml), or ask again when somebody else has started"

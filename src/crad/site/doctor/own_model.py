@@ -23,7 +23,7 @@ SHOWN_CLASSES = 12
 
 
 @dataclass(frozen=True)
-class Burden:
+class ResourceNeeds:
     """A member ready to take part, and how large everything is that it handles."""
 
     part: LocalPeer
@@ -84,7 +84,7 @@ def check_data(agreement: Agreement, site: Site, findings: Findings) -> OwnData 
     return own
 
 
-def check_part(agreement: Agreement, site: Site, own: OwnData, findings: Findings) -> Burden | None:
+def check_part(agreement: Agreement, site: Site, own: OwnData, findings: Findings) -> ResourceNeeds | None:
     """The member with its model, tried on its own images; and how large the others' are, without building them."""
     findings.on_step("building the model")
     try:
@@ -112,7 +112,7 @@ def check_part(agreement: Agreement, site: Site, own: OwnData, findings: Finding
     return _weigh_others(part, site, size, findings)
 
 
-def _weigh_others(part: LocalPeer, site: Site, own_size: int, findings: Findings) -> Burden:
+def _weigh_others(part: LocalPeer, site: Site, own_size: int, findings: Findings) -> ResourceNeeds:
     sizes: dict[str, int] = {}
     received: dict[str, int] = {}
     for number, member in enumerate(part.agreement.members):
@@ -129,7 +129,7 @@ def _weigh_others(part: LocalPeer, site: Site, own_size: int, findings: Findings
             received[member.name] = sizes[architecture.id]
     name = max(received, key=lambda one: received[one], default=site.name)
     largest = part.context.architecture_of(part.agreement.number(name))
-    return Burden(part, own_size, received, largest)
+    return ResourceNeeds(part, own_size, received, largest)
 
 
 def _try_model(peer: Peer) -> None:

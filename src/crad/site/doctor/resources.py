@@ -8,7 +8,7 @@ from crad.device import available_memory_bytes
 from crad.federation.exchange import KEPT_ROUNDS
 from crad.federation.teachers import PREPARED_BYTES
 from crad.site.doctor.findings import Findings, size_text
-from crad.site.doctor.own_model import Burden
+from crad.site.doctor.own_model import ResourceNeeds
 from crad.site.settings import Site
 from crad.training.epoch import BLOCK_BYTES
 
@@ -18,7 +18,7 @@ TIGHT = 2  # times the need: less is worth a word
 FLOAT_BYTES = 4
 
 
-def check_disk(burden: Burden, site: Site, findings: Findings) -> None:
+def check_disk(burden: ResourceNeeds, site: Site, findings: Findings) -> None:
     """Room for two rounds of snapshots, our own and the others', and for checkpoints with momentum."""
     own, received = burden.snapshot_bytes, sum(burden.received_bytes.values())
     need = KEPT_ROUNDS * (own + received) + 2 * STATES * own + COPIES * own
@@ -28,7 +28,7 @@ def check_disk(burden: Burden, site: Site, findings: Findings) -> None:
     _compare("disk", text, advice, need=need, there=free, findings=findings)
 
 
-def check_memory(burden: Burden, findings: Findings) -> None:
+def check_memory(burden: ResourceNeeds, findings: Findings) -> None:
     """Room for the student with gradients and momentum, the largest teacher, prepared teachers, and the images."""
     context = burden.part.context
     images = context.data.dataset.train_images

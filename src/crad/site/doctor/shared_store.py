@@ -11,7 +11,7 @@ from crad.network.identity import Identity
 from crad.network.ledger import OutgoingLedger
 from crad.network.store.bucket import Bucket
 from crad.network.store.objects import Store, StoreError
-from crad.site.doctor.errands import as_they_come
+from crad.site.doctor.bounded_calls import as_they_come
 from crad.site.doctor.findings import Finding, Findings, size_text
 from crad.site.doctor.others import PROBE_BYTES, Speeds
 from crad.site.doctor.own_port import running_join

@@ -1,4 +1,4 @@
-"""The policy of a member's door, by hand and for any sequence of events; no socket is opened here."""
+"""The policy of a member's limiter, by hand and for any sequence of events; no socket is opened here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crad.network.https.addresses import LEARNED, KnownAddresses, group_address
-from crad.network.https.door import Admission, Door, Pool
+from crad.network.https.connection_limiter import Admission, ConnectionLimiter, Pool
 from crad.network.https.limits import Limits, divide
 from crad.network.https.notices import Throttle
 from crad.network.token_buckets import MOST_BUCKETS, TokenBuckets
@@ -20,8 +20,8 @@ HOME, ELSEWHERE = "10.0.0.1", "192.0.2.7"  # of a member, of a stranger
 GENEROUS = Limits(connect_burst=10**9, known_connect_burst=10**9, known_handshake_burst=10**9)
 
 
-def a_door(limits=GENEROUS, *, members=3, hosts=None):
-    return Door(limits, divide(limits, members=members), KnownAddresses(hosts or {"clinic-a": HOME}))
+def a_limiter(limits=GENEROUS, *, members=3, hosts=None):
+    return ConnectionLimiter(limits, divide(limits, members=members), KnownAddresses(hosts or {"clinic-a": HOME}))
 
 
 def idle():
@@ -32,51 +32,51 @@ def busy():
     return True
 
 
-def enter(door, key, member="clinic-a", *, address=HOME, is_busy=idle):
+def enter(limiter, key, member="clinic-a", *, address=HOME, is_busy=idle):
     """A connection from accept to the end of its handshake."""
-    door.arrive(key, address, now=0)
-    door.greet(key, now=0)
-    return door.enter(key, member, is_busy=is_busy)
+    limiter.arrive(key, address, now=0)
+    limiter.greet(key, now=0)
+    return limiter.enter(key, member, is_busy=is_busy)
 
 
 # --- before the handshake
 
 
 def test_the_oldest_silent_connection_of_an_address_makes_room_for_its_next():
-    door = a_door(Limits(stranger_handshakes=2))
-    assert [door.arrive(key, ELSEWHERE, now=0).dropped for key in (1, 2, 3, 4)] == [(), (), (1,), (2,)]
+    limiter = a_limiter(Limits(stranger_handshakes=2))
+    assert [limiter.arrive(key, ELSEWHERE, now=0).dropped for key in (1, 2, 3, 4)] == [(), (), (1,), (2,)]
 
 
 def test_the_address_that_holds_most_makes_room_for_a_stranger():
-    door = a_door(Limits(handshakes=3))
+    limiter = a_limiter(Limits(handshakes=3))
     for key, address in enumerate(["192.0.2.1", "192.0.2.2", "192.0.2.2"]):
-        door.arrive(key, address, now=0)
-    verdict = door.arrive(9, "192.0.2.3", now=0)
+        limiter.arrive(key, address, now=0)
+    verdict = limiter.arrive(9, "192.0.2.3", now=0)
     assert (verdict.is_in, verdict.dropped) == (True, (1,))
     assert verdict.said is not None
     assert verdict.said[1] == "192.0.2.2 holds 2 connections without a word: dropped, oldest first"
 
 
 def test_strangers_take_no_place_of_an_address_from_which_members_come():
-    door = a_door()
-    door.arrive(0, HOME, now=0)
+    limiter = a_limiter()
+    limiter.arrive(0, HOME, now=0)
     for key in range(1, 2000):
-        assert 0 not in door.arrive(key, f"192.0.{key // 250}.{key % 250}", now=0).dropped
-    assert door.greet(0, now=0) == Admission(True)
+        assert 0 not in limiter.arrive(key, f"192.0.{key // 250}.{key % 250}", now=0).dropped
+    assert limiter.greet(0, now=0) == Admission(True)
 
 
 def test_silent_connections_take_no_place_of_those_in_a_handshake():
-    door = a_door()
-    door.arrive(0, HOME, now=0)
-    door.greet(0, now=0)
+    limiter = a_limiter()
+    limiter.arrive(0, HOME, now=0)
+    limiter.greet(0, now=0)
     for key in range(1, 1000):
-        door.arrive(key, HOME, now=0)
-    assert door.enter(0, "clinic-a", is_busy=idle).is_in
+        limiter.arrive(key, HOME, now=0)
+    assert limiter.enter(0, "clinic-a", is_busy=idle).is_in
 
 
 def test_a_stranger_that_comes_too_often_is_turned_away_until_time_has_passed():
-    door = a_door(Limits(connects_per_s=1, connect_burst=2))
-    assert [door.arrive(key, ELSEWHERE, now=now).is_in for key, now in enumerate([0, 0, 0, 0.5, 1.5, 1.6])] == [
+    limiter = a_limiter(Limits(connects_per_s=1, connect_burst=2))
+    assert [limiter.arrive(key, ELSEWHERE, now=now).is_in for key, now in enumerate([0, 0, 0, 0.5, 1.5, 1.6])] == [
         True,
         True,
         False,
@@ -84,108 +84,108 @@ def test_a_stranger_that_comes_too_often_is_turned_away_until_time_has_passed():
         True,
         False,
     ]
-    assert door.arrive(9, "192.0.2.8", now=0).is_in
+    assert limiter.arrive(9, "192.0.2.8", now=0).is_in
 
 
 def test_silent_connections_of_a_neighbour_do_not_keep_a_member_from_its_handshake():
     """They come from one address: what they cost is a socket each, and no handshake of the address's budget."""
-    door = a_door(Limits())
+    limiter = a_limiter(Limits())
     for key in range(900):
-        assert door.arrive(key, HOME, now=0).is_in
-    assert door.greet(899, now=0) == Admission(True)
+        assert limiter.arrive(key, HOME, now=0).is_in
+    assert limiter.greet(899, now=0) == Admission(True)
 
 
 def test_handshakes_beyond_an_addresss_rate_wait_in_their_places():
-    door = a_door(Limits(known_handshakes_per_s=1, known_handshake_burst=1))
+    limiter = a_limiter(Limits(known_handshakes_per_s=1, known_handshake_burst=1))
     for key in (1, 2):
-        door.arrive(key, HOME, now=0)
-    assert door.greet(1, now=0) is not None
-    assert door.greet(2, now=0) is None
-    assert 2 in door
-    assert door.greet(2, now=1.1) == Admission(True)
+        limiter.arrive(key, HOME, now=0)
+    assert limiter.greet(1, now=0) is not None
+    assert limiter.greet(2, now=0) is None
+    assert 2 in limiter
+    assert limiter.greet(2, now=1.1) == Admission(True)
 
 
 def test_who_waits_for_its_handshake_outlasts_those_without_a_word():
-    door = a_door(Limits(known_handshakes_per_s=1, known_handshake_burst=1, known_handshakes=3))
+    limiter = a_limiter(Limits(known_handshakes_per_s=1, known_handshake_burst=1, known_handshakes=3))
     for key in (0, 1, 2):
-        door.arrive(key, HOME, now=0)
+        limiter.arrive(key, HOME, now=0)
         if key == 0:
-            door.greet(0, now=0)
-    door.arrive(3, HOME, now=0)
-    assert door.greet(1, now=0) is None
-    assert door.arrive(4, HOME, now=0).dropped == (2,)
+            limiter.greet(0, now=0)
+    limiter.arrive(3, HOME, now=0)
+    assert limiter.greet(1, now=0) is None
+    assert limiter.arrive(4, HOME, now=0).dropped == (2,)
 
 
 def test_an_address_is_known_once_a_member_has_shown_its_key_there():
-    door = a_door(Limits(connect_burst=1))
-    assert enter(door, 1, address=ELSEWHERE).is_in
-    assert all(enter(door, key, address=ELSEWHERE).is_in for key in range(2, 50))
-    assert door.arrive(90, "192.0.2.8", now=0).is_in
-    assert not door.arrive(91, "192.0.2.8", now=0).is_in
+    limiter = a_limiter(Limits(connect_burst=1))
+    assert enter(limiter, 1, address=ELSEWHERE).is_in
+    assert all(enter(limiter, key, address=ELSEWHERE).is_in for key in range(2, 50))
+    assert limiter.arrive(90, "192.0.2.8", now=0).is_in
+    assert not limiter.arrive(91, "192.0.2.8", now=0).is_in
 
 
 # --- after it
 
 
 def test_a_member_loses_its_own_oldest_idle_connection_and_nobody_elses():
-    door = a_door(Limits(connections=2))
-    assert enter(door, 10, "clinic-b").dropped == ()
-    assert [enter(door, key).dropped for key in (1, 2, 3)] == [(), (), (1,)]
-    door.touch(2, "clinic-a")
-    assert enter(door, 4).dropped == (3,)
-    assert (door.held_by("clinic-a"), door.held_by("clinic-b")) == (2, 1)
+    limiter = a_limiter(Limits(connections=2))
+    assert enter(limiter, 10, "clinic-b").dropped == ()
+    assert [enter(limiter, key).dropped for key in (1, 2, 3)] == [(), (), (1,)]
+    limiter.touch(2, "clinic-a")
+    assert enter(limiter, 4).dropped == (3,)
+    assert (limiter.held_by("clinic-a"), limiter.held_by("clinic-b")) == (2, 1)
 
 
 def test_a_busy_connection_is_not_dropped():
-    door = a_door(Limits(connections=2))
-    enter(door, 1, is_busy=busy)
-    enter(door, 2)
-    assert enter(door, 3, is_busy=busy).dropped == (2,)
-    verdict = enter(door, 4)
+    limiter = a_limiter(Limits(connections=2))
+    enter(limiter, 1, is_busy=busy)
+    enter(limiter, 2)
+    assert enter(limiter, 3, is_busy=busy).dropped == (2,)
+    verdict = enter(limiter, 4)
     assert (verdict.is_in, verdict.dropped) == (False, ())
-    assert 4 not in door
+    assert 4 not in limiter
 
 
 def test_a_connection_that_was_dropped_in_its_handshake_cannot_enter():
-    door = a_door()
-    door.arrive(1, HOME, now=0)
-    door.greet(1, now=0)
-    door.leave(1)
-    assert not door.enter(1, "clinic-a", is_busy=idle).is_in
-    assert door.greet(1, now=0) == Admission(False)
+    limiter = a_limiter()
+    limiter.arrive(1, HOME, now=0)
+    limiter.greet(1, now=0)
+    limiter.leave(1)
+    assert not limiter.enter(1, "clinic-a", is_busy=idle).is_in
+    assert limiter.greet(1, now=0) == Admission(False)
 
 
 def test_more_members_than_connections_share_what_there_is():
     limits = Limits(total=16)
-    door = a_door(limits, members=100)
-    rooms = door.rooms
-    verdicts = [enter(door, key, f"clinic-{key}") for key in range(100)]
+    limiter = a_limiter(limits, members=100)
+    shares = limiter.shares
+    verdicts = [enter(limiter, key, f"clinic-{key}") for key in range(100)]
     assert all(verdict.is_in for verdict in verdicts)
-    assert door.entered == rooms.members
-    assert rooms.total <= 16
+    assert limiter.entered == shares.members
+    assert shares.total <= 16
 
 
 def test_where_descriptors_are_short_strangers_go_first_and_idle_members_last():
-    door = a_door()
-    enter(door, 1)
-    enter(door, 2)
-    enter(door, 3, "clinic-b")
-    door.arrive(4, HOME, now=0)
-    door.arrive(5, ELSEWHERE, now=0)
-    assert door.shed(1) == (5,)
-    assert door.shed(8) == (4,)
-    assert door.shed(8) == (1,)
-    assert door.entered == 2
+    limiter = a_limiter()
+    enter(limiter, 1)
+    enter(limiter, 2)
+    enter(limiter, 3, "clinic-b")
+    limiter.arrive(4, HOME, now=0)
+    limiter.arrive(5, ELSEWHERE, now=0)
+    assert limiter.shed(1) == (5,)
+    assert limiter.shed(8) == (4,)
+    assert limiter.shed(8) == (1,)
+    assert limiter.entered == 2
 
 
 @pytest.mark.parametrize("descriptors", [16, 64, 128, 256, 1024])
 @pytest.mark.parametrize("members", [2, 3, 10, 50])
 def test_the_rooms_together_are_no_more_than_the_process_can_have(descriptors, members):
-    rooms = divide(Limits(total=descriptors), members=members)
-    assert rooms.total <= descriptors
-    assert min(rooms.strangers, rooms.neighbours, rooms.per_member) >= 1
-    if members * rooms.per_member > rooms.members:
-        assert rooms.per_member == 1
+    shares = divide(Limits(total=descriptors), members=members)
+    assert shares.total <= descriptors
+    assert min(shares.strangers, shares.neighbours, shares.per_member) >= 1
+    if members * shares.per_member > shares.members:
+        assert shares.per_member == 1
 
 
 @pytest.mark.parametrize(
@@ -193,8 +193,8 @@ def test_the_rooms_together_are_no_more_than_the_process_can_have(descriptors, m
 )
 def test_descriptors_are_left_for_files(monkeypatch, descriptors, most):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (descriptors, descriptors))
-    rooms = divide(Limits(), members=3)
-    assert most - 8 < rooms.total <= most
+    shares = divide(Limits(), members=3)
+    assert most - 8 < shares.total <= most
 
 
 # --- any sequence of events
@@ -218,7 +218,7 @@ def test_no_sequence_of_events_exceeds_a_bound_or_shuts_a_known_address_out(even
         total=total, connections=connections, stranger_handshakes=2, known_handshakes=2, connect_burst=10**6
     )
     known = KnownAddresses({"clinic-a": HOME})
-    door = Door(limits, divide(limits, members=3), known)
+    limiter = ConnectionLimiter(limits, divide(limits, members=3), known)
     alive: dict[int, str | None] = {}
     next_key = 0
     for now, (event, choice, address, member, flag) in enumerate(events):
@@ -227,36 +227,36 @@ def test_no_sequence_of_events_exceeds_a_bound_or_shuts_a_known_address_out(even
         if event == "arrive":
             next_key += 1
             key = next_key
-            verdict = door.arrive(key, address, now=now)
+            verdict = limiter.arrive(key, address, now=now)
             assert verdict.is_in
             alive[key] = None
         elif event == "greet" and alive.get(key, "") is None:
-            verdict = door.greet(key, now=now)
+            verdict = limiter.greet(key, now=now)
         elif event == "enter" and alive.get(key, "") is None:
-            was_greeting = any(key in pool for pool in door._greeting.values())
-            verdict = door.enter(key, member, is_busy=busy if flag else idle)
+            was_greeting = any(key in pool for pool in limiter._greeting.values())
+            verdict = limiter.enter(key, member, is_busy=busy if flag else idle)
             if verdict.is_in:
                 alive[key] = member
             elif was_greeting:
                 del alive[key]
         elif event == "leave" and alive:
-            door.leave(key, alive.pop(key))
+            limiter.leave(key, alive.pop(key))
         elif event == "touch":
-            door.touch(key, member)
+            limiter.touch(key, member)
         elif event == "shed":
-            verdict = Admission(True, door.shed(1))
+            verdict = Admission(True, limiter.shed(1))
         for gone in verdict.dropped if verdict else ():
             assert gone != key or event == "shed"  # a newcomer never makes room for itself
             if event == "enter" and verdict and verdict.said and verdict.said[0].startswith("too many of"):
                 assert alive[gone] == member
             del alive[gone]
         # whatever has a place is alive and the other way round: nothing is lost track of
-        assert len(door) == len(alive)
-        assert len(door) <= door.rooms.total <= total
-        assert all(door.held_by(name) <= door.rooms.per_member for name in ("clinic-a", "clinic-b", "clinic-c"))
-    final = door.arrive(10**6, HOME, now=len(events))
+        assert len(limiter) == len(alive)
+        assert len(limiter) <= limiter.shares.total <= total
+        assert all(limiter.held_by(name) <= limiter.shares.per_member for name in ("clinic-a", "clinic-b", "clinic-c"))
+    final = limiter.arrive(10**6, HOME, now=len(events))
     assert final.is_in
-    assert 10**6 in door
+    assert 10**6 in limiter
 
 
 @settings(deadline=None)

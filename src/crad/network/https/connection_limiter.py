@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from crad.network.https.addresses import KnownAddresses
-from crad.network.https.limits import Limits, Rooms
+from crad.network.https.limits import ConnectionShares, Limits
 from crad.network.token_buckets import TokenBuckets
 
 MOST_TIMES = 4  # what one member may do, for an address from which many come
@@ -27,7 +27,7 @@ class Admission:
 
 
 @dataclass(frozen=True)
-class Gone:
+class Evicted:
     """Which connection made room, of an address that held so many, in a pool of so many."""
 
     key: int
@@ -50,7 +50,7 @@ class Pool:
     def __contains__(self, key: int) -> bool:
         return key in self._addresses
 
-    def add(self, key: int, address: str, *, share: int) -> Gone | None:
+    def add(self, key: int, address: str, *, share: int) -> Evicted | None:
         """Take one in; returns who had to make room."""
         own = self._by_address.get(address, ())
         gone = None
@@ -79,25 +79,25 @@ class Pool:
         """Count one as the newest of its address."""
         self._by_address[self._addresses[key]].move_to_end(key)
 
-    def shed(self) -> Gone:
+    def shed(self) -> Evicted:
         """Drop the oldest of the address that holds most."""
         return self._drop_oldest(max(self._by_address, key=lambda one: len(self._by_address[one])))
 
-    def _drop_oldest(self, address: str) -> Gone:
+    def _drop_oldest(self, address: str) -> Evicted:
         keys = self._by_address[address]
-        gone = Gone(next(iter(keys)), address, held=len(keys), total=len(self))
+        gone = Evicted(next(iter(keys)), address, held=len(keys), total=len(self))
         self.remove(gone.key)
         return gone
 
 
-class Door:
+class ConnectionLimiter:
     """Every connection's place. Keys are the caller's; whatever is `dropped` has no place any more."""
 
-    def __init__(self, limits: Limits, rooms: Rooms, known: KnownAddresses) -> None:
-        self._limits, self.rooms, self._known = limits, rooms, known
+    def __init__(self, limits: Limits, shares: ConnectionShares, known: KnownAddresses) -> None:
+        self._limits, self.shares, self._known = limits, shares, known
         # by whether the address is known
-        self._silent = {False: Pool(rooms.strangers), True: Pool(rooms.neighbours)}
-        self._greeting = {False: Pool(rooms.strangers), True: Pool(rooms.neighbours)}
+        self._silent = {False: Pool(shares.strangers), True: Pool(shares.neighbours)}
+        self._greeting = {False: Pool(shares.strangers), True: Pool(shares.neighbours)}
         self._members: dict[
             str, OrderedDict[int, Callable[[], bool]]
         ] = {}  # whether each is busy, the latest used last
@@ -154,10 +154,10 @@ class Door:
             return Admission(False)  # dropped just now
         address = pool.remove(key)
         gone: tuple[int, ...] = ()
-        if self.held_by(member) >= self.rooms.per_member:
+        if self.held_by(member) >= self.shares.per_member:
             gone = self._drop_idle(member)
-            said = _too_many(member, self.rooms.per_member, is_dropped=bool(gone))
-        elif self.entered >= self.rooms.members:
+            said = _too_many(member, self.shares.per_member, is_dropped=bool(gone))
+        elif self.entered >= self.shares.members:
             gone, said = self._drop_idle_of_most(), ("members full", "too many connections of members: idle ones go")
         else:
             said = None
@@ -227,7 +227,7 @@ class Door:
         return ()
 
 
-def _made_room(gone: Gone | None, what: str, *, is_known: bool) -> Admission:
+def _made_room(gone: Evicted | None, what: str, *, is_known: bool) -> Admission:
     if gone is None:
         return Admission(True)
     kind = "known" if is_known else "unknown"

@@ -1,4 +1,4 @@
-"""The door of a member's server: who comes in, how often, and what goes out. Nothing passes beside it."""
+"""The one way into a member's server: who comes in, how often, and what goes out. Nothing passes beside it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from crad.errors import SnapshotError, printable
 from crad.network.agreement import Agreement
-from crad.network.https.door import Door
+from crad.network.https.connection_limiter import ConnectionLimiter
 from crad.network.https.endpoints import describe_path
 from crad.network.https.limits import Limits
 from crad.network.https.notices import Notice, Throttle
@@ -23,10 +23,10 @@ from crad.network.trust import find_member
 
 STRANGER = "nobody known"
 
-__all__ = ["STRANGER", "Gate", "Limits", "MemberProtocol", "Notice", "Outgoing"]
+__all__ = ["STRANGER", "Limits", "MemberProtocol", "Notice", "Outgoing", "RequestGate"]
 
 
-class Gate:
+class RequestGate:
     """Knows who is connected. As an ASGI application it lets through what the limits allow, and writes the ledger."""
 
     def __init__(
@@ -36,11 +36,11 @@ class Gate:
         agreement: Agreement,
         ledger: OutgoingLedger,
         limits: Limits,
-        door: Door,
+        limiter: ConnectionLimiter,
         throttle: Throttle,
     ) -> None:
         self._application, self._agreement, self._ledger = application, agreement, ledger
-        self.limits, self._door, self._throttle = limits, door, throttle
+        self.limits, self._limiter, self._throttle = limits, limiter, throttle
         self._lines: dict[int, MemberProtocol] = {}
         self._budgets = TokenBuckets()  # of requests, by member
 
@@ -52,9 +52,9 @@ class Gate:
             name = find_member(der, agreement=self._agreement).name
         except SnapshotError as error:
             self._throttle.say("refused", f"somebody was refused: {error}")
-            self._door.leave(line.key)
+            self._limiter.leave(line.key)
             return None
-        verdict = self._door.enter(line.key, name, is_busy=line.is_busy)
+        verdict = self._limiter.enter(line.key, name, is_busy=line.is_busy)
         if verdict.is_in:
             self._lines[line.key] = line
         for key in verdict.dropped:
@@ -66,7 +66,7 @@ class Gate:
     def touch(self, line: MemberProtocol) -> None:
         """A member uses its connection."""
         if line.member is not None:
-            self._door.touch(line.key, line.member)
+            self._limiter.touch(line.key, line.member)
 
     def drop(self, key: int) -> None:
         """End a member's connection that has lost its place, without a farewell that would have to be answered."""
@@ -77,7 +77,7 @@ class Gate:
     def leave(self, line: MemberProtocol) -> None:
         """A connection has ended."""
         self._lines.pop(line.key, None)
-        self._door.leave(line.key, line.member)
+        self._limiter.leave(line.key, line.member)
 
     # --- requests
 
@@ -155,8 +155,8 @@ class Outgoing:
 class MemberProtocol(H11Protocol):
     """uvicorn's HTTP, with the member known for every connection; one subclass per server, which has its gate."""
 
-    gate: Gate
-    key = 0  # of its place at the door
+    gate: RequestGate
+    key = 0  # of its place in the limiter
 
     def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401  # uvicorn's own
         super().__init__(*args, **options)

@@ -15,7 +15,7 @@ Reply = TypeVar("Reply")
 MOST_AT_ONCE = 16
 
 
-class Errand(Generic[Reply]):
+class BoundedCall(Generic[Reply]):
     """A call that has been begun; `outcome` waits for it, but not longer than is said."""
 
     def __init__(self, call: Callable[[], Reply]) -> None:
@@ -49,7 +49,7 @@ def all_within(
     """
     told: list[Reply] = []
     for first in range(0, len(calls), at_once):
-        errands = [Errand(call) for call in calls[first : first + at_once]]
+        errands = [BoundedCall(call) for call in calls[first : first + at_once]]
         until = time.monotonic() + seconds
         for place, errand in enumerate(errands, start=first):
             try:
@@ -63,7 +63,7 @@ def as_they_come(call: Callable[[Callable[[Reply], None]], None], *, seconds: fl
     """What a call tells its listener, each as it comes; TimeoutError if the call has not ended in this time."""
     news: queue.SimpleQueue[Reply] = queue.SimpleQueue()
     until = time.monotonic() + seconds
-    errand = Errand(lambda: call(news.put))
+    errand = BoundedCall(lambda: call(news.put))
     is_over = False
     while not is_over:
         try:
