@@ -33,7 +33,7 @@ from crad.site.doctor.estimate import transfer_s
 from crad.site.doctor.findings import size_text
 from crad.site.doctor.keys import check_keys
 from crad.site.doctor.others import Speeds, check_members
-from crad.site.doctor.own_model import ResourceNeeds, check_data, check_part, check_state
+from crad.site.doctor.own_model import ResourceNeeds, check_data, check_local_peer, check_state
 from crad.site.doctor.own_port import listening, running_join
 from crad.site.doctor.shared_store import check_store
 from crad.site.settings import read_site
@@ -156,7 +156,7 @@ def test_without_problems_the_command_ends_well_and_with_one_in_code_2_and_one_l
     with pytest.raises(SystemExit) as ended:
         main()
     out, err = capsys.readouterr()
-    assert (ended.value.code, err) == (2, "crad: a problem to mend before joining: others\n")
+    assert (ended.value.code, err) == (2, "crad: a problem to fix before joining: others\n")
     told = json.loads(out)
     assert (told["problems"], told["warnings"]) == (1, 3)
     (problem,) = [finding for finding in told["findings"] if finding["state"] == "problem"]
@@ -264,7 +264,7 @@ def burden_of(clinics, agreement, findings):
     site = own_site(clinics)
     own = check_data(agreement, site, findings)
     assert own is not None
-    return check_part(agreement, site, own, findings)
+    return check_local_peer(agreement, site, own, findings)
 
 
 def test_a_snapshot_larger_than_agreed_is_a_problem(clinics):
@@ -277,9 +277,9 @@ def test_a_member_whose_network_may_not_run_here_is_left_out_and_named(clinics):
     table = clinics.agreement.model_dump(mode="json", exclude_none=True)
     table["members"][2]["architecture"] = "ctypes:string_at"
     findings = Findings()
-    burden = burden_of(clinics, make_agreement(table), findings)
-    assert burden is not None
-    assert set(burden.received_bytes) == {"clinic-1", "clinic-3"}
+    needs = burden_of(clinics, make_agreement(table), findings)
+    assert needs is not None
+    assert set(needs.received_bytes) == {"clinic-1", "clinic-3"}
     assert findings.of("problem") == []
     assert "its network ctypes:string_at is not built in" in found(findings, "clinic-2", "warning").text
 
@@ -287,20 +287,20 @@ def test_a_member_whose_network_may_not_run_here_is_left_out_and_named(clinics):
 @pytest.mark.parametrize(("times", "state"), [(0.5, "problem"), (1.5, "warning"), (2.5, "ok")])
 def test_disk_and_memory_are_compared_with_the_need(clinics, monkeypatch, times, state):
     findings = Findings()
-    burden = burden_of(clinics, clinics.agreement, findings)
-    assert burden is not None
-    resources.check_disk(burden, own_site(clinics), findings)
-    resources.check_memory(burden, findings)
+    needs = burden_of(clinics, clinics.agreement, findings)
+    assert needs is not None
+    resources.check_disk(needs, own_site(clinics), findings)
+    resources.check_memory(needs, findings)
     disk, memory = (found(findings, check).details["need_bytes"] for check in ("disk", "memory"))
     # two rounds of all four, six states with momentum, the model twice at the end
-    assert disk == (2 + 12 + 2) * burden.snapshot_bytes + 2 * 3 * burden.largest_bytes
+    assert disk == (2 + 12 + 2) * needs.snapshot_bytes + 2 * 3 * needs.largest_bytes
     assert memory > 128 * 2**20
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(int(times * disk)))
     monkeypatch.setattr(resources, "available_memory_bytes", lambda device: int(times * memory))
     findings = Findings()
-    resources.check_disk(burden, own_site(clinics), findings)
-    resources.check_memory(burden, findings)
+    resources.check_disk(needs, own_site(clinics), findings)
+    resources.check_memory(needs, findings)
     assert [(one.check, one.state) for one in findings.all] == [("disk", state), ("memory", state)]
 
 
@@ -470,13 +470,13 @@ def test_a_store_is_tried_as_a_round_uses_it(clinics, tmp_path, monkeypatch):
 
 
 def test_transfer_takes_as_long_as_the_slowest_member_or_the_whole_line():
-    burden = ResourceNeeds(None, 100, {"a": 100, "b": 100, "c": 100}, None)  # type: ignore[arg-type]  # sizes are enough
+    needs = ResourceNeeds(None, 100, {"a": 100, "b": 100, "c": 100}, None)  # type: ignore[arg-type]  # sizes are enough
     slow = Speeds({"a": 100.0, "b": 10.0}, copies=3)
-    assert transfer_s(burden, slow, share=1.0, sent=300) == 10.0, "b, and c who was not measured"
+    assert transfer_s(needs, slow, share=1.0, sent=300) == 10.0, "b, and c who was not measured"
     alike = Speeds({"a": 100.0, "b": 100.0, "c": 100.0}, copies=3)
-    assert transfer_s(burden, alike, share=1.0, sent=300) == 3.0, "all three share our line"
-    assert transfer_s(burden, Speeds({"a": 100.0}, copies=1, outgoing=1.0), share=1.0, sent=100) == 100.0
-    assert transfer_s(burden, Speeds({}, copies=3), share=1.0, sent=300) is None
+    assert transfer_s(needs, alike, share=1.0, sent=300) == 3.0, "all three share our line"
+    assert transfer_s(needs, Speeds({"a": 100.0}, copies=1, outgoing=1.0), share=1.0, sent=100) == 100.0
+    assert transfer_s(needs, Speeds({}, copies=3), share=1.0, sent=300) is None
 
 
 @pytest.mark.parametrize(("size", "text"), [(912, "912 bytes"), (45_100_000, "45.1 MB"), (450e9, "450 GB")])

@@ -72,7 +72,7 @@ def agreed(clinics: Clinics, *, architectures: dict[int, str] | None = None, **c
     return make_agreement(table)
 
 
-def part_of(clinics: Clinics, agreement: Agreement, folder: Path, **changes: Any) -> LocalPeer:
+def local_peer_of(clinics: Clinics, agreement: Agreement, folder: Path, **changes: Any) -> LocalPeer:
     site = read_site(clinics.site(OWN)).model_copy(update={"state": folder / "state", **changes})
     return prepare_local_peer(agreement, site)
 
@@ -98,30 +98,31 @@ def entry_point(monkeypatch):
 @pytest.mark.usefixtures("entry_point")
 @pytest.mark.parametrize("name", OUTSIDE.values(), ids=OUTSIDE)
 def test_a_partners_network_from_outside_is_left_out_and_never_imported(founded, canary, tmp_path, name):
-    part = part_of(founded, agreed(founded, architectures={FOREIGN: f"{name}@0.5"}), tmp_path)
-    assert list(part.left_out) == [FOREIGN]
-    assert f"its network {name}@0.5 is not built in; to learn from it write architectures" in part.left_out[FOREIGN]
-    assert part.named_left_out == {"clinic-2": part.left_out[FOREIGN]}
+    local_peer = local_peer_of(founded, agreed(founded, architectures={FOREIGN: f"{name}@0.5"}), tmp_path)
+    assert list(local_peer.left_out) == [FOREIGN]
+    said = f"its network {name}@0.5 is not built in; to learn from it write architectures"
+    assert said in local_peer.left_out[FOREIGN]
+    assert local_peer.named_left_out == {"clinic-2": local_peer.left_out[FOREIGN]}
     assert not canary.exists()
 
 
 def test_what_our_own_file_allows_is_a_teacher(founded, canary, tmp_path):
     agreement = agreed(founded, architectures={FOREIGN: "canary:build"})
-    part = part_of(founded, agreement, tmp_path, architectures=("canary:build",))
-    assert part.left_out == {}
+    local_peer = local_peer_of(founded, agreement, tmp_path, architectures=("canary:build",))
+    assert local_peer.left_out == {}
     assert canary.exists()
 
 
 def test_what_is_allowed_and_not_installed_is_left_out(founded, tmp_path):
     agreement = agreed(founded, architectures={FOREIGN: "nowhere_at_all:build"})
-    part = part_of(founded, agreement, tmp_path, architectures=("nowhere_at_all:build",))
-    assert "cannot be built here: model 'nowhere_at_all:build'" in part.left_out[FOREIGN]
+    local_peer = local_peer_of(founded, agreement, tmp_path, architectures=("nowhere_at_all:build",))
+    assert "cannot be built here: model 'nowhere_at_all:build'" in local_peer.left_out[FOREIGN]
 
 
 def test_the_teachers_side_builds_nothing_that_is_not_allowed(founded, canary, tmp_path):
     """Should a message come in all the same."""
     agreement = agreed(founded, architectures={FOREIGN: "canary:build"})
-    theirs = part_of(
+    theirs = local_peer_of(
         founded,
         agreement,
         tmp_path,
@@ -131,7 +132,7 @@ def test_the_teachers_side_builds_nothing_that_is_not_allowed(founded, canary, t
     )
     message = Peer(theirs.context, theirs.method.roster(theirs.context)[FOREIGN]).snapshot(1)
     canary.unlink()
-    ours = part_of(founded, agreement, tmp_path)
+    ours = local_peer_of(founded, agreement, tmp_path)
     with pytest.raises(SnapshotError, match="peer 2 is not learned from: its network canary:build is not built in"):
         TeacherCache(ours.context).decode(message, sender=FOREIGN, round_index=1)
     with pytest.raises(ConfigError, match="canary:build"):
@@ -144,7 +145,7 @@ def test_the_teachers_side_builds_nothing_that_is_not_allowed(founded, canary, t
 @pytest.mark.parametrize("name", ["canary:build", "installed-elsewhere"])
 def test_our_own_network_must_be_allowed_by_our_own_file(founded, canary, tmp_path, name):
     with pytest.raises(ConfigError, match="our own network") as refusal:
-        part_of(founded, agreed(founded, architectures={OWN: name}), tmp_path, architectures=("a:b",))
+        local_peer_of(founded, agreed(founded, architectures={OWN: name}), tmp_path, architectures=("a:b",))
     assert f'write architectures = ["a:b", "{name}"] into peer.toml' in str(refusal.value)
     assert "\n" not in str(refusal.value)
     assert not canary.exists()
@@ -155,7 +156,7 @@ def test_our_own_network_must_be_allowed_by_our_own_file(founded, canary, tmp_pa
 def test_a_method_from_outside_is_refused_before_anything_is_imported(founded, canary, tmp_path, name):
     agreement = agreed(founded, settings={**founded.agreement.settings, "method": name})
     with pytest.raises(ConfigError, match="is not built in") as refusal:
-        part_of(founded, agreement, tmp_path)
+        local_peer_of(founded, agreement, tmp_path)
     assert f'write methods = ["{name}"] into peer.toml' in str(refusal.value)
     assert not canary.exists()
 
@@ -164,7 +165,7 @@ def test_an_allowed_method_of_ones_own_takes_part(founded, tmp_path, monkeypatch
     monkeypatch.chdir(Path(__file__).parent.parent)
     name = "examples.own_rule:METHOD"
     agreement = agreed(founded, settings={**founded.agreement.settings, "method": name})
-    assert part_of(founded, agreement, tmp_path, methods=(name,)).method.rule is not None
+    assert local_peer_of(founded, agreement, tmp_path, methods=(name,)).method.rule is not None
 
 
 def test_a_kind_of_store_that_only_the_agreement_names_is_not_loaded(founded, canary, tmp_path):
@@ -173,7 +174,7 @@ def test_a_kind_of_store_that_only_the_agreement_names_is_not_loaded(founded, ca
     fsspec.register_implementation("canaries", "canary.build", clobber=True)
     agreement = agreed(founded, exchange="canaries://bucket")
     with pytest.raises(ConfigError, match="exchanges through canaries://"):
-        part_of(founded, agreement, tmp_path)
+        local_peer_of(founded, agreement, tmp_path)
     text = founded.site(OWN).read_text().replace("../federation.toml", "federation.toml")
     (tmp_path / "federation.toml").write_text(agreement_to_toml(agreement))
     (tmp_path / "peer.toml").write_text(text.replace('"own.npz"', f'"{founded.site(OWN).parent}/own.npz"'))
@@ -216,9 +217,9 @@ def test_the_operations_of_a_known_network_are_those_of_the_literature():
 
 
 def test_the_bytes_of_a_snapshot_are_known_without_its_values(founded, tmp_path):
-    part = part_of(founded, founded.agreement, tmp_path)
-    message = Peer(part.context, part.method.roster(part.context)[OWN]).snapshot(1)
-    size = estimate_size(part.context.architecture_of(OWN), part.context.data.input_shape)
+    local_peer = local_peer_of(founded, founded.agreement, tmp_path)
+    message = Peer(local_peer.context, local_peer.method.roster(local_peer.context)[OWN]).snapshot(1)
+    size = estimate_size(local_peer.context.architecture_of(OWN), local_peer.context.data.input_shape)
     assert encoded_bytes(size.weights) == len(message.body)
 
 
@@ -277,7 +278,7 @@ def test_the_agreed_shape_and_batch_count_for_others_and_for_ourselves(founded, 
     with pytest.raises(
         ConfigError, match=r"our own network cnn6@0.125 takes .* for one layer's output of 10000000 images"
     ):
-        part_of(founded, large, tmp_path)
+        local_peer_of(founded, large, tmp_path)
 
 
 def test_the_limits_are_our_own(founded, tmp_path):
@@ -287,7 +288,7 @@ def test_the_limits_are_our_own(founded, tmp_path):
     assert list(reasons) == [1, 2], "the others; of ourselves join says it"
     assert all("max_teacher_mb = 0.001" in reason for reason in reasons.values())
     with pytest.raises(ConfigError, match=r"our own network cnn6@0.125 takes .* max_teacher_gflops = 1e-06"):
-        part_of(founded, founded.agreement, tmp_path, max_teacher_gflops=1e-6)
+        local_peer_of(founded, founded.agreement, tmp_path, max_teacher_gflops=1e-6)
 
 
 def test_a_network_that_cannot_be_sketched_is_built_for_once_where_it_is_allowed(canary, monkeypatch):
@@ -371,13 +372,13 @@ def test_status_names_who_is_left_out():
 
 @pytest.mark.parametrize("inner", ["", "alone"])
 def test_a_members_folder_is_not_taken_for_a_simulation_whose_names_may_be_imported(founded, canary, tmp_path, inner):
-    part = part_of(founded, agreed(founded, architectures={FOREIGN: "canary:build"}), tmp_path)
-    folder = part.folder / inner
+    local_peer = local_peer_of(founded, agreed(founded, architectures={FOREIGN: "canary:build"}), tmp_path)
+    folder = local_peer.folder / inner
     folder.mkdir(exist_ok=True)
     (folder / "experiment.toml").write_text('method = "canary:METHOD"\n')
     with pytest.raises(RunError, match="crad peer join"):
         RunDirectory(folder).experiment()
-    (part.folder / "secret").unlink()
+    (local_peer.folder / "secret").unlink()
     assert RunDirectory(folder).experiment().method == "canary:METHOD"
 
 

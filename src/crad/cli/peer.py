@@ -173,7 +173,7 @@ def doctor_command(site: SiteFile = PEER_TOML, as_json: AsJson = False) -> None:
     if problems:
         names = ", ".join(dict.fromkeys(finding.check for finding in problems))
         count = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
-        raise RunError(f"{count} to mend before joining: {names}")
+        raise RunError(f"{count} to fix before joining: {names}")
     if not as_json:
         warnings = len(findings.of("warning"))
         typer.echo(f"Ready to join{f', with {warnings} to think about' if warnings else ''}: crad peer join")

@@ -121,7 +121,7 @@ def _secret(folder: Path) -> int:
         pass
     except ValueError:
         raise RunError(
-            f"{path} is damaged; remove it, and counts are noised anew (which spends privacy again)"
+            f"{path} is damaged; remove it, and counts are noised once more (which spends privacy again)"
         ) from None
     folder.mkdir(parents=True, exist_ok=True)
     secret = secrets.randbits(SECRET_BITS)

@@ -25,6 +25,6 @@ def stale_state_warning(agreement: Agreement, site: Site) -> str | None:
         return None
     return (
         f"{site.state} holds our part in another agreement ({', '.join(others)}), which stays as it is; this one is "
-        f"{agreement.hash[:HASH_LETTERS]}, and training begins anew: to go on with the old one, stop and put its "
+        f"{agreement.hash[:HASH_LETTERS]}, and training starts over: to go on with the old one, stop and put its "
         "federation.toml back"
     )

@@ -38,7 +38,7 @@ def read_status(agreement: Agreement, site: Site) -> Record:
     except FileNotFoundError:
         raise RunError(f"{path} is not there: this member has not joined yet; crad peer join begins") from None
     except ValueError as error:
-        raise RunError(f"{path} is damaged: {error}; crad peer join writes it anew") from error
+        raise RunError(f"{path} is damaged: {error}; crad peer join writes it again") from error
     return {**status, "age_s": max(0.0, time.time() - status.get("updated", 0.0)), "is_running": _is_running(status)}
 
 

@@ -27,7 +27,7 @@ WAIT_S = 0.2
 
 @contextmanager
 def open_exchange(
-    part: LocalPeer,
+    peer: LocalPeer,
     site: Site,
     *,
     notice: Callable[[str], None],
@@ -38,24 +38,24 @@ def open_exchange(
     `on_fault` hears of a ledger that cannot be written, in whichever thread that is found; nothing leaves then.
     """
     identity = load_identity(site.keys)
-    check_identity(part.agreement, identity, site.name)
+    check_identity(peer.agreement, identity, site.name)
 
-    log = RefusalLog(part.folder / REFUSALS)
+    log = RefusalLog(peer.folder / REFUSALS)
 
     def on_refused(name: str, reason: str) -> None:
         log.add(name, reason)
         notice(f"refused from {name}: {reason}")
 
     terms = ExchangePolicy(
-        left_out=part.left_out,
+        left_out=peer.left_out,
         away_after=site.away_after,
-        snapshot_bytes=snapshot_bytes_of(part.agreement, part.left_out),
+        snapshot_bytes=snapshot_bytes_of(peer.agreement, peer.left_out),
         on_refused=on_refused,
         notice=notice,
     )
-    folder, agreement = part.folder / "exchange", part.agreement
-    first_round = (latest_round(RunDirectory(part.folder).checkpoint_folder) or 0) + 1
-    with closing(OutgoingLedger(part.folder / LEDGER)) as ledger, ExitStack() as opened:
+    folder, agreement = peer.folder / "exchange", peer.agreement
+    first_round = (latest_round(RunDirectory(peer.folder).checkpoint_folder) or 0) + 1
+    with closing(OutgoingLedger(peer.folder / LEDGER)) as ledger, ExitStack() as opened:
         ledger.on_fault = on_fault
         exchange: MemberExchange
         if agreement.exchange == HTTPS:
@@ -68,7 +68,7 @@ def open_exchange(
                 identity,
                 folder,
                 server,
-                own=part.number,
+                own=peer.number,
                 proxy=site.proxy,
                 terms=terms,
             )
@@ -77,7 +77,7 @@ def open_exchange(
                 agreement,
                 identity,
                 folder,
-                own=part.number,
+                own=peer.number,
                 outgoing=ledger,
                 url=site.store,
                 options=site.store_options,
@@ -102,18 +102,18 @@ def check_identity(agreement: Agreement, identity: Identity, name: str) -> None:
 
 
 def wait_for_readers(
-    part: LocalPeer,
+    peer: LocalPeer,
     exchange: MemberExchange,
     *,
     notice: Callable[[str], None],
     check: Callable[[], None] = lambda: None,
 ) -> list[str]:
     """After the last round, until everybody has fetched it or the agreed deadline has passed; who has not."""
-    until = time.monotonic() + part.agreement.deadline_s
+    until = time.monotonic() + peer.agreement.deadline_s
     said: list[str] = []
     while True:
         check()
-        waiting = [name for name in exchange.readers_to_come() if name != part.agreement.members[part.number].name]
+        waiting = [name for name in exchange.readers_to_come() if name != peer.agreement.members[peer.number].name]
         if not waiting or time.monotonic() > until:
             return waiting
         if waiting != said:

@@ -42,7 +42,7 @@ class SlowError(httpx.ReadTimeout):
 
 
 class ChangedError(Exception):
-    """The member has published the round anew: what it announced before is no longer there."""
+    """The member has published the round again: what it announced before is no longer there."""
 
 
 @dataclass(frozen=True)

@@ -222,5 +222,5 @@ class Bucket:
 
 
 def _body_name(kind: str, manifest: Manifest) -> str:
-    # By its content: a round that is published anew never shows one manifest beside the other's body.
+    # By its content: a round that is published again never shows one manifest beside the other's body.
     return f"{kind}-{manifest.sha256[:16]}.safetensors"

@@ -17,24 +17,24 @@ from crad.site.doctor.own_model import ResourceNeeds
 from crad.training.epoch import Block, LossMeter, train_on_block
 
 
-def estimate(burden: ResourceNeeds, speeds: Speeds | None, findings: Findings) -> None:
+def estimate(needs: ResourceNeeds, speeds: Speeds | None, findings: Findings) -> None:
     """Say what a round and all of them come to; a warning where a round takes longer than its deadline."""
-    part = burden.part
-    experiment, agreement = part.experiment, part.agreement
-    kinds = [phase.kind for phase in part.method.phases]
-    if kinds != [SNAPSHOT] or not burden.received_bytes:
-        is_alone = kinds == [SNAPSHOT] and part.left_out
-        reason = "nobody teaches us" if is_alone else f"what {part.method.name} sends is known only when it runs"
+    local_peer = needs.local_peer
+    experiment, agreement = local_peer.experiment, local_peer.agreement
+    kinds = [phase.kind for phase in local_peer.method.phases]
+    if kinds != [SNAPSHOT] or not needs.received_bytes:
+        is_alone = kinds == [SNAPSHOT] and local_peer.left_out
+        reason = "nobody teaches us" if is_alone else f"what {local_peer.method.name} sends is known only when it runs"
         findings.ok("estimate", f"none: {reason}")
         return
     findings.on_step("timing a batch of the student and one of the largest teacher")
     active = experiment.active or experiment.clients
     rounds = agreement.rounds * active / experiment.clients  # those that we are drawn for
     share = (active - 1) / (experiment.clients - 1)  # of the others, in one of these rounds
-    sent = round(burden.snapshot_bytes * (1 if speeds and speeds.copies == 1 else active - 1))
-    received = round(sum(burden.received_bytes.values()) * share)
-    student_s, learning_s = computing_s(burden, teachers=share * len(burden.received_bytes))
-    moving_s = None if speeds is None else transfer_s(burden, speeds, share=share, sent=sent)
+    sent = round(needs.snapshot_bytes * (1 if speeds and speeds.copies == 1 else active - 1))
+    received = round(sum(needs.received_bytes.values()) * share)
+    student_s, learning_s = computing_s(needs, teachers=share * len(needs.received_bytes))
+    moving_s = None if speeds is None else transfer_s(needs, speeds, share=share, sent=sent)
     round_s = learning_s + (moving_s or 0.0)
     moving = "transfer not measured" if moving_s is None else f"{_about(moving_s)} of transfer"
     text = (
@@ -64,7 +64,7 @@ def estimate(burden: ResourceNeeds, speeds: Speeds | None, findings: Findings) -
         findings.ok("estimate", text, **values)
 
 
-def transfer_s(burden: ResourceNeeds, speeds: Speeds, *, share: float, sent: int) -> float | None:
+def transfer_s(needs: ResourceNeeds, speeds: Speeds, *, share: float, sent: int) -> float | None:
     """Seconds until everything of a round has moved, both ways at once; None if nothing was measured.
 
     Our line is at least as fast as the fastest member's probe; whoever was not measured is taken for the slowest.
@@ -72,24 +72,24 @@ def transfer_s(burden: ResourceNeeds, speeds: Speeds, *, share: float, sent: int
     if not speeds.incoming:
         return None
     fastest, slowest = max(speeds.incoming.values()), min(speeds.incoming.values())
-    each = [size / speeds.incoming.get(name, slowest) for name, size in burden.received_bytes.items()]
-    incoming_s = max(*each, share * sum(burden.received_bytes.values()) / fastest, 0.0)
+    each = [size / speeds.incoming.get(name, slowest) for name, size in needs.received_bytes.items()]
+    incoming_s = max(*each, share * sum(needs.received_bytes.values()) / fastest, 0.0)
     return max(incoming_s, sent / (speeds.outgoing or fastest))
 
 
-def computing_s(burden: ResourceNeeds, *, teachers: float) -> tuple[float, float]:
+def computing_s(needs: ResourceNeeds, *, teachers: float) -> tuple[float, float]:
     """Seconds of a round for the student by itself, and with so many teachers as slow as the largest one."""
-    part = burden.part
-    peer = Peer(part.context, part.method.roster(part.context)[part.number])
-    size = min(part.experiment.batch_size, len(peer.train))
+    local_peer = needs.local_peer
+    peer = Peer(local_peer.context, local_peer.method.roster(local_peer.context)[local_peer.number])
+    size = min(local_peer.experiment.batch_size, len(peer.train))
     block = _block(peer, size)
     student_s = _timed(lambda: _train(peer, block, size)) / size
-    engine = TeacherEngine(device=part.context.device, precision=part.experiment.teacher_precision)
-    teacher = engine.prepare(new_model(part.context, burden.largest, seed=0), key=burden.largest.id)
+    engine = TeacherEngine(device=local_peer.context.device, precision=local_peer.experiment.teacher_precision)
+    teacher = engine.prepare(new_model(local_peer.context, needs.largest, seed=0), key=needs.largest.id)
     inputs = _block(peer, TEACHER_BATCH).inputs
     teacher_s = _timed(lambda: teacher(inputs)) / len(inputs)
-    samples = part.experiment.local_epochs * len(peer.train)
-    shard = part.context.data.shards[part.number]
+    samples = local_peer.experiment.local_epochs * len(peer.train)
+    shard = local_peer.context.data.shards[local_peer.number]
     alone_s = samples * student_s + (len(shard.validation) + len(shard.test)) * teacher_s
     return alone_s, alone_s + samples * teachers * teacher_s
 

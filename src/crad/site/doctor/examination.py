@@ -10,7 +10,7 @@ from crad.site.doctor.estimate import estimate
 from crad.site.doctor.findings import Findings
 from crad.site.doctor.keys import check_keys
 from crad.site.doctor.others import check_members
-from crad.site.doctor.own_model import check_data, check_part, check_state
+from crad.site.doctor.own_model import check_data, check_local_peer, check_state
 from crad.site.doctor.resources import check_disk, check_memory
 from crad.site.doctor.shared_store import check_store
 from crad.site.settings import Site, read_site
@@ -25,19 +25,19 @@ def examine(site_file: Path, findings: Findings) -> None:
     identity = check_keys(agreement, site, findings)
     is_writable = check_state(agreement, site, findings)
     own = check_data(agreement, site, findings)
-    burden = check_part(agreement, site, own, findings) if own is not None and is_writable else None
-    if burden is not None:
-        check_disk(burden, site, findings)
-        check_memory(burden, findings)
+    needs = check_local_peer(agreement, site, own, findings) if own is not None and is_writable else None
+    if needs is not None:
+        check_disk(needs, site, findings)
+        check_memory(needs, findings)
     speeds = None
     if identity is None or not is_writable:
-        findings.warn("others", "not asked", "mend what is named above, then ask again")
+        findings.warn("others", "not asked", "fix what is named above, then ask again")
     elif agreement.exchange == HTTPS:
         speeds = check_members(agreement, site, identity, findings)
     else:
         speeds = check_store(agreement, site, identity, findings)
-    if burden is not None:
-        estimate(burden, speeds, findings)
+    if needs is not None:
+        estimate(needs, speeds, findings)
 
 
 def _read(site_file: Path, findings: Findings) -> tuple[Site, Agreement] | None:

@@ -26,7 +26,7 @@ SHOWN_CLASSES = 12
 class ResourceNeeds:
     """A member ready to take part, and how large everything is that it handles."""
 
-    part: LocalPeer
+    local_peer: LocalPeer
     snapshot_bytes: int  # our own
     received_bytes: dict[str, int]  # of the snapshot of every other member that can teach us, by name
     largest: Architecture  # among theirs; our own where there is nobody else
@@ -84,12 +84,12 @@ def check_data(agreement: Agreement, site: Site, findings: Findings) -> OwnData 
     return own
 
 
-def check_part(agreement: Agreement, site: Site, own: OwnData, findings: Findings) -> ResourceNeeds | None:
+def check_local_peer(agreement: Agreement, site: Site, own: OwnData, findings: Findings) -> ResourceNeeds | None:
     """The member with its model, tried on its own images; and how large the others' are, without building them."""
     findings.on_step("building the model")
     try:
-        part = make_local_peer(agreement, site, own)
-        peer = Peer(part.context, part.method.roster(part.context)[part.number])
+        local_peer = make_local_peer(agreement, site, own)
+        peer = Peer(local_peer.context, local_peer.method.roster(local_peer.context)[local_peer.number])
         _try_model(peer)
         snapshot = peer.snapshot(1)
     except (CradError, OSError, RuntimeError) as error:
@@ -98,7 +98,7 @@ def check_part(agreement: Agreement, site: Site, own: OwnData, findings: Finding
     size = snapshot.payload_bytes
     parameters = sum(parameter.numel() for parameter in peer.model.parameters())
     text = (
-        f"{peer.architecture.id} on {part.context.device}: {parameters:,} parameters, "
+        f"{peer.architecture.id} on {local_peer.context.device}: {parameters:,} parameters, "
         f"{len(agreement.classes)} outputs, a snapshot has {size_text(size)}"
     )
     values = {"architecture": peer.architecture.id, "parameters": parameters, "snapshot_bytes": size}
@@ -109,27 +109,27 @@ def check_part(agreement: Agreement, site: Site, own: OwnData, findings: Finding
         )
         return None
     findings.ok("model", text, **values)
-    return _weigh_others(part, site, size, findings)
+    return _weigh_others(local_peer, site, size, findings)
 
 
-def _weigh_others(part: LocalPeer, site: Site, own_size: int, findings: Findings) -> ResourceNeeds:
+def _weigh_others(local_peer: LocalPeer, site: Site, own_size: int, findings: Findings) -> ResourceNeeds:
     sizes: dict[str, int] = {}
     received: dict[str, int] = {}
-    for number, member in enumerate(part.agreement.members):
-        if number in part.left_out:
-            text = f"left out as a teacher: {part.left_out[number]}"
+    for number, member in enumerate(local_peer.agreement.members):
+        if number in local_peer.left_out:
+            text = f"left out as a teacher: {local_peer.left_out[number]}"
             advice = "nothing, if we do without: the run goes on with the others, and it learns from us"
-            findings.warn(member.name, text, advice, left_out=part.left_out[number])
-        elif number != part.number:
-            architecture = part.context.architecture_of(number)
+            findings.warn(member.name, text, advice, left_out=local_peer.left_out[number])
+        elif number != local_peer.number:
+            architecture = local_peer.context.architecture_of(number)
             if architecture.id not in sizes:
                 sizes[architecture.id] = encoded_bytes(
-                    estimate_size(architecture, part.context.data.input_shape).weights
+                    estimate_size(architecture, local_peer.context.data.input_shape).weights
                 )
             received[member.name] = sizes[architecture.id]
     name = max(received, key=lambda one: received[one], default=site.name)
-    largest = part.context.architecture_of(part.agreement.number(name))
-    return ResourceNeeds(part, own_size, received, largest)
+    largest = local_peer.context.architecture_of(local_peer.agreement.number(name))
+    return ResourceNeeds(local_peer, own_size, received, largest)
 
 
 def _try_model(peer: Peer) -> None:

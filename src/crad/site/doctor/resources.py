@@ -18,23 +18,23 @@ TIGHT = 2  # times the need: less is worth a word
 FLOAT_BYTES = 4
 
 
-def check_disk(burden: ResourceNeeds, site: Site, findings: Findings) -> None:
+def check_disk(needs: ResourceNeeds, site: Site, findings: Findings) -> None:
     """Room for two rounds of snapshots, our own and the others', and for checkpoints with momentum."""
-    own, received = burden.snapshot_bytes, sum(burden.received_bytes.values())
+    own, received = needs.snapshot_bytes, sum(needs.received_bytes.values())
     need = KEPT_ROUNDS * (own + received) + 2 * STATES * own + COPIES * own
-    free = shutil.disk_usage(burden.part.folder).free
+    free = shutil.disk_usage(needs.local_peer.folder).free
     text = f"{size_text(free)} free for {site.state}, about {size_text(need)} needed"
     advice = "free some, or choose another state in peer.toml"
     _compare("disk", text, advice, need=need, there=free, findings=findings)
 
 
-def check_memory(burden: ResourceNeeds, findings: Findings) -> None:
+def check_memory(needs: ResourceNeeds, findings: Findings) -> None:
     """Room for the student with gradients and momentum, the largest teacher, prepared teachers, and the images."""
-    context = burden.part.context
+    context = needs.local_peer.context
     images = context.data.dataset.train_images
     block = min(BLOCK_BYTES, FLOAT_BYTES * images.size)
     # A teacher is there twice: as it came, and as it runs.
-    need = 3 * burden.snapshot_bytes + 2 * burden.largest_bytes + PREPARED_BYTES + 2 * images.nbytes + block
+    need = 3 * needs.snapshot_bytes + 2 * needs.largest_bytes + PREPARED_BYTES + 2 * images.nbytes + block
     there = available_memory_bytes(context.device)
     if there is None:
         findings.ok("memory", f"about {size_text(need)} needed; how much is free cannot be told here", need_bytes=need)
