@@ -24,7 +24,7 @@ from crad.network import round_deadline
 from crad.network.envelope import seal
 from crad.network.equivocation.proof import make_proof, verify_proof
 from crad.network.equivocation.witness import MAX_SHOWN
-from crad.network.https import fetch, https_exchange
+from crad.network.https import https_exchange, member_fetch
 from crad.network.https.outbox import Outbox
 from crad.network.https.server import SnapshotServer
 from crad.network.https.tls import MemberContext
@@ -51,7 +51,7 @@ def town(identities, tmp_path):
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
-    monkeypatch.setattr(fetch, "PAUSE_S", 0.05)
+    monkeypatch.setattr(member_fetch, "PAUSE_S", 0.05)
     monkeypatch.setattr(https_exchange, "ASK_AGAIN_S", 0.3)
     monkeypatch.setattr(https_exchange, "SHOW_AGAIN_S", 0.1)
 

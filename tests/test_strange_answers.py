@@ -12,7 +12,7 @@ from crad.errors import SnapshotError
 from crad.network.agreement import differences
 from crad.network.envelope import open_envelope, seal
 from crad.network.equivocation.proof import max_proof_bytes, verify_proof
-from crad.network.https import fetch, https_exchange
+from crad.network.https import https_exchange, member_fetch
 from crad.network.store.bucket import parse_receipts
 from tests.organisations import agreed, make_identities
 from tests.town import Town, snapshot
@@ -34,7 +34,7 @@ def town(identities, tmp_path):
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
-    monkeypatch.setattr(fetch, "PAUSE_S", 0.05)
+    monkeypatch.setattr(member_fetch, "PAUSE_S", 0.05)
     monkeypatch.setattr(https_exchange, "ASK_AGAIN_S", 0.3)
 
 
@@ -90,7 +90,7 @@ def test_any_exception_over_one_members_bytes_refuses_that_member_alone(town, mo
     def broken(*args, **words):
         raise RecursionError("deep")
 
-    monkeypatch.setattr(fetch, "check_announced", broken)
+    monkeypatch.setattr(member_fetch, "check_announced", broken)
     town[B].publish()
     assert town[A].collect(B, deadline_s=5.0)[1] == [B]
     ((name, reason),) = town[A].refusals

@@ -35,7 +35,7 @@ def diagnose(site: Path, console: Console, progress: Console, *, is_silent: bool
 
 
 def _shown(finding: Finding) -> Text:
-    """State, what was looked at, how it is; below it what to do."""
+    """Return state, what was looked at, how it is; below it what to do."""
     line = Text.assemble((f"{finding.state:8}", STYLES[finding.state]), f"{finding.check:12} ", finding.text)
     if finding.advice:
         line.append(f"\n{'':8}{'':12} -> {finding.advice}")

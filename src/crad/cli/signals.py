@@ -53,7 +53,7 @@ def leave(code: int) -> NoReturn:
 
 @contextmanager
 def ending_soon(*, leave_s: float = LEAVE_S) -> Iterator[None]:
-    """While the block lasts, Ctrl-C and SIGTERM end the process within `leave_s`, whatever it is waiting for.
+    """Let Ctrl-C and SIGTERM end the process within `leave_s` while the block lasts, whatever it is waiting for.
 
     Python runs its own handlers between two steps of the main thread, which may hang in a name server's answer or wait
     for a thread that never ends, also while the interpreter ends. A thread of our own hears of the signal at once.

@@ -62,7 +62,7 @@ HEADER = """\
 
 
 def _complete_settings(given: dict[str, Any]) -> dict[str, Any]:
-    """All settings in full, so that the hash does not depend on what a default says later."""
+    """Return all settings in full, so that the hash does not depend on what a default says later."""
     given = with_current_names(given)
     for key in given:
         if key not in SETTINGS:
@@ -101,14 +101,14 @@ class Member(BaseModel):
 
     @property
     def pin(self) -> str | None:
-        """The fingerprint that its certificate must have; None where an authority alone vouches for it."""
+        """Return the fingerprint that its certificate must have; None where an authority alone vouches for it."""
         if self.certificate is None:
             return self.fingerprint
         return fingerprint(read_certificate(self.certificate.encode()))
 
     @property
     def recognised_by(self) -> dict[str, str | None]:
-        """What all agree on: the key of a certificate that is there, else the fingerprint, if there is one."""
+        """Return what all agree on: the key of a certificate that is there, else the fingerprint, if there is one."""
         if self.certificate is None:
             return {"fingerprint": self.fingerprint}
         return {"key": key_fingerprint(read_certificate(self.certificate.encode()))}
@@ -161,28 +161,28 @@ class Agreement(BaseModel):
 
     @property
     def rounds(self) -> int:
-        """How many rounds are agreed on."""
+        """Return how many rounds are agreed on."""
         return int(self.settings["rounds"])
 
     def member(self, name: str) -> Member:
-        """The member of this name; an unknown one is answered with the known ones."""
+        """Return the member of this name; an unknown one is answered with the known ones."""
         return self.members[self.number(name)]
 
     def number(self, name: str) -> int:
-        """The member's number, its place in the list."""
+        """Return the member's number, its place in the list."""
         names = [member.name for member in self.members]
         if name not in names:
             raise unknown_name("member", name, names)
         return names.index(name)
 
     def experiment(self, **own: Any) -> Experiment:  # noqa: ANN401  # settings of one's own, checked by Experiment
-        """The agreed settings and a member's own (data set, device) as an experiment; every member is a client."""
+        """Return the agreed settings and a member's own (data set, device) as an experiment; members are clients."""
         models = tuple(_with_width(member.architecture) for member in self.members)
         agreed = {**self.settings, "seed": self.seed, "clients": len(self.members), "models": models, "proxy_size": 0}
         return Experiment(**{**agreed, "augment": self.augmentation != "none", **own})
 
     def canonical(self) -> dict[str, Any]:
-        """What the hash is taken of: no addresses, keys and certificates as fingerprints, members by name."""
+        """Return what the hash is taken of: no addresses, keys and certificates as fingerprints, members by name."""
         table = self.model_dump(mode="json", exclude={"members", "authority"})
         authority = self.authority and fingerprint(x509.load_pem_x509_certificate(self.authority.encode()))
         members = {
@@ -193,22 +193,22 @@ class Agreement(BaseModel):
 
     @property
     def text(self) -> bytes:
-        """The canonical form as JSON, the same bytes for everybody who has agreed on the same."""
+        """Return the canonical form as JSON, the same bytes for everybody who has agreed on the same."""
         return json.dumps(self.canonical(), sort_keys=True, separators=(",", ":")).encode()
 
     @property
     def hash(self) -> str:
-        """The sha256 of the canonical form: equal for members that have agreed on the same."""
+        """Return the sha256 of the canonical form: equal for members that have agreed on the same."""
         return hashlib.sha256(self.text).hexdigest()
 
 
 def _with_width(architecture: str) -> str:
-    """Every member says its width itself: an experiment's common one does not count."""
+    """Return an architecture with its width: every member says its own, an experiment's common one does not count."""
     return architecture if "@" in architecture else f"{architecture}@1"
 
 
 def make_agreement(table: Mapping[str, Any]) -> Agreement:
-    """An agreement from plain values; refused with one clear line."""
+    """Return an agreement from plain values; refused with one clear line."""
     try:
         # Through JSON: there a list is a list, and nothing but plain values passes.
         return Agreement.model_validate_json(json.dumps(table))
@@ -217,7 +217,7 @@ def make_agreement(table: Mapping[str, Any]) -> Agreement:
 
 
 def read_agreement(path: Path) -> Agreement:
-    """The agreement in a federation.toml; refused with one line that names the file."""
+    """Return the agreement in a federation.toml; refused with one line that names the file."""
     table = read_toml(path, what="the agreement")
     try:
         return make_agreement(table)
@@ -226,20 +226,20 @@ def read_agreement(path: Path) -> Agreement:
 
 
 def agreement_to_toml(agreement: Agreement) -> str:
-    """The agreement as a federation.toml, with every setting in full."""
+    """Return the agreement as a federation.toml, with every setting in full."""
     table = agreement.model_dump(mode="json", exclude_none=True)
     return HEADER + "\n" + tomli_w.dumps(table, multiline_strings=True)
 
 
 def add_member(agreement: Agreement, member: Member) -> Agreement:
-    """The agreement with one more member at its end: a new agreement, with a new hash."""
+    """Return the agreement with one more member at its end: a new agreement, with a new hash."""
     members = [*agreement.members, member]
     table = agreement.model_dump(mode="json", exclude_none=True, exclude={"members"})
     return make_agreement({**table, "members": [one.model_dump(mode="json", exclude_none=True) for one in members]})
 
 
 def renew_member(agreement: Agreement, member: Member) -> Agreement | None:
-    """The same agreement with a newer certificate of a member, if the member is there with the same key."""
+    """Return the same agreement with a newer certificate of a member, if it is there with the same key."""
     known = next((one for one in agreement.members if one.name == member.name), None)
     if known is None or known.certificate is None or known.recognised_by != member.recognised_by:
         return None
@@ -249,7 +249,7 @@ def renew_member(agreement: Agreement, member: Member) -> Agreement | None:
 
 
 def differences(mine: Agreement, theirs: Agreement | Mapping[str, object]) -> list[str]:
-    """What differs between two agreements, a readable line each; `theirs` may be any JSON that a peer sent."""
+    """Return what differs between two agreements, a readable line each; `theirs` may be any JSON of a peer."""
     here = _flat(mine.canonical(), room=FlattenLimit())
     # Somebody else's may be anything: of very many entries, and of long names, the first are enough to differ.
     room = FlattenLimit(entries=len(here) + MAX_STRANGE)
@@ -298,7 +298,7 @@ class FlattenLimit:
 
 
 def _flat(value: object, key: str = "", *, room: FlattenLimit, depth: int = 0) -> dict[str, str]:
-    """Nested tables as one, `members.clinic-a.number`, and what stands there, as Python writes it."""
+    """Return nested tables as one, `members.clinic-a.number`, and what stands there, as Python writes it."""
     parts: list[tuple[object, object]] = []
     if depth < MAX_DEPTH and isinstance(value, Mapping):
         parts = list(value.items())

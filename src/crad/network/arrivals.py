@@ -29,7 +29,7 @@ class Announced:
 
 
 def check_announced(envelope: bytes, *, sender: int, round_index: int, kind: str, agreement: Agreement) -> Announced:
-    """What the envelope announces, if it comes from this member, for this round, and is not too large to fetch."""
+    """Return what the envelope announces, if it comes from this member, for this round, and is not too large."""
     member = agreement.members[sender]
     raw = open_envelope(envelope, sender=member, kind=kind, agreement=agreement)
     manifest = parse_manifest(raw, sender=sender, round_index=round_index, kind=split_kind(kind)[0])
@@ -53,7 +53,7 @@ def check_received(announced: Announced, *, size: int, sha256: str, name: str) -
 
 
 def split_kind(kind: str) -> tuple[str, int | None]:
-    """What a message is, and the number of the one member it is for: `returned-to-3` is `returned` for 3."""
+    """Return what a message is, and the number of the one member it is for: `returned-to-3` is `returned` for 3."""
     match = ADDRESSED.fullmatch(kind)
     return (kind, None) if match is None else (match[1], int(match[2]))
 
@@ -68,7 +68,7 @@ class RoundRange(BaseModel):
 
 
 def check_rounds(envelope: bytes, *, sender: int, kind: str, agreement: Agreement) -> RoundRange:
-    """Which rounds this member has signed for."""
+    """Return which rounds this member has signed for."""
     member = agreement.members[sender]
     raw = open_envelope(envelope, sender=member, kind=kind, agreement=agreement)
     try:

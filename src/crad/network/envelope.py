@@ -49,7 +49,7 @@ class Envelope(BaseModel):
 
 
 def seal(manifest: bytes, *, kind: str, identity: Identity, agreement: Agreement) -> bytes:
-    """The manifest in a signed envelope, as JSON."""
+    """Return the manifest in a signed envelope, as JSON."""
     text = signed_text(manifest, kind=kind, member=identity.name, federation=agreement.hash)
     parts = {
         "manifest": manifest,
@@ -61,7 +61,7 @@ def seal(manifest: bytes, *, kind: str, identity: Identity, agreement: Agreement
 
 
 def open_envelope(raw: bytes, *, sender: Member, kind: str, agreement: Agreement, now: datetime | None = None) -> bytes:
-    """The manifest, if this member signed it for this agreement and its certificate is valid now."""
+    """Return the manifest, if this member signed it for this agreement and its certificate is valid now."""
     if len(raw) > max_envelope_bytes(agreement):
         raise SnapshotError(
             f"{sender.name} sent a manifest of {len(raw)} bytes, at most {max_envelope_bytes(agreement)} are read"
@@ -92,17 +92,17 @@ def open_envelope(raw: bytes, *, sender: Member, kind: str, agreement: Agreement
 
 
 def manifest_in(raw: bytes) -> bytes:
-    """The manifest in an envelope that was opened before, or is our own; nothing is checked."""
+    """Return the manifest in an envelope that was opened before, or is our own; nothing is checked."""
     return base64.b64decode(json.loads(raw)["manifest"])
 
 
 def max_envelope_bytes(agreement: Agreement) -> int:
-    """No envelope of this federation is larger; more is not even downloaded."""
+    """Return the size above which an envelope of this federation is not even downloaded."""
     return FIXED_BYTES + BYTES_PER_CLASS * len(agreement.classes)
 
 
 def signed_text(manifest: bytes, *, kind: str, member: str, federation: str) -> bytes:
-    """What is signed: every part after its length, so that no two sets of parts give the same text."""
+    """Return what is signed: every part after its length, so that no two sets of parts give the same text."""
     parts = (DOMAIN, str(VERSION).encode(), federation.encode(), member.encode(), kind.encode(), manifest)
     return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
 

@@ -15,7 +15,7 @@ ARCHITECTURE = re.compile(r"[A-Za-z0-9_.:-]{1,100}(?:@([0-9]+(?:\.[0-9]+)?))?")
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Host and port of `host:port` or `[::1]:port`; ValueError if it is neither."""
+    """Return host and port of `host:port` or `[::1]:port`; ValueError if it is neither."""
     match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9.-]+)):([0-9]{1,5})", text)
     if match is None or int(match[3]) > 65_535:
         raise ValueError("expected host:port, such as peer.example.org:8443")
@@ -34,7 +34,7 @@ def _address(text: str) -> str:
 
 
 def _architecture(text: str) -> str:
-    """Written as peers and files write it, so that equal architectures are equal texts."""
+    """Return an architecture as peers and files write it, so that equal ones are equal texts."""
     match = ARCHITECTURE.fullmatch(text)
     if match is None:
         raise ValueError("must be a model name, or a name and a width such as resnet18@0.125")

@@ -46,21 +46,21 @@ class Identity:
 
     @property
     def key_path(self) -> Path:
-        """The private key, readable by its owner alone."""
+        """Return the private key, readable by its owner alone."""
         return self.folder / KEY
 
     @property
     def certificate_path(self) -> Path:
-        """The certificate that others see."""
+        """Return the certificate that others see."""
         return self.folder / CERTIFICATE
 
     def sign(self, text: bytes) -> bytes:
-        """The Ed25519 signature of these bytes."""
+        """Return the Ed25519 signature of these bytes."""
         return self.key.sign(text)
 
 
 def create_identity(folder: Path, name: str, *, days: float = 825, now: datetime | None = None) -> Identity:
-    """A new key, a self-signed certificate and a request for one from an authority; never over an existing key."""
+    """Make a key, a self-signed certificate and a request for one from an authority; never over an existing key."""
     check_name(name)
     key = Ed25519PrivateKey.generate()
     begin = (now or datetime.now(UTC)) - CLOCK_SKEW
@@ -80,7 +80,7 @@ def create_identity(folder: Path, name: str, *, days: float = 825, now: datetime
 
 
 def renew_certificate(folder: Path, *, days: float = 825, now: datetime | None = None) -> Identity:
-    """A new self-signed certificate for the key that is there: the member stays who it is."""
+    """Make a new self-signed certificate for the key that is there: the member stays who it is."""
     identity = load_identity(folder)
     begin = (now or datetime.now(UTC)) - CLOCK_SKEW
     certificate = _self_signed(identity.key, identity.name, begin=begin, end=begin + CLOCK_SKEW + timedelta(days=days))
@@ -92,7 +92,7 @@ def renew_certificate(folder: Path, *, days: float = 825, now: datetime | None =
 
 
 def load_identity(folder: Path) -> Identity:
-    """The identity in a folder; refused if key and certificate do not belong together or others can read the key."""
+    """Return the identity in a folder; refused if key and certificate do not match or others can read the key."""
     if _read(folder / KEY) and (folder / KEY).stat().st_mode & 0o077:
         raise ConfigError(f"{folder / KEY} can be read by others: chmod 600 {folder / KEY}")
     try:
@@ -111,37 +111,37 @@ def load_identity(folder: Path) -> Identity:
 
 
 def check_name(name: str) -> str:
-    """The name, if a member may be called so; it is a host name in certificates and a folder in buckets."""
+    """Return the name, if a member may be called so; it is a host name in certificates and a folder in buckets."""
     if NAME.fullmatch(name) is None:
         raise ConfigError(f"member name {name!r}: use small letters, digits and hyphens, at most 63, such as clinic-a")
     return name
 
 
 def fingerprint(certificate: x509.Certificate) -> str:
-    """What two people can compare on the telephone: `sha256:` and the digest of the whole certificate."""
+    """Return what two people can compare on the telephone: `sha256:` and the digest of the whole certificate."""
     return f"sha256:{certificate.fingerprint(hashes.SHA256()).hex()}"
 
 
 def key_fingerprint(certificate: x509.Certificate) -> str:
-    """The same of the key alone: it outlives a renewed certificate."""
+    """Return the same of the key alone: it outlives a renewed certificate."""
     public = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return f"sha256:{hashlib.sha256(public).hexdigest()}"
 
 
 @lru_cache(KNOWN)
 def read_certificate(pem: bytes) -> x509.Certificate:
-    """The first certificate of a PEM text, if it is a member's: one name, an Ed25519 key. ValueError if not."""
+    """Return the first certificate of a PEM text, if it is a member's: one name, an Ed25519 key; else ValueError."""
     return _check_members(lambda: x509.load_pem_x509_certificate(pem), form="PEM")
 
 
 @lru_cache(KNOWN)
 def parse_certificate(der: bytes) -> x509.Certificate:
-    """The same for the bytes that somebody shows; whatever is wrong with them is a ValueError."""
+    """Return the same for the bytes that somebody shows; whatever is wrong with them is a ValueError."""
     return _check_members(lambda: x509.load_der_x509_certificate(der), form="DER")
 
 
 def name_in(certificate: x509.Certificate) -> str:
-    """The member's name that a certificate carries; ValueError unless it is exactly one DNS name."""
+    """Return the member's name that a certificate carries; ValueError unless it is exactly one DNS name."""
     try:
         extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
         names = extension.value.get_values_for_type(x509.DNSName)
@@ -188,7 +188,7 @@ def _names(name: str) -> x509.SubjectAlternativeName:
 
 
 def _self_signed(key: Ed25519PrivateKey, name: str, *, begin: datetime, end: datetime) -> x509.Certificate:
-    """Trusted where it is pinned, and unable to vouch for anybody else."""
+    """Return a certificate that is trusted where it is pinned, and unable to vouch for anybody else."""
     public = key.public_key()
     signs = {"digital_signature": True, "content_commitment": False, "key_encipherment": False}
     signs |= {"data_encipherment": False, "key_agreement": False, "key_cert_sign": False, "crl_sign": False}

@@ -33,7 +33,7 @@ class Inbox:
         name: str,
         chunks_from: Callable[[int], Iterable[bytes]],
     ) -> Message:
-        """The announced message, its body from `chunks_from(first byte)`: what came before is not asked for again.
+        """Return the announced message, its body from `chunks_from(first byte)`: what came before is not fetched again.
 
         A body that is not the announced one is refused and removed. An error in the middle leaves the part behind.
         """
@@ -77,7 +77,7 @@ class Inbox:
 
 
 def _hash_part(part: Path, *, most: int) -> tuple[hashlib._Hash, int]:
-    """The digest and length of what has arrived so far; a part that is too long is none of ours."""
+    """Return digest and length of what has arrived so far; a part that is too long is none of ours."""
     digest = hashlib.sha256()
     if not part.exists():
         return digest, 0

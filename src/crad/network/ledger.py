@@ -172,7 +172,7 @@ def _encode(entry: Departure, *, width: int = 0) -> bytes:
 
 
 def read_ledger(path: Path) -> Iterator[Departure]:
-    """The pieces that left, in order; a last line that a crash cut short is passed over."""
+    """Yield the pieces that left, in order; a last line that a crash cut short is passed over."""
     try:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, start=1):
@@ -185,7 +185,7 @@ def read_ledger(path: Path) -> Iterator[Departure]:
 
 
 def totals(path: Path) -> dict[str, dict[str, int]]:
-    """Bytes by member, and by what they were."""
+    """Return the bytes by member, and by what they were."""
     sums: dict[str, Counter[str]] = {}
     for piece in read_ledger(path):
         sums.setdefault(piece.to, Counter())[piece.what] += piece.bytes

@@ -103,7 +103,7 @@ class MemberExchange(ABC):
         deadline_s: float | None = None,
         quorum: int | None = None,
     ) -> tuple[dict[int, Message], list[int]]:
-        """The others' messages of this round, and who is missing; deadline and quorum are the agreement's if not given.
+        """Return the others' messages of this round, and who is missing; deadline and quorum as agreed if not given.
 
         Below the quorum it waits on until the agreement's `give_up_s`, then ExchangeError. OvertakenError as soon as a
         majority of all others has delivered messages of a later round.
@@ -126,7 +126,7 @@ class MemberExchange(ABC):
         return got, [number for number in asked if number not in got]
 
     def latest(self) -> int | None:
-        """The round that a majority of all others has reached, by what they delivered; None before the first."""
+        """Return the round that a majority of all others has reached, by what they delivered; None before the first."""
         return self.attendance.majority_round()
 
     def away(self, round_index: int) -> list[str]:
@@ -135,11 +135,11 @@ class MemberExchange(ABC):
 
     @abstractmethod
     def begin(self, round_index: int) -> None:
-        """This member starts, or starts again, at this round: nobody need wait for an older one of it."""
+        """Start, or start again, at this round: nobody need wait for an older one of ours."""
 
     @abstractmethod
     def readers_to_come(self) -> list[str]:
-        """The others who still need us to be there for our newest round."""
+        """Return the others who still need us to be there for our newest round."""
 
     @abstractmethod
     def close(self) -> None:
@@ -160,7 +160,7 @@ class MemberExchange(ABC):
     def _gather(
         self, round_index: int, kind: str, wanted: Sequence[int], deadline: RoundDeadline
     ) -> Mapping[int, Message]:
-        """What came until the round can go on; who is left out has been named."""
+        """Return what came until the round can go on; who is left out has been named."""
 
     def _note_announced(self, number: int, announced: Announced, kind: str) -> None:
         """Take down what a member signed, before any of it is fetched; refused if it must not be."""
@@ -194,7 +194,7 @@ class MemberExchange(ABC):
             raise OvertakenError(f"the others are at round {reached}")
 
     def _not_waited_for(self, round_index: int, wanted: Iterable[int]) -> frozenset[int]:
-        """Who is away, and who has been proven something while the round went on."""
+        """Return who is away, and who has been proven something while the round went on."""
         return self.attendance.away(round_index) | {number for number in wanted if self._is_left_out(number)}
 
     def _is_left_out(self, number: int) -> bool:

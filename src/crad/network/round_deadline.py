@@ -51,12 +51,12 @@ class RoundDeadline:
 
     @property
     def is_past_deadline(self) -> bool:
-        """From now on the quorum is enough."""
+        """Return whether the quorum is enough from now on."""
         return self._passed_s() >= self._deadline_s
 
     @property
     def expired(self) -> bool:
-        """From now on waiting for the quorum has no sense."""
+        """Return whether waiting for the quorum has no sense any more."""
         return self._passed_s() >= self.give_up_s
 
     def is_over(self, verdicts: Mapping[int, Verdict], *, wanted: Collection[int], away: Collection[int] = ()) -> bool:

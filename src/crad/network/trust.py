@@ -42,7 +42,7 @@ def check_dates(certificate: x509.Certificate, *, who: str, now: datetime | None
 
 
 def find_member(der: bytes, *, agreement: Agreement) -> Member:
-    """The member whose certificate this is; refused if there is none."""
+    """Return the member whose certificate this is; refused if there is none."""
     try:
         certificate = parse_certificate(der)
         name = name_in(certificate)

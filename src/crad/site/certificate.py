@@ -31,7 +31,7 @@ def check_own_certificate(agreement: Agreement, identity: Identity, *, now: date
 
 @contextmanager
 def watched_certificate(agreement: Agreement, identity: Identity, *, notice: Callable[[str], None]) -> Iterator[None]:
-    """While the block lasts, say once a day that the certificate ends soon or has ended: also while we wait."""
+    """Say once a day, while the block lasts, that the certificate ends soon or has ended: also while we wait."""
     watch, stop = CertificateWatch(agreement, identity, notice=notice), threading.Event()
     watch.look()
 

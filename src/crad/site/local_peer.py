@@ -44,12 +44,12 @@ class LocalPeer:
 
     @property
     def experiment(self) -> Experiment:
-        """The agreed settings with the own data and device."""
+        """Return the agreed settings with the own data and device."""
         return self.context.experiment
 
     @property
     def named_left_out(self) -> dict[str, str]:
-        """The members that cannot teach us, by name, and why."""
+        """Return the members that cannot teach us, by name, and why."""
         return {self.agreement.members[number].name: reason for number, reason in self.left_out.items()}
 
 
@@ -59,7 +59,7 @@ def prepare_local_peer(agreement: Agreement, site: Site) -> LocalPeer:
 
 
 def read_data(agreement: Agreement, site: Site) -> OwnData:
-    """The own images, in the agreed classes and shape."""
+    """Return the own images, in the agreed classes and shape."""
     return load_own_data(
         str(site.data),
         classes=agreement.classes,
@@ -72,7 +72,7 @@ def read_data(agreement: Agreement, site: Site) -> OwnData:
 
 
 def make_local_peer(agreement: Agreement, site: Site, own: OwnData) -> LocalPeer:
-    """The member with these images; refused if method or model cannot work, or our own file does not allow them."""
+    """Return the member with these images; refused if method or model cannot work, or our own file forbids them."""
     number = agreement.number(site.name)
     check_store_kind(agreement, site)
     check_method_allowed(agreement, site)
@@ -113,7 +113,7 @@ def _check_method(method: Method, context: RunContext) -> None:
 
 
 def _secret(folder: Path) -> int:
-    """The seed of what the others must not be able to draw again: made once, readable by the owner alone."""
+    """Return the seed of what the others must not draw again: made once, readable by the owner alone."""
     path = folder / "secret"
     try:
         return int(path.read_text(encoding="ascii"))

@@ -20,12 +20,12 @@ HEADER_BYTES = 1 << 20  # of a snapshot: names and shapes of its tensors, with r
 
 
 def allowance_of(site: Site) -> Allowance:
-    """The networks that may be built here, as plain values."""
+    """Return the networks that may be built here, as plain values."""
     return Allowance(frozenset(site.architectures), site.max_teacher_mb, site.max_teacher_gflops)
 
 
 def left_out_of(agreement: Agreement, site: Site) -> dict[int, str]:
-    """The other members that cannot teach us, by number, and why; nothing large is built to tell."""
+    """Return the other members that cannot teach us, by number, and why; nothing large is built to tell."""
     known: dict[str, str | None] = {}
     for member in agreement.members:
         if member.name != site.name and member.architecture not in known:
@@ -36,7 +36,7 @@ def left_out_of(agreement: Agreement, site: Site) -> dict[int, str]:
 
 
 def snapshot_bytes_of(agreement: Agreement, left_out: Collection[int]) -> dict[int, int]:
-    """How large a snapshot of each member's network can be at the most, by number; of those that we learn from."""
+    """Return how large a snapshot of each member that we learn from can be at the most, by number."""
     shape, sizes = input_shape(agreement), dict[str, int]()
     for number, member in enumerate(agreement.members):
         if number not in left_out and member.architecture not in sizes:
@@ -46,7 +46,7 @@ def snapshot_bytes_of(agreement: Agreement, left_out: Collection[int]) -> dict[i
 
 
 def word_about_network(member: Member) -> str | None:
-    """What whoever adds a member should know of a network that is not built in; None where it is."""
+    """Return what whoever adds a member should know of a network that is not built in; None where it is."""
     architecture = Architecture.parse(member.architecture)
     if Allowance().has(architecture):
         return None
@@ -54,7 +54,7 @@ def word_about_network(member: Member) -> str | None:
 
 
 def input_shape(agreement: Agreement) -> InputShape:
-    """What the agreement has every network built for."""
+    """Return what the agreement has every network built for."""
     height, width, channels = agreement.image_shape
     return InputShape(len(agreement.classes), channels, (height, width))
 
@@ -99,5 +99,5 @@ def _refusal(architecture: Architecture, agreement: Agreement, site: Site) -> st
 
 
 def _allowing(key: str, there: tuple[str, ...], name: str) -> str:
-    """The line to write: what is allowed already, and this name too."""
+    """Return the line to write: what is allowed already, and this name too."""
     return f"{key} = {json.dumps([printable(one) for one in (*there, name)])}"

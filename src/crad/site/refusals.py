@@ -20,7 +20,7 @@ class RefusalLog:
         self._lines = sum(count for reasons in read_refusals(path).values() for count in reasons.values())
 
     def add(self, name: str, reason: str) -> None:
-        """Something of this member was refused for this reason."""
+        """Note that something of this member was refused for this reason."""
         if self._lines >= MAX_LINES:
             return
         self._lines += 1
@@ -29,7 +29,7 @@ class RefusalLog:
 
 
 def read_refusals(path: Path) -> dict[str, dict[str, int]]:
-    """How often something was refused, by member and reason; a line that a crash cut short is passed over."""
+    """Return how often something was refused, by member and reason; a line that a crash cut short is passed over."""
     counts: dict[str, Counter[str]] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         try:

@@ -113,13 +113,13 @@ class Site(BaseModel):
 
 
 def template(name: str, *, architectures: Sequence[str] = ()) -> str:
-    """A peer.toml for a new member, with a word about every key; these networks are allowed."""
+    """Return a peer.toml for a new member, with a word about every key; these networks are allowed."""
     line = f"architectures = {json.dumps(list(architectures))}" if architectures else ARCHITECTURES_LINE
     return TEMPLATE.format(name=check_name(name), architectures=line)
 
 
 def read_site(path: Path) -> Site:
-    """The settings in a peer.toml; refused with one line that names the file."""
+    """Return the settings in a peer.toml; refused with one line that names the file."""
     table = read_toml(path, hint="make one with crad peer init")
     for key in table:
         if key not in Site.model_fields:

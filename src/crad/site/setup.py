@@ -24,7 +24,7 @@ HEADER = """\
 
 
 def member_entry(identity: Identity, *, address: str | None, architecture: str) -> Member:
-    """The member of an agreement that this identity is."""
+    """Return the member of an agreement that this identity is."""
     pem = identity.certificate.public_bytes(Encoding.PEM).decode()
     table = {"name": identity.name, "architecture": architecture, "certificate": pem}
     pin = fingerprint(identity.certificate)
@@ -32,17 +32,17 @@ def member_entry(identity: Identity, *, address: str | None, architecture: str) 
 
 
 def member_toml(member: Member) -> str:
-    """The member as a file to send."""
+    """Return the member as a file to send."""
     return HEADER + tomli_w.dumps(member.model_dump(mode="json", exclude_none=True), multiline_strings=True)
 
 
 def read_member_toml(path: Path) -> Member:
-    """The member in a file that somebody sent; refused with one line that names the file."""
+    """Return the member in a file that somebody sent; refused with one line that names the file."""
     return _member(read_toml(path, hint="crad peer init writes one"), where=str(path))
 
 
 def draft_agreement(name: str, site: Site, member: Member, settings: Mapping[str, Any]) -> Agreement:
-    """An agreement with one member, with classes, shape and normalisation of that member's data.
+    """Return an agreement with one member, with classes, shape and normalisation of that member's data.
 
     Labels without names are called what that member's peer.toml says; where it says "as agreed", by their numbers.
     """

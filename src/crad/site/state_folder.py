@@ -12,12 +12,12 @@ HASH_LETTERS = 12  # of the federation's hash in a folder's name
 
 
 def state_folder(agreement: Agreement, site: Site) -> Path:
-    """Where all of this member's part in this agreement lies."""
+    """Return where all of this member's part in this agreement lies."""
     return site.state / agreement.hash[:HASH_LETTERS]
 
 
 def stale_state_warning(agreement: Agreement, site: Site) -> str | None:
-    """What to tell a member whose state is of other agreements alone: nothing of it is lost, and nothing used."""
+    """Return what to tell a member whose state is of other agreements alone: nothing of it is lost or used."""
     if state_folder(agreement, site).exists():
         return None
     others = sorted(path.parent.name for path in site.state.glob("*/rounds.jsonl"))

@@ -31,7 +31,7 @@ class Status:
 
 
 def read_status(agreement: Agreement, site: Site) -> Record:
-    """What the own part said last."""
+    """Return what the own part said last."""
     path = state_folder(agreement, site) / STATUS
     try:
         status: Record = json.loads(path.read_text(encoding="utf-8"))
@@ -43,7 +43,7 @@ def read_status(agreement: Agreement, site: Site) -> Record:
 
 
 def status_line(status: Record) -> str:
-    """The status in one line for people."""
+    """Return the status in one line for people."""
     where = f"{status.get('member', '?')} in {status.get('federation', '?')}: {status.get('state', '?')}"
     parts = [where + (f", round {status['round']} of {status['rounds']}" if "rounds" in status else "")]
     if status.get("taken_part", status.get("round")) != status.get("round"):

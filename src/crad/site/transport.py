@@ -108,7 +108,7 @@ def wait_for_readers(
     notice: Callable[[str], None],
     check: Callable[[], None] = lambda: None,
 ) -> list[str]:
-    """After the last round, until everybody has fetched it or the agreed deadline has passed; who has not."""
+    """Wait until everybody has fetched our last round or the agreed deadline has passed; return who has not."""
     until = time.monotonic() + peer.agreement.deadline_s
     said: list[str] = []
     while True:

@@ -14,11 +14,11 @@ class UnusedTeachers:
         self._said: set[tuple[str, str]] = set()
 
     def of(self, record: Record) -> dict[str, str]:
-        """Why a member's snapshot of this round was not used, by name; "it" is the member."""
+        """Return why a member's snapshot of this round was not used, by name; "it" is the member."""
         return {self._names[int(index)]: _reason(index, words) for index, words in _refused(record).items()}
 
     def news(self, record: Record) -> list[str]:
-        """A line for everything in this round that has not been said."""
+        """Return a line for everything in this round that has not been said."""
         lines = []
         for index, words in _refused(record).items():
             name, reason = self._names[int(index)], _reason(index, words)
@@ -35,12 +35,12 @@ def _refused(record: Record) -> dict[str, str]:
 
 
 def _reason(index: str, words: str) -> str:
-    """The words of the simulation, where members have only numbers."""
+    """Return the words of the simulation, where members have only numbers, as said of one member."""
     return f"it {words.removeprefix(f'peer {index} ')}" if words.startswith(f"peer {index} ") else words
 
 
 def _has_taught(record: Record, index: str) -> bool:
-    """Whether it had a say all the same: some blocks of images gave numbers."""
+    """Return whether it had a say all the same: some blocks of images gave numbers."""
     return any(sum(client["trust"].get(index, ())) > 0 for client in record["clients"])
 
 

@@ -32,7 +32,7 @@ NUM_ENVELOPES = 2
 
 
 def max_proof_bytes(agreement: Agreement) -> int:
-    """No proof of this federation is larger: its agreement and two envelopes, as JSON in JSON."""
+    """Return the size that no proof of this federation exceeds: its agreement and two envelopes, as JSON in JSON."""
     return 4 * (len(agreement.text) + NUM_ENVELOPES * max_envelope_bytes(agreement))
 
 

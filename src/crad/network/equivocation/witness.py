@@ -110,7 +110,7 @@ class Witness:
 
     @property
     def own_name(self) -> str:
-        """Our own name."""
+        """Return our own name."""
         return self._agreement.members[self._own].name
 
     def note_nonsense(self, teller: str) -> None:
@@ -186,7 +186,7 @@ class Witness:
         )
 
     def _take_up(self, file: Path) -> None:
-        """What was proven before a restart stays proven; a file that proves nothing is somebody else's."""
+        """Take up what was proven before a restart; a file that proves nothing is somebody else's."""
         try:
             raw = file.read_bytes()
             proven = verify_proof(raw)

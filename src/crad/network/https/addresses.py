@@ -44,7 +44,7 @@ class KnownAddresses:
     """Tells how many members belong to an address. Everything but the resolving happens on the server's loop."""
 
     def __init__(self, hosts: Mapping[str, str], *, resolve: Resolve = resolve_host) -> None:
-        """`hosts` has the agreed host of every other member, by name."""
+        """Take the agreed host of every other member, by name."""
         self._resolve = resolve
         self._agreed: dict[str, set[str]] = {}
         self._learned: dict[str, OrderedDict[str, None]] = {}

@@ -107,11 +107,11 @@ class MemberClient:
         self._client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
 
     def hello(self, *, timeout_s: float | None = None, total_s: float | None = None) -> Hello:
-        """Who is there, with which agreement, at which round."""
+        """Return who is there, with which agreement, at which round."""
         return self._model(Hello, self.ask("/v1/hello", read_s=timeout_s, total_s=total_s))
 
     def agreement(self, *, total_s: float | None = None) -> dict[str, Any]:
-        """What the member has agreed on, as plain and unchecked values."""
+        """Return what the member has agreed on, as plain and unchecked values."""
         answer = self.ask("/v1/agreement", limit=MAX_AGREEMENT_BYTES, total_s=total_s)
         try:
             table = json.loads(answer.body)
@@ -122,39 +122,39 @@ class MemberClient:
         return table
 
     def rounds(self, answer: Answer) -> RoundRange:
-        """What an answer 410 or 425 says about the member's rounds."""
+        """Return what an answer 410 or 425 says about the member's rounds."""
         return self._model(RoundRange, answer)
 
     def manifest(self, round_index: int, kind: str, *, wait_s: float) -> Answer:
-        """The signed envelope of a round, waited for at the other end."""
+        """Return the signed envelope of a round, waited for at the other end."""
         path = f"/v1/manifest/{round_index}/{kind}?wait={wait_s:.2f}"
         limit = max_envelope_bytes(self._agreement) + 1  # one more is enough to be refused
         return self.ask(path, limit=limit, read_s=self._read_s + wait_s, total_s=self._read_s + wait_s)
 
     def receipts(self, round_index: int, *, total_s: float) -> ReceiptDigests | None:
-        """What the member says that it received in a round, None if it does not say."""
+        """Return what the member says that it received in a round, None if it does not say."""
         limit = RECEIPTS_BYTES + RECEIPT_BYTES * len(self._agreement.members)
         answer = self.ask(f"/v1/receipts/{round_index}", limit=limit, total_s=total_s)
         return self._model(ReceiptDigests, answer) if answer.status == 200 else None
 
     def receipt(self, round_index: int, name: str, kind: str, *, total_s: float) -> bytes | None:
-        """The envelope that the member received from another one, None if it has none."""
+        """Return the envelope that the member received from another one, None if it has none."""
         limit = max_envelope_bytes(self._agreement) + 1
         answer = self.ask(f"/v1/receipts/{round_index}/{name}/{kind}", limit=limit, total_s=total_s)
         return answer.body if answer.status == 200 else None
 
     def proof(self, name: str, *, total_s: float) -> bytes | None:
-        """The member's proof against another one, None if it has none."""
+        """Return the member's proof against another one, None if it has none."""
         answer = self.ask(f"/v1/proof/{name}", limit=max_proof_bytes(self._agreement), total_s=total_s)
         return answer.body if answer.status == 200 else None
 
     def reach(self, *, total_s: float | None = None) -> Reached | None:
-        """Whether the member reaches us at our agreed address, None if it is busy trying or does not know how."""
+        """Return whether the member reaches us at our agreed address, None if it is busy or does not know how."""
         answer = self.ask("/v1/reach", total_s=total_s)
         return None if answer.status in (404, 429) else self._model(Reached, answer)
 
     def probe(self, size: int, *, total_s: float | None = None) -> float:
-        """How many seconds it takes to receive so many bytes."""
+        """Return how many seconds it takes to receive so many bytes."""
         began = time.perf_counter()
         answer = self.ask(f"/v1/probe?bytes={size}", limit=size, total_s=total_s)
         if answer.status == 429:
@@ -164,7 +164,7 @@ class MemberClient:
         return time.perf_counter() - began
 
     def body(self, announced: Announced, *, round_index: int, kind: str, start: int) -> Iterator[bytes]:
-        """The announced body from this byte on, as it comes; whoever sends slower than a least speed is cut off."""
+        """Yield the announced body from this byte on, as it comes; who sends slower than a least speed is cut off."""
         if start == announced.manifest.size:
             return
         etag = f'"{announced.manifest.sha256}"'
@@ -192,7 +192,7 @@ class MemberClient:
     def ask(
         self, path: str, *, limit: int = MAX_ANSWER_BYTES, read_s: float | None = None, total_s: float | None = None
     ) -> Answer:
-        """One GET; of the answer's body no more than `limit` bytes are read, and no longer than `total_s` in all."""
+        """Send one GET; read no more than `limit` bytes of the answer's body, and no longer than `total_s` in all."""
         with (
             self._context.within(ANSWER_S if total_s is None else total_s),
             self._stream(path, read_s=read_s) as response,
@@ -247,7 +247,7 @@ class MemberClient:
 
 
 def why(error: httpx.TransportError) -> str:
-    """What probably lies behind a failed connection, in a few words."""
+    """Return what probably lies behind a failed connection, in a few words."""
     cause = _tls_cause(error)
     if isinstance(cause, ssl.SSLCertVerificationError):
         return f"whoever answers there does not prove to be it: {printable(cause.verify_message or cause.args[0])}"
@@ -265,17 +265,17 @@ def why(error: httpx.TransportError) -> str:
 
 
 def is_disconnect(error: httpx.TransportError) -> bool:
-    """The connection was made and then ended without an answer, as TLS 1.3 shows a refused client certificate."""
+    """Return whether a connection was made and ended without an answer, as TLS 1.3 shows a refused certificate."""
     return isinstance(error, httpx.RemoteProtocolError | httpx.ReadError | httpx.WriteError)
 
 
 def is_slow(error: httpx.TransportError) -> bool:
-    """A body was cut off because it came too slowly."""
+    """Return whether a body was cut off because it came too slowly."""
     return isinstance(error, SlowError)
 
 
 def is_imposter(error: httpx.TransportError) -> bool:
-    """Somebody answers at the member's address who is not the member."""
+    """Return whether somebody answers at the member's address who is not the member."""
     return isinstance(_tls_cause(error), ssl.SSLCertVerificationError)
 
 
@@ -286,7 +286,7 @@ def _tls_cause(error: BaseException | None) -> BaseException | None:
 
 
 def _is_older_tls(cause: BaseException | None) -> bool:
-    """The handshake failed over the version; a server that knows no common one may also just hang up."""
+    """Return whether the handshake failed over the version; a server that knows no common one may also just hang up."""
     return isinstance(cause, ssl.SSLEOFError) or any(words in str(cause).lower() for words in OLDER_TLS)
 
 

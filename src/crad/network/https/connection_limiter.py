@@ -108,17 +108,17 @@ class ConnectionLimiter:
         return self.unfinished + self.entered
 
     def __contains__(self, key: int) -> bool:
-        """Whether a connection has a place and is nobody's yet."""
+        """Return whether a connection has a place and is nobody's yet."""
         return any(key in pool for pool in self._pools())
 
     @property
     def unfinished(self) -> int:
-        """Connections that are nobody's yet."""
+        """Return how many connections are nobody's yet."""
         return sum(len(pool) for pool in self._pools())
 
     @property
     def entered(self) -> int:
-        """Connections of members."""
+        """Return how many connections members have."""
         return sum(len(lines) for lines in self._members.values())
 
     def held_by(self, member: str) -> int:
@@ -148,7 +148,7 @@ class ConnectionLimiter:
         return _made_room(gone, "unfinished handshakes", is_known=is_known)
 
     def enter(self, key: int, member: str, *, is_busy: Callable[[], bool]) -> Admission:
-        """A handshake has ended with a member's certificate. Its oldest idle connection makes room for one too many."""
+        """Let a member in whose handshake has ended. Its oldest idle connection makes room for one too many."""
         pool = next((pool for pool in self._greeting.values() if key in pool), None)
         if pool is None:
             return Admission(False)  # dropped just now
@@ -168,13 +168,13 @@ class ConnectionLimiter:
         return Admission(True, gone, said)
 
     def touch(self, key: int, member: str) -> None:
-        """A member's connection is used: now it is the last of its idle ones to go."""
+        """Note that a member's connection is used: now it is the last of its idle ones to go."""
         lines = self._members.get(member, OrderedDict())
         if key in lines:
             lines.move_to_end(key)
 
     def leave(self, key: int, member: str | None = None) -> None:
-        """A connection has ended, whatever it was."""
+        """Free the place of a connection that has ended, whatever it was."""
         for pool in self._pools():
             if key in pool:
                 pool.remove(key)

@@ -27,7 +27,7 @@ class DialBack:
         self._trying: set[str] = set()
 
     def begin(self, name: str) -> bool:
-        """Whether a try may begin now; `reach` must follow if so."""
+        """Return whether a try may begin now; `reach` must follow if so."""
         with self._lock:
             if name in self._trying or len(self._trying) >= TRIES:
                 return False

@@ -57,7 +57,7 @@ class Endpoints:
         self._is_closing = False
 
     def application(self) -> Starlette:
-        """All addresses."""
+        """Return the application with all addresses."""
         paths = {
             "/v1/hello": self._hello,
             "/v1/agreement": self._tell_agreement,
@@ -72,7 +72,7 @@ class Endpoints:
         return Starlette(routes=[Route(path, answer, methods=["GET"]) for path, answer in paths.items()])
 
     def wake(self, *, is_closing: bool = False) -> None:
-        """Something was published, or the server is about to end: those who wait look again."""
+        """Say that something was published, or that the server is about to end: those who wait look again."""
         self._is_closing = is_closing
         self._news.set()
         self._news = asyncio.Event()
@@ -122,7 +122,7 @@ class Endpoints:
         return Response(bytes(int(size)))
 
     async def _reach(self, request: Request) -> Response:
-        """Whether we reach the member that asks, at its agreed address: the request has no say in where that is."""
+        """Tell whether we reach the member that asks, at its agreed address: the request cannot name another."""
         name: str = request.scope["member"]
         a_minute = self._limits.reaches_per_minute
         if not self._is_within(self._dialled, request, a_minute=a_minute):
@@ -138,7 +138,7 @@ class Endpoints:
         return buckets.spend(name, rate=a_minute / MINUTE_S, burst=float(a_minute), now=now, amount=amount)
 
     async def _receipts(self, request: Request) -> Response:
-        """What we received in a round, as hashes, and against whom we have a proof."""
+        """Tell what we received in a round, as hashes, and against whom we have a proof."""
         round_text = request.path_params["round"]
         if self.witness is None or ROUND.fullmatch(round_text) is None:
             return Response(status_code=404)
@@ -147,7 +147,7 @@ class Endpoints:
         )
 
     async def _receipt(self, request: Request) -> Response:
-        """The signed envelope of another member, as we received it."""
+        """Send the signed envelope of another member, as we received it."""
         round_text, name, kind = (request.path_params[key] for key in ("round", "name", "kind"))
         is_kind = KIND.fullmatch(kind) is not None and split_kind(kind)[1] is None
         is_sensible = ROUND.fullmatch(round_text) is not None and is_kind
@@ -155,12 +155,12 @@ class Endpoints:
         return Response(status_code=404) if found is None else Response(found, media_type="application/json")
 
     async def _proof(self, request: Request) -> Response:
-        """Two messages of one member for one round, signed by it."""
+        """Send two messages of one member for one round, signed by it."""
         found = None if self.witness is None else self.witness.proof(request.path_params["name"])
         return Response(status_code=404) if found is None else Response(found, media_type="application/json")
 
     def _place(self, request: Request) -> tuple[int, str] | None:
-        """Round and kind, unless they make no sense or the message is for somebody else."""
+        """Return round and kind, unless they make no sense or the message is for somebody else."""
         round_text, kind = request.path_params["round"], request.path_params["kind"]
         if ROUND.fullmatch(round_text) is None or KIND.fullmatch(kind) is None:
             return None
@@ -188,7 +188,7 @@ class Endpoints:
 
 
 def _piece(found: Published, headers: Mapping[str, str], *, on_whole: Callable[[], None]) -> Response:
-    """The body or a part of it, as Range and If-Range ask for; ranges that we do not read give the whole."""
+    """Return the body or a part of it, as Range and If-Range ask for; ranges that we do not read give the whole."""
     etag, size = f'"{found.manifest.sha256}"', found.manifest.size
     start, stop = 0, size
     match = RANGE.fullmatch(headers.get("range", ""))
@@ -249,7 +249,7 @@ def _number(text: str, *, most: float) -> float | None:
 
 
 def describe_path(path: str) -> dict[str, Any]:
-    """What a path asks for, in the words of the ledger."""
+    """Return what a path asks for, in the words of the ledger."""
     told = re.fullmatch(r"/v1/(receipts|proof)/([0-9]{1,9})?.*", path)
     if told is not None:
         return {"what": told[1], **({} if told[2] is None else {"round_index": int(told[2])})}

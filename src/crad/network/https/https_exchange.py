@@ -18,7 +18,7 @@ from crad.network.clock import Worker
 from crad.network.equivocation.witness import Witness
 from crad.network.https.client import MemberClient
 from crad.network.https.endpoints import Delivered
-from crad.network.https.fetch import Fetch, FetchClient, FetchOutcome, FetchRequest
+from crad.network.https.member_fetch import FetchClient, FetchOutcome, FetchRequest, MemberFetch
 from crad.network.https.outbox import Outbox, Published
 from crad.network.identity import Identity
 from crad.network.member_exchange import ExchangePolicy, MemberExchange
@@ -39,7 +39,7 @@ class Server(Protocol):
     witness: Witness | None
 
     def announce(self) -> None:
-        """Answer those who wait for something that was just published."""
+        """Say that something was published: those who wait for it are answered now."""
         ...
 
 
@@ -47,7 +47,7 @@ class Server(Protocol):
 class RunningFetch:
     """A fetch under way."""
 
-    fetch: Fetch
+    fetch: MemberFetch
     worker: Worker
 
 
@@ -80,12 +80,12 @@ class HttpsExchange(MemberExchange):
         server.on_delivered, server.witness = self._count_sent, self.witness
 
     def begin(self, round_index: int) -> None:
-        """This member starts, or starts again, at this round: nobody need wait for an older one of it."""
+        """Start, or start again, at this round: nobody need wait for an older one of ours."""
         self._server.outbox.begin(round_index)
         self._server.announce()
 
     def readers_to_come(self) -> list[str]:
-        """Those who are not away and have not fetched anything of our newest round, also not before a restart."""
+        """Return who is not away and has not fetched anything of our newest round, also not before a restart."""
         newest = self._server.outbox.latest_round or 0
         gone = self.attendance.away(newest)
         have = self._server.outbox.readers(newest)
@@ -158,7 +158,7 @@ class HttpsExchange(MemberExchange):
         return endings
 
     def _ask_again(self, wants: Mapping[int, FetchRequest], endings: FetchOutcomes) -> dict[int, RunningFetch]:
-        """Where nobody is left to wait for and too few are there, ask those again whose answer was none."""
+        """Ask those again whose answer was none, where nobody is left to wait for and too few are there."""
         again = {}
         for number in [number for number, ending in endings.items() if ending.verdict not in PRESENT]:
             after_s = SHOW_AGAIN_S if endings.pop(number).verdict == "gone" else ASK_AGAIN_S
@@ -168,7 +168,7 @@ class HttpsExchange(MemberExchange):
     def _start(self, number: int, want: FetchRequest, *, after_s: float = 0.0) -> RunningFetch:
         client = self._clients[number]
         before = self._workers.get(number)
-        fetch = Fetch(client, want, agreement=self._agreement, clock=self._clock, after_s=after_s, before=before)
+        fetch = MemberFetch(client, want, agreement=self._agreement, clock=self._clock, after_s=after_s, before=before)
         self._workers[number] = self._clock.start(fetch.run, name=f"crad-fetch-{client.member.name}")
         return RunningFetch(fetch, self._workers[number])
 
@@ -228,7 +228,7 @@ def _verdicts(endings: Mapping[int, FetchOutcome]) -> dict[int, Verdict]:
 
 
 def _arrived(want: FetchRequest) -> list[tuple[int, FetchOutcome]]:
-    """What has ended and was not looked at."""
+    """Return what has ended and was not looked at."""
     arrived = []
     while not want.endings.empty():
         arrived.append(want.endings.get(timeout=0.0))

@@ -46,7 +46,7 @@ class ConnectionShares:
 
     @property
     def total(self) -> int:
-        """All connections that can be open at once."""
+        """Return how many connections can be open at once."""
         return self.members + 2 * (self.strangers + self.neighbours)
 
 

@@ -148,7 +148,7 @@ class Listener:
         caller.handshake.add_done_callback(self._handshakes.discard)
 
     async def _shake_hands(self, caller: Caller) -> None:
-        """Until the protocol's `connection_made`; whoever has no place then is turned away there."""
+        """Shake hands until the protocol's `connection_made`; whoever has no place then is turned away there."""
         caller.is_wrapped = True
         try:
             await self._loop.connect_accepted_socket(
@@ -202,7 +202,7 @@ class Listener:
             self._limiter.leave(key)
 
     def _make_room(self, error: OSError) -> None:
-        """No descriptor is left: drop who is silent longest, and look again in a moment."""
+        """Drop who is silent longest, since no descriptor is left, and look again in a moment."""
         self._throttle.say("shortage", f"no connection can be accepted ({error.strerror}): silent ones are dropped")
         for key in self._limiter.shed(SHED):
             self._drop(key)

@@ -83,7 +83,7 @@ def _with_count(told: _Told) -> str:
 
 @contextmanager
 def asyncio_told_by(throttle: Throttle) -> Iterator[None]:
-    """While the block lasts, what asyncio logs in this thread becomes a throttled line and not a traceback."""
+    """Turn what asyncio logs in this thread into throttled lines, not tracebacks, while the block lasts."""
     own = threading.get_ident()
 
     def take(record: logging.LogRecord) -> bool:

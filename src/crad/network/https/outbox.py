@@ -46,18 +46,18 @@ class Outbox:
 
     @property
     def first_round(self) -> int | None:
-        """Nothing older will be given out; None before anything is known."""
+        """Return the first round that is given out; None before anything is known."""
         with self._lock:
             return self._first
 
     @property
     def latest_round(self) -> int | None:
-        """The newest round published."""
+        """Return the newest round published."""
         with self._lock:
             return max((round_index for round_index, _ in self._published), default=None)
 
     def begin(self, round_index: int) -> None:
-        """From this round on there will be messages: whoever asks for an older one that is not here need not wait."""
+        """Give messages out from this round on: whoever asks for an older one that is not here need not wait."""
         with self._lock:
             kept = [index for index, _ in self._published]
             self._first = min([round_index, *kept])
@@ -86,7 +86,7 @@ class Outbox:
         return entry
 
     def look(self, round_index: int, kind: str) -> Published | Absent:
-        """The message, or whether it may still come."""
+        """Return the message, or whether it may still come."""
         with self._lock:
             found = self._published.get((round_index, kind))
             if found is not None:
@@ -96,19 +96,19 @@ class Outbox:
             return "gone" if is_over else "later"
 
     def note_reader(self, published: Published, name: str) -> None:
-        """A member has this message in full. On disk: after a restart it will not ask for it again."""
+        """Note that a member has this message in full. On disk: after a restart it will not ask for it again."""
         with suppress(OSError):  # the round may be gone by now
             _reader_mark(published.body, name).touch()
 
     def readers(self, round_index: int) -> set[str]:
-        """Who has fetched something of this round, as it is published now."""
+        """Return who has fetched something of this round, as it is published now."""
         with self._lock:
             bodies = [entry.body for (index, _), entry in self._published.items() if index == round_index]
         marks = [mark for body in bodies for mark in body.parent.glob(_reader_mark(body, "*").name)]
         return {mark.name.rpartition(READ_BY)[2] for mark in marks}
 
     def _take_up(self) -> None:
-        """What an earlier process published of this same agreement is still there to be asked for."""
+        """Take up what an earlier process published of this same agreement: it is still there to be asked for."""
         for folder in sorted(self.folder.glob("round-*")):
             for file in sorted(folder.glob("*.envelope")):
                 with suppress(ValueError, KeyError):
@@ -127,7 +127,7 @@ class Outbox:
 
 @contextmanager
 def _disk_faults(folder: Path) -> Iterator[None]:
-    """A full disk is the user's to mend, and says so in one line."""
+    """Say in one line that a disk is full: it is the user's to fix."""
     try:
         yield
     except OSError as error:
@@ -150,7 +150,7 @@ def _reader_mark(body: Path, name: str) -> Path:
 
 
 def _place_body(message: Message, path: Path) -> None:
-    """A second name for the message's file, which nobody changes; a copy where that cannot be."""
+    """Give the message's file, which nobody changes, a second name; a copy where that cannot be."""
     with replacing(path) as beside:
         if message.file is None or not _link(message.file, beside):
             beside.write_bytes(message.body)

@@ -64,7 +64,7 @@ class RequestGate:
         return name if verdict.is_in else None
 
     def touch(self, line: MemberProtocol) -> None:
-        """A member uses its connection."""
+        """Note that a member uses its connection."""
         if line.member is not None:
             self._limiter.touch(line.key, line.member)
 
@@ -75,7 +75,7 @@ class RequestGate:
             line.transport.abort()
 
     def leave(self, line: MemberProtocol) -> None:
-        """A connection has ended."""
+        """Free the place of a connection that has ended."""
         self._lines.pop(line.key, None)
         self._limiter.leave(line.key, line.member)
 
@@ -165,7 +165,7 @@ class MemberProtocol(H11Protocol):
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """The handshake is done: somebody with a trusted certificate, who may not stay for all that."""
+        """Let somebody with a trusted certificate in after the handshake, who may not stay for all that."""
         super().connection_made(transport)
         der = transport.get_extra_info("ssl_object").getpeercert(binary_form=True) or b""
         self.member = self.gate.enter(self, der)
@@ -176,25 +176,25 @@ class MemberProtocol(H11Protocol):
             self._expect_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """However it ended."""
+        """Free its place, however it ended."""
         super().connection_lost(exc)
         self.gate.leave(self)
         self._stop_patience()
 
     def data_received(self, data: bytes) -> None:
-        """A request that has begun must come to its end."""
+        """Expect a request that has begun to come to its end."""
         self.gate.touch(self)
         if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
             self._expect_request()
         super().data_received(data)
 
     def is_busy(self) -> bool:
-        """Whether a request is being answered, or its answer still on its way."""
+        """Return whether a request is being answered, or its answer still on its way."""
         is_answering = self.cycle is not None and not self.cycle.response_complete
         return not self.transport.is_closing() and (is_answering or self.transport.get_write_buffer_size() > 0)
 
     def shutdown(self) -> None:
-        """The server ends. An idle reader would not answer a farewell, and be waited for."""
+        """End with the server. An idle reader would not answer a farewell, and be waited for."""
         if self.is_busy():
             super().shutdown()
         else:

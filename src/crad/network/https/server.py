@@ -101,12 +101,12 @@ class SnapshotServer:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def application(self) -> ASGIApp:
-        """What stands behind the gate."""
+        """Return what stands behind the gate."""
         return self._endpoints.application()
 
     @property
     def witness(self) -> Witness | None:
-        """What we received, for those who compare it with what they did."""
+        """Return what we received, for those who compare it with what they did."""
         return self._endpoints.witness
 
     @witness.setter
@@ -115,7 +115,7 @@ class SnapshotServer:
 
     @property
     def port(self) -> int:
-        """Where it listens; the one that was given out where 0 was asked for."""
+        """Return where it listens; the one that was given out where 0 was asked for."""
         assert self._socket is not None, "started"
         return int(self._socket.getsockname()[1])
 
@@ -140,7 +140,7 @@ class SnapshotServer:
         self._thread = None
 
     def announce(self) -> None:
-        """Something was published: those who wait for it are answered now."""
+        """Say that something was published: those who wait for it are answered now."""
         self._on_loop(self._endpoints.wake)
 
     def __enter__(self) -> Self:
@@ -207,7 +207,7 @@ class GuardedServer(uvicorn.Server):
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept nobody any more, then end as uvicorn does."""
+        """End with the server. An idle reader would not answer a farewell, and be waited for."""
         await self._listener.close()
         await super().shutdown(sockets=sockets)
 
@@ -222,7 +222,7 @@ class GuardedServer(uvicorn.Server):
 
 
 def _hosts(agreement: Agreement, *, but: str) -> dict[str, str]:
-    """The agreed host of every member with an address, but our own."""
+    """Return the agreed host of every member with an address, but our own."""
     others = [member for member in agreement.members if member.name != but]
     return {member.name: split_address(member.address)[0] for member in others if member.address is not None}
 

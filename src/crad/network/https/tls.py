@@ -18,7 +18,7 @@ from crad.network.trust import check_certificate
 
 
 def server_context(identity: Identity, agreement: Agreement) -> ssl.SSLContext:
-    """For those who connect to us: any member, and nobody else."""
+    """Return the context for those who connect to us: any member, and nobody else."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = ssl.CERT_REQUIRED
     context.num_tickets = 0  # no resumed sessions: every connection shows its certificate
@@ -33,7 +33,7 @@ class Deadline(threading.local):
 
     @property
     def is_over(self) -> bool:
-        """Whether the time for the answer has passed."""
+        """Return whether the time for the answer has passed."""
         return self.until is not None and time.monotonic() >= self.until
 
     def extend(self, seconds: float) -> None:
@@ -74,7 +74,7 @@ class MemberContext(ssl.SSLContext):
 
     @classmethod
     def to(cls, member: Member, *, identity: Identity, agreement: Agreement) -> MemberContext:
-        """The context for connections to this member, with our own certificate to show."""
+        """Return the context for connections to this member, with our own certificate to show."""
         context = cls(ssl.PROTOCOL_TLS_CLIENT)
         context.member, context.agreement, context.sockets = member, agreement, weakref.WeakSet()
         context.deadline = Deadline()
@@ -82,7 +82,7 @@ class MemberContext(ssl.SSLContext):
         return context
 
     def wrap_socket(self, sock: socket.socket, *args: Any, **options: Any) -> ssl.SSLSocket:  # noqa: ANN401
-        """A connection whose other end is the member, whatever host was dialled."""
+        """Return a connection whose other end is the member, whatever host was dialled."""
         wrapped = super().wrap_socket(sock, *args, **{**options, "server_hostname": self.member.name})
         try:
             certificate = parse_certificate(wrapped.getpeercert(binary_form=True) or b"")

@@ -76,19 +76,19 @@ class Bucket:
         self._is_introduced = False
 
     def announced(self, number: int, round_index: int, kind: str) -> Announced | None:
-        """What a member announces for this round; None if nothing is there, refused if it is not the member's."""
+        """Return what a member announces for this round; None if nothing is there, refused if it is not its own."""
         envelope = self._read_envelope(f"{self._round_folder(number, round_index)}/{kind}.manifest")
         if envelope is None:
             return None
         return check_announced(envelope, sender=number, round_index=round_index, kind=kind, agreement=self._agreement)
 
     def body_path(self, number: int, announced: Announced, kind: str) -> str:
-        """Where an announced body should lie."""
+        """Return where an announced body should lie."""
         folder = self._round_folder(number, announced.manifest.round_index)
         return f"{folder}/{_body_name(kind, announced.manifest)}"
 
     def rounds_of(self, number: int) -> RoundRange | None:
-        """Which rounds a member has signed for; None if it has not."""
+        """Return which rounds a member has signed for; None if it has not."""
         envelope = self._read_envelope(f"{self._folder_of(number)}/state")
         if envelope is None:
             return None
@@ -114,7 +114,7 @@ class Bucket:
             raise SnapshotError(f"{name} has another agreement: {'; '.join(lines)}")
 
     def signed_before(self, round_index: int, kind: str) -> bytes | None:
-        """The envelope of our own message of this round, if it lies there with its body."""
+        """Return the envelope of our own message of this round, if it lies there with its body."""
         try:
             envelope = self._read_envelope(f"{self._round_folder(self._own, round_index)}/{kind}.manifest")
             if envelope is None:
@@ -128,7 +128,7 @@ class Bucket:
         return envelope if is_whole else None
 
     def receipts_of(self, number: int) -> Receipts | None:
-        """What a member says that it received; None if it says nothing, refused if that makes no sense."""
+        """Return what a member says that it received; None if it says nothing, refused if that makes no sense."""
         places = len(self._agreement.members) * RECEIPT_ROUNDS * MAX_KINDS
         most = places * 2 * max_envelope_bytes(self._agreement) + MAX_PROOFS * max_proof_bytes(self._agreement)
         raw = self.store.read(f"{self._folder_of(number)}/receipts.json", most=most)
@@ -138,7 +138,7 @@ class Bucket:
             raise SnapshotError(f"{self._agreement.members[number].name} tells nonsense: {printable(error)}") from error
 
     def put_receipts(self, received: Mapping[int, Mapping[MessageKey, bytes]], proofs: Mapping[str, bytes]) -> None:
-        """What we received, so that the others can compare it with what they did; and the proofs that we have."""
+        """Put up what we received, so that the others can compare it with what they did, and our proofs."""
         receipts = [
             Receipt(round_index=index, member=name, kind=kind, envelope=envelope.decode())
             for index, places in received.items()
@@ -150,7 +150,7 @@ class Bucket:
         self._put(f"{self._folder_of(self._own)}/receipts.json", raw, what="receipts")
 
     def put_message(self, round_index: int, kind: str, message: Message, envelope: bytes) -> None:
-        """Our own message: first the body, then the envelope that announces it."""
+        """Put up our own message: first the body, then the envelope that announces it."""
         folder = self._round_folder(self._own, round_index)
         manifest = Manifest.model_validate_json(message.manifest)
         about = {"round_index": round_index, "kind": kind}
@@ -159,7 +159,7 @@ class Bucket:
         self._put(f"{folder}/{kind}.manifest", envelope, what="manifest", **about)
 
     def put_state(self, rounds: RoundRange) -> None:
-        """Where we stand: who waits for something older need not, who comes back knows where the others are."""
+        """Say where we stand: who waits for something older need not, who comes back knows where the others are."""
         if not self._is_introduced:
             self._put(self._agreement_path(self._identity.name), self._agreement.text, what="agreement")
             self._is_introduced = True
@@ -201,7 +201,7 @@ class Bucket:
         self.store.write(path, self._leaving(memoryview(content), what=what, **about))
 
     def _leaving(self, content: memoryview, *, what: str, **about: Any) -> Iterator[memoryview]:  # noqa: ANN401
-        """The content a megabyte at a time, each written into the ledger before it leaves."""
+        """Yield the content a megabyte at a time, each written into the ledger before it leaves."""
         for first in range(0, len(content), CHUNK_BYTES):
             chunk = content[first : first + CHUNK_BYTES]
             try:

@@ -62,11 +62,11 @@ class BucketExchange(MemberExchange):
         self._publish_until: tuple[int, str, float] | None = None  # round, kind, and when to give up
 
     def readers_to_come(self) -> list[str]:
-        """Nobody: what lies in the store can be read when we are gone."""
+        """Return nobody: what lies in the store can be read when we are gone."""
         return []
 
     def begin(self, round_index: int) -> None:
-        """This member starts, or starts again, at this round: nobody need wait for an older one of it."""
+        """Start, or start again, at this round: nobody need wait for an older one of ours."""
         self._rounds = RoundRange(first_round=round_index, latest_round=None)
         until = self._clock.now() + self._publishing_s
         self._keep_trying(lambda: self._bucket.put_state(self._rounds), what="the word that we start", until=until)
@@ -126,7 +126,7 @@ class BucketExchange(MemberExchange):
         return search.got
 
     def _note_delivered(self, number: int, announced: Announced) -> None:
-        """A message came: take it down, and compare what its sender received with what we did."""
+        """Take down a message that came, and compare what its sender received with what we did."""
         self.attendance.note_delivered(number, announced.manifest.round_index)
         try:
             receipts = self._bucket.receipts_of(number)
@@ -207,7 +207,7 @@ class BucketExchange(MemberExchange):
             self._notice(f"old rounds of ours stay in the store: {error}")
 
     def _say_trouble(self, trouble: str) -> None:
-        """What is wrong with the store, when that changes."""
+        """Say what is wrong with the store, when that changes."""
         if trouble != self._trouble:
             self._notice(f"{trouble}: trying again" if trouble else f"{self._store.shown} answers again")
         self._trouble = trouble

@@ -123,7 +123,7 @@ class Search:
             wanted.trouble = str(error)  # perhaps of one file alone
 
     def _find(self, wanted: SearchedMember) -> Announced | None:
-        """One member's message of this round, or of a later one, that lies there in full; None if there is none."""
+        """Return one member's message of this round or a later one that lies there in full, None if there is none."""
         announced = self._bucket.announced(wanted.number, self._round_index, self._kind)
         if announced is None:
             return self._find_later_one(wanted)
@@ -178,7 +178,7 @@ class Search:
             raise full_disk(self._inbox.folder, error) from error
 
     def _find_later_one(self, wanted: SearchedMember) -> Announced | None:
-        """A message of a later round proves that a member is past this one; what it says proves nothing."""
+        """Look for a later round's message: it proves that a member is past this one, what the member says does not."""
         rounds = self._bucket.rounds_of(wanted.number)
         latest = 0 if rounds is None else min(rounds.latest_round or 0, self._last_round)
         for round_index in (latest, latest - 1):  # of the newest round this kind may not be there yet

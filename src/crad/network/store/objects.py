@@ -26,7 +26,7 @@ class Files(Protocol):
     """What a kind of store can do, by paths below its root; each kind has errors of its own."""
 
     def size(self, path: str) -> int:
-        """How large an object is, as the store says."""
+        """Return how large an object is, as the store says."""
         ...
 
     def chunks(self, path: str, *, start: int, stop: int) -> Iterator[bytes]:
@@ -38,7 +38,7 @@ class Files(Protocol):
         ...
 
     def names(self, path: str) -> list[str]:
-        """What lies in a folder, by name."""
+        """Return what lies in a folder, by name."""
         ...
 
     def remove(self, path: str) -> None:
@@ -72,7 +72,7 @@ class Store:
             raise ConfigError(f"the store {self.shown} is of no known kind: {printable(error)}") from error
 
     def read(self, path: str, *, most: int) -> bytes | None:
-        """The first `most` bytes of an object, None if it is not there."""
+        """Return the first `most` bytes of an object, None if it is not there."""
         pieces = []
         try:
             for piece in self.chunks(path, stop=most):
@@ -82,13 +82,13 @@ class Store:
         return b"".join(pieces)
 
     def size(self, path: str) -> int | None:
-        """How large an object is, as the store says; None if it is not there."""
+        """Return how large an object is, as the store says; None if it is not there."""
         with self._asked() as files, suppress(FileNotFoundError):
             return files.size(path)
         return None
 
     def chunks(self, path: str, *, start: int = 0, stop: int) -> Iterator[bytes]:
-        """The bytes of an object from `start` to `stop` or its end, a megabyte at a time."""
+        """Yield the bytes of an object from `start` to `stop` or its end, a megabyte at a time."""
         with self._asked() as files:
             yield from files.chunks(path, start=start, stop=stop)
 
@@ -98,7 +98,7 @@ class Store:
             files.write(path, chunks)
 
     def names(self, path: str) -> list[str]:
-        """What lies in a folder, by name."""
+        """Return what lies in a folder, by name."""
         with self._asked() as files, suppress(FileNotFoundError):
             return files.names(path)
         return []
@@ -116,7 +116,7 @@ class Store:
 
     @contextmanager
     def _asked(self) -> Iterator[Files]:
-        """The files, connected; each kind has errors of its own, and all become one."""
+        """Yield the files, connected; each kind has errors of its own, and all become one."""
         try:
             yield self._connect()
         except (FileNotFoundError, StoreError, CradError):
@@ -141,7 +141,7 @@ class Store:
 
 
 def without_password(url: str) -> str:
-    """A store's address as it may be shown."""
+    """Return a store's address as it may be shown."""
     return re.sub(r"(://[^/@:]*):[^/@]*@", r"\1:***@", url)
 
 

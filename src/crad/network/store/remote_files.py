@@ -24,7 +24,7 @@ class RemoteFiles:
         self._cleaned: set[str] = set()
 
     def size(self, path: str) -> int:
-        """How large an object is, as the store says."""
+        """Return how large an object is, as the store says."""
         self._files.invalidate_cache()  # what others put there is new every time
         info = self._files.info(self._at(path))
         if info["type"] != "file":
@@ -32,7 +32,7 @@ class RemoteFiles:
         return int(info["size"])
 
     def chunks(self, path: str, *, start: int, stop: int) -> Iterator[bytes]:
-        """The bytes of an object from `start` to `stop` or its end, a megabyte at a time."""
+        """Yield the bytes of an object from `start` to `stop` or its end, a megabyte at a time."""
         stop = min(stop, self.size(path))
         if start >= stop:
             return
@@ -63,7 +63,7 @@ class RemoteFiles:
             raise
 
     def names(self, path: str) -> list[str]:
-        """What lies in a folder, by name."""
+        """Return what lies in a folder, by name."""
         self._files.invalidate_cache()
         return [_last(name) for name in self._files.ls(self._at(path), detail=False)]
 
@@ -91,7 +91,7 @@ class RemoteFiles:
                 file.write(chunk)
 
     def _make_folders(self, folder: str) -> None:
-        """The folders down to this one; below the root a link is refused, as far as one can look from here."""
+        """Make the folders down to this one; below the root a link is refused, as far as one can look from here."""
         self._files.makedirs(self._root, exist_ok=True)
         parts = folder.split("/")
         for depth in range(1, len(parts) + 1):
@@ -105,7 +105,7 @@ class RemoteFiles:
                 raise InTheWayError(f"{path} is a link or no folder: remove it, and ask who else can write there")
 
     def _remove_entry(self, place: str, kind: str, *, depth: int) -> None:
-        """Go by what each entry is itself: removing all below a path would go through a link."""
+        """Remove by what each entry is itself: removing all below a path would go through a link."""
         if kind != "directory":
             self._files.rm_file(place)
             return
@@ -116,7 +116,7 @@ class RemoteFiles:
         self._files.rmdir(place)
 
     def _remove_left_over(self, folder: str, name: str) -> None:
-        """Temporary files of this very file, which we alone write, that a killed process has left."""
+        """Remove temporary files of this very file, which we alone write, that a killed process has left."""
         if f"{folder}/{name}" in self._cleaned:
             return
         self._cleaned.add(f"{folder}/{name}")

@@ -30,13 +30,13 @@ class KnownHostFiles(SFTPFileSystem):  # type: ignore[misc]  # a base without ty
         self.ftp.get_channel().settimeout(SILENCE_S)
 
     def info(self, path: str) -> dict[str, Any]:
-        """What lies there itself: a link is one, and neither it nor a pipe is taken for a file."""
+        """Return what lies there itself: a link is one, and neither it nor a pipe is taken for a file."""
         path = self._strip_protocol(path)
         status = self.ftp.lstat(path)
         return {**self._described(status), "name": path}
 
     def ls(self, path: str, detail: bool = False) -> list[Any]:
-        """What lies in a folder, each described as `info` does."""
+        """Return what lies in a folder, each described as `info` does."""
         path = self._strip_protocol(path)
         entries = [
             {**self._described(status), "name": f"{path.rstrip('/')}/{status.filename}"}

@@ -40,7 +40,7 @@ class SharedFolder:
         self._cleaned: set[str] = set()
 
     def size(self, path: str) -> int:
-        """How many bytes a file has."""
+        """Return how many bytes a file has."""
         *folders, name = _split(path)
         with self._opened(folders) as folder:
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -48,7 +48,7 @@ class SharedFolder:
         return status.st_size
 
     def chunks(self, path: str, *, start: int, stop: int) -> Iterator[bytes]:
-        """The bytes of a file from `start` to `stop` or its end, a megabyte at a time."""
+        """Yield the bytes of a file from `start` to `stop` or its end, a megabyte at a time."""
         handle = self._open_file(path)
         try:
             stop = min(stop, os.fstat(handle).st_size)
@@ -83,7 +83,7 @@ class SharedFolder:
             _flush(folder)
 
     def names(self, path: str) -> list[str]:
-        """What lies in a folder, by name."""
+        """Return what lies in a folder, by name."""
         with self._opened(_split(path)) as folder:
             return _list(folder)
 
@@ -94,11 +94,11 @@ class SharedFolder:
             _remove(folder, name, path=path, depth=0)
 
     def close(self) -> None:
-        """Nothing is kept open between two calls."""
+        """Do nothing: nothing is kept open between two calls."""
 
     @contextmanager
     def _opened(self, folders: Sequence[str], *, is_made: bool = False) -> Iterator[int]:
-        """A descriptor of a folder below the root; every folder on the way is one, and no link."""
+        """Yield a descriptor of a folder below the root; every folder on the way is one, and no link."""
         if is_made:
             os.makedirs(self._root, exist_ok=True)
         handle = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -133,12 +133,12 @@ class SharedFolder:
 
 
 def temporary_name(name: str) -> str:
-    """A name that nobody can guess for a file that is being written; `is_temporary` knows it again."""
+    """Return a name that nobody can guess for a file being written; `is_temporary` knows it again."""
     return f".{name}.{secrets.token_hex(8)}.writing"
 
 
 def is_temporary(found: str, *, of: str) -> bool:
-    """Whether a name is one of a file that was being written as `of`, by this version or an earlier one."""
+    """Return whether a name is of a file that was being written as `of`, by this version or an earlier one."""
     return re.fullmatch(rf"\.{re.escape(of)}(\.[0-9a-f]{{16}})?\.writing", found) is not None
 
 
@@ -185,7 +185,7 @@ def _list(folder: int) -> list[str]:
 
 
 def _remove_left_over(folder: int, name: str) -> None:
-    """Temporary files of this very file, which we alone write, that a killed process has left."""
+    """Remove temporary files of this very file, which we alone write, that a killed process has left."""
     for found in _list(folder):
         if is_temporary(found, of=name):
             with suppress(OSError):  # not worth failing for

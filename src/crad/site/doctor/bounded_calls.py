@@ -24,7 +24,7 @@ class BoundedCall(Generic[Reply]):
         threading.Thread(target=self._run, name="crad-errand", daemon=True).start()
 
     def outcome(self, *, until: float) -> Reply:
-        """What the call returned or raised; TimeoutError if it has not by this time of the monotonic clock."""
+        """Return what the call returned or raised; TimeoutError if it has not by this time of the monotonic clock."""
         try:
             told, error = self._ended.get(timeout=max(0.0, until - time.monotonic()))
         except queue.Empty:
@@ -43,7 +43,7 @@ class BoundedCall(Generic[Reply]):
 def all_within(
     seconds: float, calls: Sequence[Callable[[], Reply]], *, late: Callable[[int], Reply], at_once: int = MOST_AT_ONCE
 ) -> list[Reply]:
-    """The outcomes of all calls in order, some at once, each with this time in all; `late` stands in for one by place.
+    """Return the outcomes of all calls in order, some at once, each with this time in all; `late` stands in by place.
 
     Nobody takes another's time: whoever is slow is late alone.
     """
@@ -60,7 +60,7 @@ def all_within(
 
 
 def as_they_come(call: Callable[[Callable[[Reply], None]], None], *, seconds: float) -> Iterator[Reply]:
-    """What a call tells its listener, each as it comes; TimeoutError if the call has not ended in this time."""
+    """Yield what a call tells its listener, each as it comes; TimeoutError if it has not ended in this time."""
     news: queue.SimpleQueue[Reply] = queue.SimpleQueue()
     until = time.monotonic() + seconds
     errand = BoundedCall(lambda: call(news.put))

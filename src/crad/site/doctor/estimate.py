@@ -65,7 +65,7 @@ def estimate(needs: ResourceNeeds, speeds: Speeds | None, findings: Findings) ->
 
 
 def transfer_s(needs: ResourceNeeds, speeds: Speeds, *, share: float, sent: int) -> float | None:
-    """Seconds until everything of a round has moved, both ways at once; None if nothing was measured.
+    """Return the seconds until everything of a round has moved, both ways at once; None if nothing was measured.
 
     Our line is at least as fast as the fastest member's probe; whoever was not measured is taken for the slowest.
     """
@@ -78,7 +78,7 @@ def transfer_s(needs: ResourceNeeds, speeds: Speeds, *, share: float, sent: int)
 
 
 def computing_s(needs: ResourceNeeds, *, teachers: float) -> tuple[float, float]:
-    """Seconds of a round for the student by itself, and with so many teachers as slow as the largest one."""
+    """Return a round's seconds for the student by itself, and with so many teachers as slow as the largest one."""
     local_peer = needs.local_peer
     peer = Peer(local_peer.context, local_peer.method.roster(local_peer.context)[local_peer.number])
     size = min(local_peer.experiment.batch_size, len(peer.train))
@@ -115,7 +115,7 @@ def _train(peer: Peer, block: Block, size: int) -> None:
 
 
 def _timed(call: Callable[[], object]) -> float:
-    """Seconds of a call: the first one prepares, of the next two the faster one was disturbed less."""
+    """Return the seconds of a call: the first one prepares, of the next two the faster one was disturbed less."""
     seconds = []
     for _ in range(3):
         began = time.perf_counter()

@@ -35,29 +35,29 @@ class Findings:
         self.on_finding(finding)
 
     def ok(self, check: str, text: str, **details: Any) -> None:  # noqa: ANN401  # plain values
-        """Something is well."""
+        """Note that something is well."""
         self.add(Finding(check, "ok", text, details=details))
 
     def warn(self, check: str, text: str, advice: str, **details: Any) -> None:  # noqa: ANN401
-        """Something may go wrong."""
+        """Note that something may go wrong."""
         self.add(Finding(check, "warning", text, advice, details))
 
     def problem(self, check: str, text: str, advice: str = "", **details: Any) -> None:  # noqa: ANN401
-        """Something will go wrong. The words of our own errors say what to do themselves."""
+        """Note that something will go wrong. The words of our own errors say what to do themselves."""
         self.add(Finding(check, "problem", text, advice, details))
 
     def of(self, state: State) -> list[Finding]:
-        """Those in this state."""
+        """Return those in this state."""
         return [finding for finding in self.all if finding.state == state]
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return them as plain values."""
         counts = {"problems": len(self.of("problem")), "warnings": len(self.of("warning"))}
         return {**counts, "findings": [asdict(finding) for finding in self.all]}
 
 
 def size_text(size: float) -> str:
-    """Bytes as people say them: 912 bytes, 45.1 MB."""
+    """Return bytes as people say them: 912 bytes, 45.1 MB."""
     unit = 0
     while size >= 1000 and unit < len(UNITS) - 1:
         size, unit = size / 1000, unit + 1

@@ -18,7 +18,7 @@ SOON_DAYS = 30
 
 
 def check_keys(agreement: Agreement, site: Site, findings: Findings) -> Identity | None:
-    """Our identity, if the others will recognise us by it."""
+    """Return our identity, if the others will recognise us by it."""
     findings.on_step("looking at the keys")
     try:
         identity = load_identity(site.keys)  # refuses a key that others on this machine can read
@@ -43,7 +43,7 @@ def check_keys(agreement: Agreement, site: Site, findings: Findings) -> Identity
 
 
 def days_left(certificate: x509.Certificate) -> int:
-    """Whole days until it expires; negative if it has."""
+    """Return the whole days until it expires; negative if it has."""
     return (certificate.not_valid_after_utc - datetime.now(UTC)).days
 
 

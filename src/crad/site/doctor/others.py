@@ -84,7 +84,7 @@ def _meet_all(clients: Sequence[MemberClient], agreement: Agreement, *, is_up: b
 
 
 def _late(client: MemberClient) -> Finding:
-    """Whoever keeps us waiting is as good as not there."""
+    """Return the finding for whoever keeps us waiting: as good as not there."""
     client.drop()
     name = client.member.name
     return Finding(
@@ -152,7 +152,7 @@ def _faults(client: MemberClient, met: Contact, agreement: Agreement) -> list[Fi
 
 
 def _ask_back(client: MemberClient) -> Reached | None:
-    """Whether the member reaches us, None if it does not say: it is there all the same."""
+    """Return whether the member reaches us, None if it does not say: it is there all the same."""
     try:
         return client.reach()
     except httpx.TransportError:
@@ -160,7 +160,7 @@ def _ask_back(client: MemberClient) -> Reached | None:
 
 
 def _faults_back(name: str, reached: Reached | None) -> list[Finding]:
-    """What is wrong with the way from the member to us, as it says."""
+    """Return what is wrong with the way from the member to us, as it says."""
     if reached is None:
         text = "it cannot say now whether it reaches us"
         return [Finding(name, "warning", text, "ask again in a moment, or compare the versions of crad")]

@@ -33,12 +33,12 @@ class ResourceNeeds:
 
     @property
     def largest_bytes(self) -> int:
-        """Of the largest snapshot of somebody else."""
+        """Return the bytes of the largest snapshot of somebody else."""
         return max(self.received_bytes.values(), default=0)
 
 
 def check_state(agreement: Agreement, site: Site, findings: Findings) -> bool:
-    """Whether the state folder takes files."""
+    """Return whether the state folder takes files."""
     folder = state_folder(agreement, site)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ def check_state(agreement: Agreement, site: Site, findings: Findings) -> bool:
 
 
 def check_data(agreement: Agreement, site: Site, findings: Findings) -> OwnData | None:
-    """The own images, if they are what was agreed on."""
+    """Return the own images, if they are what was agreed on."""
     findings.on_step(f"reading {site.data}")
     try:
         own = read_data(agreement, site)
@@ -85,7 +85,7 @@ def check_data(agreement: Agreement, site: Site, findings: Findings) -> OwnData 
 
 
 def check_local_peer(agreement: Agreement, site: Site, own: OwnData, findings: Findings) -> ResourceNeeds | None:
-    """The member with its model, tried on its own images; and how large the others' are, without building them."""
+    """Build the member and try its model on its own images; say how large the others' are, without building them."""
     findings.on_step("building the model")
     try:
         local_peer = make_local_peer(agreement, site, own)
@@ -133,7 +133,7 @@ def _weigh_others(local_peer: LocalPeer, site: Site, own_size: int, findings: Fi
 
 
 def _try_model(peer: Peer) -> None:
-    """One logit per agreed class for own images, finite numbers all."""
+    """Check that own images give one logit per agreed class, finite numbers all."""
     images = peer.train.images[:2]
     with torch.no_grad():
         logits_BC = peer.model.eval()(peer.data.preprocessor.inputs(images))

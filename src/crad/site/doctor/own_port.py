@@ -26,7 +26,7 @@ ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # where to try w
 
 @contextmanager
 def listening(agreement: Agreement, site: Site, identity: Identity, findings: Findings) -> Iterator[bool]:
-    """Whether we can be reached while the block lasts: through our running join, or a server for this time."""
+    """Yield whether we can be reached while the block lasts: through our running join, or a server for this time."""
     process = running_join(agreement, site)
     with ExitStack() as opened:
         if process is not None:
@@ -37,7 +37,7 @@ def listening(agreement: Agreement, site: Site, identity: Identity, findings: Fi
 
 
 def running_join(agreement: Agreement, site: Site) -> int | None:
-    """The process of our own `crad peer join`, None if none is running."""
+    """Return the process of our own `crad peer join`, None if none is running."""
     try:
         status = read_status(agreement, site)
     except RunError:

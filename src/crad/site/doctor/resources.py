@@ -19,7 +19,7 @@ FLOAT_BYTES = 4
 
 
 def check_disk(needs: ResourceNeeds, site: Site, findings: Findings) -> None:
-    """Room for two rounds of snapshots, our own and the others', and for checkpoints with momentum."""
+    """Check the room for two rounds of snapshots, our own and the others', and for checkpoints with momentum."""
     own, received = needs.snapshot_bytes, sum(needs.received_bytes.values())
     need = KEPT_ROUNDS * (own + received) + 2 * STATES * own + COPIES * own
     free = shutil.disk_usage(needs.local_peer.folder).free
@@ -29,7 +29,7 @@ def check_disk(needs: ResourceNeeds, site: Site, findings: Findings) -> None:
 
 
 def check_memory(needs: ResourceNeeds, findings: Findings) -> None:
-    """Room for the student with gradients and momentum, the largest teacher, prepared teachers, and the images."""
+    """Check the room for the student with gradients and momentum, the largest and the prepared teachers, the images."""
     context = needs.local_peer.context
     images = context.data.dataset.train_images
     block = min(BLOCK_BYTES, FLOAT_BYTES * images.size)

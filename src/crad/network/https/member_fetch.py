@@ -102,7 +102,7 @@ class FetchRequest:
     endings: Mailbox[tuple[int, FetchOutcome]]
 
 
-class Fetch:
+class MemberFetch:
     """From one member. Ends by itself with a message or a refusal, and soon after `want.stop` in any case."""
 
     def __init__(
