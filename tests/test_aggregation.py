@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import crad
+from crad.aggregation import TeacherStats
 
 CLOSE = 1e-6
 
@@ -449,3 +450,21 @@ def test_an_exact_tie_keeps_both_in_half_precision_too(dtype):
 def test_predictions_that_carry_gradients_are_combined_without_them():
     q = torch.full((2, 1, 2), 0.5, requires_grad=True)
     assert not crad.aggregate(q, torch.full((2, 2), 10), torch.full((2, 2), 0.5)).requires_grad
+
+
+# --- what is known of teachers travels as one value
+
+
+def test_statistics_of_some_teachers_are_theirs_by_mask_and_by_place():
+    stats = TeacherStats(tensor([[8, 4], [0, 2], [5, 5]]), tensor([[0.5, 1], [0, 0.5], [1, 0]]))
+    for chosen in (torch.tensor([True, False, True]), torch.tensor([0, 2])):
+        some = stats.select(chosen)
+        assert some.counts_KC.tolist() == [[8, 4], [5, 5]]
+        assert some.accuracies_KC.tolist() == [[0.5, 1], [1, 0]]
+        assert (some.cross_entropies_KC, some.support_KC, some.false_alarms_KC, some.others_KC) == (None,) * 4
+
+
+def test_samples_that_speak_for_a_teacher_are_its_own_count_unless_the_student_counted():
+    counts, support = tensor([[8, 4]]), tensor([[3, 0]])
+    assert TeacherStats(counts, tensor([[1, 1]])).speaking_KC is counts
+    assert TeacherStats(counts, tensor([[1, 1]]), support_KC=support).speaking_KC is support

@@ -48,6 +48,17 @@ def test_figures_and_pages_never_touch_models(package: str):
         assert not forbidden, f"{path.name} imports {forbidden}"
 
 
+def test_attacks_come_in_through_the_context_alone():
+    """Whoever trains, publishes or measures asks the run's adversary; the records and the page may name attacks."""
+    naming = {"runs/summary.py", "report/detail_tables.py"}
+    users = {
+        path.relative_to(SOURCE).as_posix()
+        for path in modules()
+        if "crad.federation.attacks" in imports_of(path) and path.name != "attacks.py"
+    }
+    assert users == {"federation/context.py"} | naming
+
+
 def test_nothing_unpickles_or_evaluates_except_the_restricted_cifar_reader():
     for path in modules():
         tree = ast.parse(path.read_text(encoding="utf-8"))

@@ -359,16 +359,16 @@ def test_the_evidence_is_what_each_student_counts_on_its_own_samples(verified):
     student = 1
     part = verified.panel.context.data.images(verified.panel.context.data.shards[student].train)
     inputs = verified.panel.context.data.preprocessor.inputs(part.images)
-    known = verified.panel.known(student)
+    stats = verified.panel.stats(student)
     others = [place for place in verified.panel.teachers if place.index != student]
     for k, place in enumerate(others):
         said = verified.panel._run_of(place)(inputs).argmax(dim=1)
         for label in range(4):
             is_other = part.labels != label
             alarms = float((said[is_other] == label).double().mean()) if bool(is_other.any()) else 0.0
-            assert known["false_alarms"][k, label].item() == pytest.approx(alarms)
+            assert stats.false_alarms_KC[k, label].item() == pytest.approx(alarms)
     held = torch.bincount(part.labels, minlength=4)
-    assert all(known["counts"][k, label] >= held[label] for k in range(3) for label in range(4))
+    assert all(stats.counts_KC[k, label] >= held[label] for k in range(3) for label in range(4))
 
 
 def test_the_survey_and_the_trace_have_the_false_alarms(verified):

@@ -386,7 +386,7 @@ def test_a_run_that_was_begun_is_resumed(toy, tmp_path, asked, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("crad.api.save_checkpoint", stop_after_one_round)
+        patched.setattr("crad.runs.loop.save_checkpoint", stop_after_one_round)
         code, _, err = reproduce("context", "--output", interrupted)
     assert code == 130
     assert f"continue with the same command and --output {interrupted}" in err

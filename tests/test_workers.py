@@ -274,7 +274,7 @@ def test_rounds_list_only_clients_whose_figures_are_new(tiny):
 
 TWO_PHASES = """
 from crad.federation.method import Method, Phase, one_peer_per_client
-from crad.federation.peer import Member
+from crad.federation.peer import PeerSpec
 from crad.methods.alone import train_alone
 from crad.methods.distillation import distillation_method
 
@@ -282,7 +282,7 @@ crad = distillation_method("crad").phases[0]
 
 def roster(context):
     members = one_peer_per_client(context)
-    return [*members, Member(len(members), clients=(), architecture=members[0].architecture)]
+    return [*members, PeerSpec(len(members), clients=(), architecture=members[0].architecture)]
 
 METHOD = Method("two-phases", (Phase("alone", learn=train_alone), crad), roster=roster)
 """
