@@ -20,7 +20,7 @@ import vl_convert
 from crad.errors import ConfigError, RunError
 from crad.methods import METHODS, PAPER_METHODS
 from crad.report import charts
-from crad.report.charts.export import to_svg
+from crad.report.charts.chart_files import to_svg
 from crad.report.charts.style import NAME_LETTERS, STYLES, method_styles, short_names, theme
 from tests.records import made_run
 

@@ -15,7 +15,7 @@ from crad.federation.attacks import ATTACKS
 from crad.paper.experiments import load_paper, plan_cells
 from crad.paper.plan import plan_reproduction
 from crad.report.page import report_page
-from crad.runs.evidence import keep_run, slim_rounds
+from crad.runs.kept_run import keep_run, slim_rounds
 from crad.runs.run_records import load_run
 from tests.conftest import change
 from tests.records import made_run

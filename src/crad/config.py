@@ -390,7 +390,7 @@ class Experiment(BaseModel):
 
     @property
     def recipe(self) -> Recipe:
-        """How students learn here: what was set, over what the method stands for."""
+        """Return how students learn here: what was set, over what the method stands for."""
         given = {name: getattr(self, name) for name in asdict(PUBLISHED)}
         return replace(
             RECIPES.get(self.method, PUBLISHED), **{name: value for name, value in given.items() if value is not None}
@@ -456,7 +456,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def make_experiment(settings: Mapping[str, Any] | None = None, *, path: Path | None = None) -> Experiment:
-    """An experiment from flags over a TOML file over a preset; refused with one clear line."""
+    """Make an experiment from flags over a TOML file over a preset; refused with one clear line."""
     from_file = {} if path is None else read_toml(path, what="the experiment file")
     return Experiment(**{**with_current_names(from_file), **with_current_names(settings or {})})
 
@@ -506,7 +506,7 @@ def to_toml(experiment: Experiment) -> str:
 
 
 def changed_settings(experiment: Experiment) -> dict[str, Any]:
-    """What a command needs beside the preset to repeat the experiment."""
+    """Return what a command needs beside the preset to repeat the experiment."""
     preset = Experiment(preset=experiment.preset).model_dump()
     return {key: value for key, value in experiment.model_dump().items() if value != preset[key]}
 
@@ -524,7 +524,7 @@ def to_flags(settings: Mapping[str, Any]) -> str:
 
 
 def setting_text(value: object) -> str:
-    """The value of a setting as a flag says it."""
+    """Return the value of a setting as a flag says it."""
     if isinstance(value, Mapping):
         value = tuple(f"{name}={one}" for name, one in value.items())
     return NONE if value is None else ",".join(value) if isinstance(value, tuple) else str(value)

@@ -19,7 +19,7 @@ from crad.errors import ConfigError
 
 
 def choose_device(wanted: Device) -> str:
-    """The device to use; `auto` takes CUDA, then MPS, then the CPU."""
+    """Return the device to use; `auto` takes CUDA, then MPS, then the CPU."""
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if wanted == "auto":
         return next(name for name in ("cuda", "mps", "cpu") if available[name])
@@ -39,7 +39,7 @@ _MALLOPT_CODES = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_TOP_PAD_": -2, "MALLOC_M
 
 
 def tune_malloc() -> bool:
-    """The same settings for a process that is already running, where the C library is glibc."""
+    """Apply the same settings to a process that is already running, where the C library is glibc."""
     if sys.platform != "linux":
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -89,7 +89,7 @@ def reset_peak_memory(device: str) -> None:
 
 
 def peak_memory_bytes(device: str) -> int:
-    """The highest resident memory since the reset; on CUDA the highest allocated there."""
+    """Return the highest resident memory since the reset; on CUDA the highest allocated there."""
     if device == "cuda":
         return int(torch.cuda.max_memory_allocated())
     with suppress(OSError):
@@ -101,7 +101,7 @@ def peak_memory_bytes(device: str) -> int:
 
 
 def available_memory_bytes(device: str) -> int | None:
-    """What a program can still have on this device, None where the system does not say."""
+    """Return what a program can still have on this device, None where the system does not say."""
     if device == "cuda":
         return int(torch.cuda.mem_get_info()[0])
     with suppress(OSError):

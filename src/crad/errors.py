@@ -62,7 +62,7 @@ class BusyError(RunError):
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> ConfigError:
-    """The error for a name that is not in a registry: the known ones and the nearest match."""
+    """Make the error for a name that is not in a registry: the known ones and the nearest match."""
     names = sorted(known)
     nearest = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
@@ -70,7 +70,7 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> ConfigError:
 
 
 def printable(text: object) -> str:
-    """A peer's words as one short printable line: no line breaks, terminal codes or floods reach a log."""
+    """Return a peer's words as one short printable line: no line breaks, terminal codes or floods reach a log."""
     words = str(text)[:MAX_QUOTED]
     return words if words.isprintable() else ascii(words)[1:-1]
 

@@ -103,7 +103,7 @@ def flush_folder(folder: Path) -> None:
 
 @contextmanager
 def disk_faults(folder: Path) -> Iterator[None]:
-    """A disk that takes nothing more is the user's to fix: one line that names the folder, whoever wrote there.
+    """Turn a disk that takes nothing more into one line that names the folder: it is the user's to fix.
 
     Errors of reading, and of files elsewhere, are passed on as they are.
     """
@@ -124,7 +124,7 @@ def disk_faults(folder: Path) -> Iterator[None]:
 
 
 def full_disk(folder: Path, error: OSError) -> RunError:
-    """The error for a folder that takes nothing more."""
+    """Make the error for a folder that takes nothing more."""
     return RunError(
         f"cannot write into {folder}: {error.strerror or error}: free space there and join again; nothing is lost"
     )
@@ -135,7 +135,7 @@ def _beside(path: Path, by: str) -> Path:
 
 
 def _disk_error(error: BaseException | None) -> OSError | None:
-    """The disk's own word behind an error: libraries wrap it, or quote it."""
+    """Return the disk's own word behind an error: libraries wrap it, or quote it."""
     while error is not None:
         if isinstance(error, OSError):
             return error

@@ -19,7 +19,7 @@ from crad.errors import ConfigError, unknown_name
 
 
 def resolve(kind: str, name: str, *, known: Mapping[str, Any], group: str) -> Any:  # noqa: ANN401  # any plugin
-    """The object behind `name`: in `known`, an entry point of `group`, or `package.module:attribute`."""
+    """Return the object behind `name`: in `known`, an entry point of `group`, or `package.module:attribute`."""
     if name in known:
         return known[name]
     installed = {entry.name: entry for entry in metadata.entry_points(group=group)}

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def stream(seed: int, *purpose: str | int) -> np.random.Generator:
-    """A numpy generator for one purpose: `stream(1024, "partition")`."""
+    """Return a numpy generator for one purpose: `stream(1024, "partition")`."""
     return np.random.Generator(np.random.Philox(key=_key(seed, purpose)))
 
 
 def torch_stream(seed: int, *purpose: str | int) -> torch.Generator:
-    """A torch CPU generator for one purpose; draw on the CPU, then move, so that devices agree."""
+    """Return a torch CPU generator for one purpose; draw on the CPU, then move, so that devices agree."""
     import torch
 
     generator = torch.Generator(device="cpu")
@@ -32,7 +32,7 @@ def torch_stream(seed: int, *purpose: str | int) -> torch.Generator:
 
 
 def torch_seed(seed: int, *purpose: str | int) -> int:
-    """A 63-bit seed for one purpose, for code that only takes a number."""
+    """Return a 63-bit seed for one purpose, for code that only takes a number."""
     return _key(seed, purpose) & (2**63 - 1)
 
 

@@ -13,7 +13,7 @@ from crad.runs.run_records import RunRecords
 
 
 def comparable_runs(runs: Sequence[RunRecords]) -> tuple[list[RunRecords], list[RunRecords]]:
-    """The runs with seeds that every method has, and those that are left out; what cannot be compared is refused."""
+    """Return the runs with seeds that every method has, and those left out; refuse what cannot be compared."""
     if not runs:
         raise RunError("there is no run to report: name a run directory")
     runs = with_names(runs)
@@ -35,12 +35,12 @@ def comparable_runs(runs: Sequence[RunRecords]) -> tuple[list[RunRecords], list[
 
 
 def run_title(run: RunRecords) -> str:
-    """A run by name and seed."""
+    """Return a run by name and seed."""
     return f"{run.summary['name']}, seed {run.summary['seed']}"
 
 
 def named(run: RunRecords) -> str:
-    """A run in a message: where it lies, or what it is."""
+    """Return a run in a message: where it lies, or what it is."""
     return run_title(run) if run.path is None else str(run.path)
 
 

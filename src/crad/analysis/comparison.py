@@ -66,7 +66,7 @@ def compare(summaries: Sequence[Mapping[str, Any]]) -> list[ComparisonRow]:
 
 
 def to_json(rows: Sequence[ComparisonRow]) -> list[dict[str, Any]]:
-    """The rows as plain dictionaries."""
+    """Return the rows as plain dictionaries."""
     return [asdict(row) for row in rows]
 
 

@@ -33,7 +33,7 @@ def confused_members(records: Iterable[Record], members: Sequence[str], class_na
 
 
 def confusion_sentence(entry: dict[str, Any]) -> str:
-    """What to tell people of one."""
+    """Say what people are told of one."""
     return (
         f"{entry['member']}: its class {entry['theirs']!r} behaves like our class {entry['ours']!r}; "
         "perhaps its labels are shifted"
@@ -41,7 +41,7 @@ def confusion_sentence(entry: dict[str, Any]) -> str:
 
 
 def simulated_confusions(rounds: Sequence[Record], class_names: Sequence[str]) -> list[str]:
-    """A line for every client of a simulation whose labels seem to mean something else; most accused first."""
+    """Return a line for every client of a simulation whose labels seem to mean something else; most accused first."""
     by_student: dict[int, list[Record]] = {}
     for record in rounds:
         for client in record.get("clients", []):

@@ -58,7 +58,7 @@ class Durations:
         return _relative(experiment.method) if experiment.preset == "mini" else None
 
     def basis(self, preset: str) -> str:
-        """Where the numbers come from, in words."""
+        """Return where the numbers come from, in words."""
         if self._seen:
             return "from the runs finished here"
         known = {"paper": "at the seconds per round that the paper gives for its GPU"}

@@ -28,17 +28,17 @@ class Gain:
 
     @property
     def num_gained(self) -> int:
-        """How many clients are better off."""
+        """Return how many clients are better off."""
         return sum(value > 0 for value in self.values)
 
 
 def headline(rows: Sequence[ComparisonRow]) -> str:
-    """Whether joining helped over training alone, in two sentences; empty where `local` was not run."""
+    """Say whether joining helped over training alone, in two sentences; empty where `local` was not run."""
     return " ".join(part for part in (verdict(rows), gains_by_method(rows)) if part)
 
 
 def verdict(rows: Sequence[ComparisonRow]) -> str:
-    """The first sentence of the headline."""
+    """Return the first sentence of the headline."""
     gains = list(_mean_gains(rows).values())
     if not gains:
         return ""
@@ -47,7 +47,7 @@ def verdict(rows: Sequence[ComparisonRow]) -> str:
 
 
 def gains_by_method(rows: Sequence[ComparisonRow]) -> str:
-    """The second sentence of the headline: every joined method's mean gain in global accuracy."""
+    """Return the second sentence of the headline: every joined method's mean gain in global accuracy."""
     gains = _mean_gains(rows)
     if not gains:
         return ""
@@ -81,7 +81,7 @@ def client_gains(runs: Sequence[RunRecords]) -> list[Gain]:
 
 
 def alone_name(runs: Sequence[RunRecords]) -> str | None:
-    """What training alone is called here: the first of its variants, None where it was not run."""
+    """Return what training alone is called here: the first of its variants, None where it was not run."""
     return next((run.summary["name"] for run in runs if run.summary["method"] == ALONE), None)
 
 

@@ -13,7 +13,7 @@ Methods = Mapping[str, Sequence[RunRecords]]  # by name, one run per seed
 
 
 def worlds(runs: Sequence[RunRecords]) -> dict[str, list[RunRecords]]:
-    """The runs by data set and division, under a label of what sets them apart; one world has the label ''."""
+    """Return the runs by data set and division, under a label of what sets them apart; one world has the label ''."""
     fields = differing(runs, WORLD_FIELDS)
     found: dict[str, list[RunRecords]] = {}
     for run in runs:
@@ -23,7 +23,7 @@ def worlds(runs: Sequence[RunRecords]) -> dict[str, list[RunRecords]]:
 
 
 def by_method(runs: Sequence[RunRecords]) -> dict[str, list[RunRecords]]:
-    """The tested runs of one world by name, one per seed."""
+    """Return the tested runs of one world by name, one per seed."""
     tested = [run for run in runs if any(is_tested(record) for record in run.rounds)]
     found: dict[str, list[RunRecords]] = {}
     for name, run in zip(names(tested), tested, strict=True):
@@ -34,7 +34,7 @@ def by_method(runs: Sequence[RunRecords]) -> dict[str, list[RunRecords]]:
 
 
 def is_tested(record: Mapping[str, Any]) -> bool:
-    """Whether a round was evaluated on the test sets."""
+    """Return whether a round was evaluated on the test sets."""
     return record["global_accuracy"] is not None
 
 

@@ -20,7 +20,7 @@ class Paired:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Where the mean difference lies with 95 % confidence, by Student's t; None of one seed alone."""
+        """Return where the mean difference lies with 95 % confidence, by Student's t; None of one seed alone."""
         number = len(self.figure.values)
         if number < 2:
             return None
@@ -37,7 +37,7 @@ class Paired:
 
 
 def paired(own: Mapping[int, float], theirs: Mapping[int, float]) -> Paired | None:
-    """The difference of values by seed; seeds that only one has are left out, None where no seed is common."""
+    """Return the difference of values by seed; seeds that only one has are left out, None where no seed is common."""
     seeds = tuple(seed for seed in own if seed in theirs)
     if not seeds:
         return None
@@ -45,7 +45,7 @@ def paired(own: Mapping[int, float], theirs: Mapping[int, float]) -> Paired | No
 
 
 def t_quantile(freedom: int, *, level: float = LEVEL) -> float:
-    """What Student's t with so many degrees of freedom exceeds neither above nor below, with this probability."""
+    """Return what Student's t with so many degrees of freedom stays within on both sides, with this probability."""
     low, high = 0.0, math.pi / 2
     for _ in range(60):  # halved to the precision of a double
         middle = (low + high) / 2
@@ -54,7 +54,7 @@ def t_quantile(freedom: int, *, level: float = LEVEL) -> float:
 
 
 def _within(angle: float, freedom: int) -> float:
-    """The probability that |t| stays below sqrt(freedom) tan(angle): for whole degrees of freedom a finite sum."""
+    """Return the probability that |t| stays below sqrt(freedom) tan(angle): for whole freedom a finite sum."""
     cosine, is_odd = math.cos(angle), freedom % 2
     term, total = (cosine if is_odd else 1.0), 0.0
     for number in range(1 + is_odd, freedom, 2):

@@ -90,7 +90,7 @@ def support_rows(methods: Methods) -> list[Row]:
 
 
 def context_run(methods: Methods) -> RunRecords:
-    """The run whose weights are looked into: CRAD's, or else the last that combined teachers by a rule, or the last."""
+    """Return the run whose weights are looked at: CRAD's, or the last that combined teachers by a rule, or the last."""
     firsts = [runs[0] for runs in methods.values()]
     with_rule = [run for run in firsts if any(_trusting(record) for record in run.rounds)]
     own = [run for run in with_rule if run.experiment.method == "crad"]
@@ -125,7 +125,7 @@ def partition_rows(run: RunRecords) -> list[Row]:
 
 
 def trust_rows(run: RunRecords) -> list[Row]:
-    """The share of the say that a student gave each teacher, a list with one number per class.
+    """Return the share of the say that a student gave each teacher, a list with one number per class.
 
     Some rounds at even distances up to the last tested one, and as many students as there is room for. A student that
     sat out a round stands as it learned last.

@@ -24,7 +24,7 @@ class TeacherView:
 
     @property
     def name(self) -> str:
-        """What it is called in a table."""
+        """Return what it is called in a table."""
         return f"{self.client}, lies" if self.is_liar else str(self.client)
 
 
@@ -46,12 +46,12 @@ class ImageTrace:
 
     @property
     def accepted(self) -> tuple[float, float]:
-        """The lowest and the highest probability inside the band."""
+        """Return the lowest and the highest probability inside the band."""
         return max(0.0, self.consensus - self.band), min(1.0, self.consensus + self.band)
 
 
 def describe(trace: ImageTrace) -> str:
-    """What became of the teacher with the most samples of the class, and what the student learns."""
+    """Return what became of the teacher with the most samples of the class, and what the student learns."""
     most = max(trace.teachers, key=lambda teacher: teacher.count)
     low, high = trace.accepted
     if most.false_alarms is None:
@@ -80,10 +80,10 @@ def describe(trace: ImageTrace) -> str:
 
 
 def percent(share: float) -> str:
-    """A share of one in percent; halves upwards, as the page rounds them."""
+    """Return a share of one in percent; halves upwards, as the page rounds them."""
     return f"{math.floor(share * 1000 + 0.5) / 10:.1f}"
 
 
 def samples(count: float) -> str:
-    """How many samples; published counts may be fractions."""
+    """Return how many samples; published counts may be fractions."""
     return str(math.floor(count * 100 + 0.5) / 100).removesuffix(".0")

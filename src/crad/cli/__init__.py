@@ -27,7 +27,7 @@ VERBS = {
 
 
 def make_app(words: Sequence[str]) -> typer.Typer:
-    """The command line, with the whole of the verb that these words ask for and a line of every other."""
+    """Make the command line, with the whole of the verb that these words ask for and a line of every other."""
     asked = _asked_verb(words)
     is_only_listing = asked is None and "--help" in words  # which needs no rich: importing it takes twice the rest
     app = typer.Typer(

@@ -134,7 +134,7 @@ def _print_table(columns: tuple[str, ...], rows: list[dict[str, Any]]) -> None:
 
 @contextmanager
 def _progress(name: str) -> Iterator[Callable[[int, int | None], None]]:
-    """A bar with the time left on a terminal, a line every tenth elsewhere; on stderr, so that --json stays clean."""
+    """Show a bar with the time left on a terminal, a line every tenth elsewhere; on stderr: --json stays clean."""
     from rich.console import Console
 
     console = Console(stderr=True)

@@ -137,7 +137,7 @@ def reproduce_command(
     if failed:
         raise RunError(
             f"{len(failed)} of {len(plan.runs)} runs failed: {_by_reason(failed)}. The others are in {plan.folder}; "
-            "mend that and give the same command again"
+            "fix that and give the same command again"
         )
 
 
@@ -151,7 +151,7 @@ def _plan(
     output: Path | None,
     keep: Path | None,
 ) -> ReproductionPlan:
-    """The plan that the flags ask for; `named` are those that choose among its cells."""
+    """Return the plan that the flags ask for; `named` are those that choose among its cells."""
     from crad.methods import resolve_method
     from crad.paper.experiments import CHOICES, chosen_papers
     from crad.paper.plan import plan_reproduction
@@ -189,7 +189,7 @@ def _plan(
 
 
 def _choice(named: Mapping[str, str | None], known: Mapping[str, Sequence[str]]) -> Choice:
-    """The names behind each flag; one that no cell has is refused."""
+    """Return the names behind each flag; one that no cell has is refused."""
     from crad.paper.experiments import Choice
 
     kinds = {"datasets": "data set", "methods": "method", "rows": "row", "columns": "column"}
@@ -307,7 +307,7 @@ def _show(
     is_quiet: bool,
     as_json: bool,
 ) -> None:
-    """The tables and where the pages lie, JSON, or the path alone."""
+    """Print the tables and where the pages lie, JSON, or the path alone."""
     from crad.paper.plan import make_tables, make_tidy
 
     if as_json:

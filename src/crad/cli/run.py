@@ -95,7 +95,7 @@ def show_report(callbacks: Sequence[Callback], folder: Path) -> None:
 
 
 def report_outcome(result: Result, *, is_quiet: bool, as_json: bool) -> None:
-    """The outcome on standard output: a table, JSON, or the path alone."""
+    """Print the outcome on standard output: a table, JSON, or the path alone."""
     from rich.console import Console
 
     from crad.cli.terminal_tables import plain_table
@@ -136,7 +136,7 @@ def report_outcome(result: Result, *, is_quiet: bool, as_json: bool) -> None:
 
 
 def default_output(experiment: Experiment, what: str) -> Path:
-    """A new name under `runs/`, in the order of time."""
+    """Return a new name under `runs/`, in the order of time."""
     dataset = Path(experiment.dataset).stem or "data"
     return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{dataset}-{what.replace(':', '.')}"
 

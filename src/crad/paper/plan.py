@@ -36,7 +36,7 @@ from crad.report.latex import table_latex
 from crad.report.page import report_page
 from crad.report.tables import Table, table_markdown
 from crad.runs.directory import RunDirectory, identity
-from crad.runs.evidence import keep_run
+from crad.runs.kept_run import keep_run
 from crad.runs.names import display_name
 from crad.runs.resolution import resolve_experiment
 from crad.runs.run_records import RunRecords, load_run

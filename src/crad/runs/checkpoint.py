@@ -60,7 +60,7 @@ def load_checkpoint(roster: Roster, *, round_index: int) -> None:
 
 
 def latest_round(folder: Path) -> int | None:
-    """The newest complete round, None where there is none."""
+    """Return the newest complete round, None where there is none."""
     return max(saved_rounds(folder), default=None)
 
 
@@ -72,7 +72,7 @@ def saved_rounds(folder: Path) -> list[int]:
 
 
 def round_file(folder: Path, round_index: int) -> Path:
-    """What says where a round's states lie."""
+    """Return what says where a round's states lie."""
     return folder / f"round-{round_index:05d}.json"
 
 

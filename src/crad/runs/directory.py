@@ -51,12 +51,12 @@ class RunDirectory:
 
     @property
     def summary_file(self) -> Path:
-        """The outcome, there once the run is complete."""
+        """Return the outcome, there once the run is complete."""
         return self.path / "summary.json"
 
     @property
     def checkpoint_folder(self) -> Path:
-        """The newest round and the best one."""
+        """Return the newest round and the best one."""
         return self.path / "checkpoint"
 
     def check_free(self, experiment: Experiment) -> None:
@@ -96,7 +96,7 @@ class RunDirectory:
 
     @property
     def is_busy(self) -> bool:
-        """Whether another process works on it now."""
+        """Return whether another process works on it now."""
         if not self.experiment_file.is_file():
             return False
         try:
@@ -122,7 +122,7 @@ class RunDirectory:
             ) from error
 
     def experiment(self) -> Experiment:
-        """The experiment that this directory belongs to."""
+        """Return the experiment that this directory belongs to."""
         if not self.experiment_file.is_file():
             raise RunError(f"{self.path} is no run directory: it has no experiment.toml")
         if self._is_of_member():
@@ -131,7 +131,7 @@ class RunDirectory:
         return make_experiment(path=self.experiment_file)
 
     def _is_of_member(self) -> bool:
-        """Whether `crad peer join` made it; beside it lies the model that was trained alone."""
+        """Return whether `crad peer join` made it; beside it lies the model that was trained alone."""
         folder = self.path.parent if self.path.name == "alone" else self.path
         return (folder / MEMBER_FILE).exists()
 
@@ -160,7 +160,7 @@ class RunDirectory:
         return records
 
     def summary(self) -> Record:
-        """The outcome of a complete run."""
+        """Return the outcome of a complete run."""
         summary = self.read_json(self.summary_file.name)
         self._check_keys(summary, SUMMARY_KEYS, self.summary_file)
         return summary

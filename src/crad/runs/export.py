@@ -50,7 +50,7 @@ class WithPreparation(torch.nn.Module):
 
 
 def trained_model(context: RunContext, member: PeerSpec, state: Path) -> torch.nn.Module:
-    """A member's model as its resting state has it, on the CPU and for use, not for training."""
+    """Return a member's model as its resting state has it, on the CPU and for use, not for training."""
     model = first_model(context, member, seed=0)
     model.load_state_dict(
         {name[len(MODEL) :]: tensor for name, tensor in load_tensors(state).items() if name.startswith(MODEL)}
@@ -66,7 +66,7 @@ def export_safetensors(
     architecture: str,
     log_prior_C: torch.Tensor | None = None,
 ) -> None:
-    """The weights, with what is needed to use them in the file's metadata."""
+    """Write the weights, with what is needed to use them in the file's metadata."""
     about = {
         "architecture": architecture,
         "classes": json.dumps(list(data.dataset.class_names)),
@@ -82,7 +82,7 @@ def export_safetensors(
 def export_onnx(
     model: torch.nn.Module, data: FederatedData, path: Path, *, log_prior_C: torch.Tensor | None = None
 ) -> None:
-    """The model with its preparation as one ONNX graph: pixels 0..255 [B,channels,H,W] in, probabilities out.
+    """Write the model with its preparation as one ONNX graph: pixels 0..255 [B,channels,H,W] in, probabilities out.
 
     With a prior there is a second output, `local_probabilities`.
     """

@@ -17,7 +17,7 @@ WORLD_FIELDS = names_of("world")
 
 
 def variant(experiment: Experiment) -> dict[str, str]:
-    """The settings in which an experiment is not its method as such."""
+    """Return the settings in which an experiment is not its method as such."""
     from crad.aggregation.rules import has_published_filter  # late: names alone need no torch
 
     own, usual = asdict(experiment.recipe), asdict(RECIPES.get(experiment.method, PUBLISHED))
@@ -27,18 +27,18 @@ def variant(experiment: Experiment) -> dict[str, str]:
 
 
 def display_name(experiment: Experiment) -> str:
-    """The method and its variant."""
+    """Return the method and its variant."""
     words = [setting_of(key).words.get(value, f"{value} {key}") for key, value in variant(experiment).items()]
     return ", ".join([experiment.method, *words])
 
 
 def title_of(experiment: Experiment) -> str:
-    """The method, its variant and the seed."""
+    """Return the method, its variant and the seed."""
     return f"{display_name(experiment)}, seed {experiment.seed}"
 
 
 def names(runs: Sequence[RunRecords]) -> list[str]:
-    """What each of several runs is called; where runs of one name differ in another setting, that is said too."""
+    """Return what each of several runs is called; where runs of one name differ in a setting, that is said too."""
     plain = [display_name(run.experiment) for run in runs]
     return [
         _told_apart(name, run, [other for other, theirs in zip(runs, plain, strict=True) if theirs == name])
@@ -47,12 +47,12 @@ def names(runs: Sequence[RunRecords]) -> list[str]:
 
 
 def with_names(runs: Sequence[RunRecords]) -> list[RunRecords]:
-    """The runs, each with its name among the others in its summary."""
+    """Return the runs, each with its name among the others in its summary."""
     return [replace(run, summary={**run.summary, "name": name}) for name, run in zip(names(runs), runs, strict=True)]
 
 
 def differing(runs: Sequence[RunRecords], fields: Sequence[str]) -> list[str]:
-    """The settings among these in which the runs are not alike."""
+    """Return the settings among these in which the runs are not alike."""
     return [key for key in fields if len({repr(getattr(run.experiment, key)) for run in runs}) > 1]
 
 

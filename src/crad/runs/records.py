@@ -23,7 +23,7 @@ Record = dict[str, Any]
 
 
 def partition_record(data: FederatedData) -> Record:
-    """Who holds what, and which data it was: `partition.json`."""
+    """Return who holds what, and which data it was: `partition.json`."""
     return {
         "class_names": list(data.dataset.class_names),
         "counts": data.shard_counts().tolist(),
@@ -38,7 +38,7 @@ def partition_record(data: FederatedData) -> Record:
 
 
 def round_record(done: Round, roster: Roster) -> Record:
-    """The line of `rounds.jsonl` for a finished round.
+    """Return the line of `rounds.jsonl` for a finished round.
 
     `clients` lists those whose figures are new: in the first round everybody, later those that took part or were
     tested. The others stand as in their last entry (`crad.runs.selection.clients_at`); all count in the means.
@@ -76,7 +76,7 @@ def _bytes_of(done: Round, index: int) -> Record:
 
 
 def _helper_record(place: PeerSlot, done: Round) -> Record:
-    """A member without data: what it reports and what it sent and received."""
+    """Return a member without data: what it reports and what it sent and received."""
     learned = done.learned.get(place.index, Learned())
     return {
         "member": place.index,

@@ -24,12 +24,12 @@ class RunRecords:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all rounds are there."""
+        """Return whether all rounds are there."""
         return len(self.rounds) == self.experiment.rounds
 
 
 def load_run(path: Path) -> RunRecords:
-    """The records of a complete run."""
+    """Read the records of a complete run."""
     directory = RunDirectory(path)
     experiment, rounds = directory.experiment(), directory.full_rounds()
     if not rounds:

@@ -11,13 +11,13 @@ from typing import Any
 
 
 def best_round(rounds: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The selected record among the rounds that were tested, None while there is none."""
+    """Return the selected record among the rounds that were tested, None while there is none."""
     tested = [record for record in rounds if record["local_accuracy"] is not None]
     return max(tested, key=lambda record: (record["validation_accuracy"], -record["round"]), default=None)
 
 
 def honest_best_round(rounds: Sequence[Mapping[str, Any]], attackers: Collection[int]) -> int:
-    """The round that the honest clients would select: an attacker's own validation says nothing to anybody."""
+    """Return the round that the honest clients would select: an attacker's own validation says nothing to anybody."""
     tested = [int(record["round"]) for record in rounds if record["local_accuracy"] is not None]
     return max(tested, key=lambda index: (_honest_validation(rounds, index, attackers), -index))
 

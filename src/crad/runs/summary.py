@@ -28,7 +28,7 @@ def summarise(
     workers: int = 1,
     about: Mapping[str, Any],
 ) -> Record:
-    """The summary of a complete run; accuracies in percent, means over all clients. `about`: of the method."""
+    """Return the summary of a complete run; accuracies in percent, means over all clients. `about`: of the method."""
     best = best_round(rounds)
     assert best is not None, "the last round is always tested"
     clients = clients_at(rounds, best["round"])
@@ -75,7 +75,7 @@ def summarise(
 
 
 def hardware(device: str) -> Record:
-    """What the run was computed on."""
+    """Return what the run was computed on."""
     return {
         "device": device,
         "processor": _processor(),
@@ -86,7 +86,7 @@ def hardware(device: str) -> Record:
 
 
 def versions() -> dict[str, str]:
-    """The versions that numbers may depend on."""
+    """Return the versions that numbers may depend on."""
     packages = ("crad", "torch", "numpy", "safetensors", "pydantic")
     return {"python": platform.python_version(), **{name: metadata.version(name) for name in packages}}
 
@@ -101,7 +101,7 @@ def _per_client(rounds: Sequence[Record], key: str) -> float:
 
 
 def _helper_bytes(rounds: Sequence[Record]) -> Record:
-    """What members without data sent and received in a round, where there are any."""
+    """Return what members without data sent and received in a round, where there are any."""
     if "helpers" not in rounds[0]:
         return {}
     totals = [sum(one["sent_bytes"] + one["received_bytes"] for one in record["helpers"]) for record in rounds]
@@ -109,7 +109,7 @@ def _helper_bytes(rounds: Sequence[Record]) -> Record:
 
 
 def _variants(best: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]) -> Record:
-    """The other weights that clients keep, at the round that the model itself selected."""
+    """Return the other weights that clients keep, at the round that the model itself selected."""
     found = {}
     for name, means in best.get("variants", {}).items():
         own = [client.get("variants", {}).get(name, client) for client in clients]
@@ -119,7 +119,7 @@ def _variants(best: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]) -> 
 
 
 def _under_attack(experiment: Experiment, rounds: Sequence[Record]) -> Record:
-    """Who attacked, and the means over the honest clients at the round that these select; nothing without an attack."""
+    """Return who attacked, and the means over the honest clients at their selected round; empty without an attack."""
     if experiment.attack is None:
         return {}
     attackers = sorted(draw_attackers(experiment))

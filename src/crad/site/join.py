@@ -106,7 +106,7 @@ class LedgerDisk(Callback):
         self._fault: RunError | None = None
 
     def note(self, error: OSError) -> None:
-        """The ledger could not be written: what was to leave has not left."""
+        """Hear that the ledger could not be written: what was to leave has not left."""
         if self._fault is None:
             self._fault = full_disk(self._folder, error)
             self._notice(f"nothing leaves any more: {self._fault}")
@@ -122,7 +122,7 @@ class LedgerDisk(Callback):
 
 
 def _write_outcome(part: LocalPeer, federated: Trained, record: Record, *, callback: Callback) -> None:
-    """The selected model for use, and the report."""
+    """Write the selected model for use, and the report."""
     directory = RunDirectory(part.folder)
     architecture = part.context.architecture_of(part.number)
     model = trained_model(part.context, part.method.roster(part.context)[part.number], federated.state)

@@ -12,7 +12,7 @@ from importlib import import_module
 from crad.analysis.groups import by_method, worlds
 from crad.errors import ConfigError
 from crad.report.charts.chart import CHARTS, Chart, labelled
-from crad.report.charts.export import INSTALL, charts_available, javascript, save_chart
+from crad.report.charts.chart_files import INSTALL, charts_available, javascript, save_chart
 from crad.report.charts.style import theme
 from crad.runs.run_records import RunRecords
 

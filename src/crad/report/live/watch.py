@@ -92,7 +92,7 @@ class Watch(Callback):
                 self._wait_for_last_look()
 
     def close(self) -> None:
-        """The page is no longer there; an open tab keeps what it shows and says so."""
+        """Take the page away; an open tab keeps what it shows and says so."""
         self._server.close()
 
     def _refresh(self) -> None:

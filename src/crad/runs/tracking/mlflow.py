@@ -75,7 +75,7 @@ class MLflowLog:
             self._log(values, step=record["round"])
 
     def end(self, directory: RunDirectory, summary: Record) -> None:
-        """The numbers of the summary, and the files that a reader wants."""
+        """Log the numbers of the summary, and the files that a reader wants."""
         with _failures():
             if not self._is_finished:
                 self._log(summary_scalars(summary), step=summary["best_round"])
@@ -85,7 +85,7 @@ class MLflowLog:
         self._run_id = None
 
     def close(self) -> None:
-        """A run that was left in the middle is marked so."""
+        """Mark a run that was left in the middle."""
         run_id, self._run_id = self._run_id, None
         if run_id is not None:
             with contextlib.suppress(LogError), _failures():
@@ -98,7 +98,7 @@ class MLflowLog:
                 self._client.search_experiments(max_results=1)
         except LogError as error:
             raise ConfigError(
-                f"--mlflow: MLFLOW_TRACKING_URI cannot be used ({error}); mend it, or unset it for one in the output"
+                f"--mlflow: MLFLOW_TRACKING_URI cannot be used ({error}); fix it, or unset it for one in the output"
             ) from error
 
     def _connect(self) -> None:
@@ -153,7 +153,7 @@ class MLflowLog:
 
 @contextlib.contextmanager
 def _failures() -> Iterator[None]:
-    """What a server, a network or a disk does not do becomes one line."""
+    """Turn what a server, a network or a disk does not do into one line."""
     from mlflow.exceptions import MlflowException
 
     try:

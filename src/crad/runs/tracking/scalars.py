@@ -15,7 +15,7 @@ SUMMARY_PREFIX = "summary/"
 
 
 def round_scalars(record: Record) -> dict[str, float]:
-    """The numbers of one round; what was not measured in it is left out."""
+    """Return the numbers of one round; what was not measured in it is left out."""
     found = {
         **_accuracies("", record),
         **{f"losses/{name}": mean for name, mean in _mean_losses(record).items()},
@@ -31,7 +31,7 @@ def round_scalars(record: Record) -> dict[str, float]:
 
 
 def summary_scalars(summary: Record) -> dict[str, float]:
-    """The numbers of `summary.json` that stand alone."""
+    """Return the numbers of `summary.json` that stand alone."""
     return {
         f"{SUMMARY_PREFIX}{name}": value
         for name, value in summary.items()
@@ -40,7 +40,7 @@ def summary_scalars(summary: Record) -> dict[str, float]:
 
 
 def hyperparameters(experiment: Experiment) -> dict[str, bool | int | float | str]:
-    """The settings in `experiment.toml`, one value each; the method's own behind a dot."""
+    """Return the settings in `experiment.toml`, one value each; the method's own behind a dot."""
     found: dict[str, bool | int | float | str] = {}
     for name, value in with_stored_names(experiment.model_dump(mode="json")).items():
         if isinstance(value, Mapping):

@@ -54,7 +54,7 @@ class TensorBoardLog:
         self._write(_scalars(round_scalars(record)), step=record["round"])
 
     def end(self, directory: RunDirectory, summary: Record) -> None:
-        """The numbers of the summary, at the round that it reports."""
+        """Log the numbers of the summary, at the round that it reports."""
         if not self._has_outcome:
             self._write(_scalars(summary_scalars(summary)), step=summary["best_round"])
         self.close()
@@ -82,7 +82,7 @@ def _scalars(values: Mapping[str, float]) -> Any:  # noqa: ANN401  # protocol bu
 
 
 def _logged(folder: Path) -> tuple[set[int], set[str]]:
-    """The rounds that event files hold, and all their tags."""
+    """Return the rounds that event files hold, and all their tags."""
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
     rounds, tags = set(), set()

@@ -40,7 +40,7 @@ def keep_run(run: Path, kept: Path) -> None:
 
 
 def slim_rounds(rounds: Sequence[Record], *, selected: int) -> list[Record]:
-    """The records without losses, trust and notes: clients where a round was tested, hits where they count."""
+    """Return the records without losses, trust and notes: clients where a round was tested, hits where they count."""
     counted = {id(client) for client in clients_at(rounds, selected)}
     return [_slim(record, counted) for record in rounds]
 
