@@ -298,7 +298,7 @@ def test_a_server_that_does_not_answer_is_one_line_before_anything_is_written(
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     line = refused(quick_toml, tmp_path / "run", "--mlflow", monkeypatch, capsys)
     assert line.startswith("crad: --mlflow: MLFLOW_TRACKING_URI cannot be used (")
-    assert line.endswith("; mend it, or unset it for one in the output\n")
+    assert line.endswith("; fix it, or unset it for one in the output\n")
 
 
 def refused(toml: Path, path: Path, flag: str, monkeypatch: Any, capsys: Any) -> str:
