@@ -108,7 +108,7 @@ class Wider(crad.config.Experiment):
         crad.config.Setting("How clients feel", "Training", "learning", "agreed", before="calm"),
     ] = "calm"
 
-crad.config.Experiment = Wider  # before any other module asks for it
+crad.config.Experiment = crad.config.experiment.Experiment = Wider  # before any other module asks for it
 
 import typer
 from crad.cli import make_app

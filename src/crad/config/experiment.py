@@ -1,126 +1,45 @@
 """The settings of one experiment: from a preset, a TOML file and flags, validated once at the edge.
 
 Flags win over the file, the file wins over the preset. The keys of the TOML file are the field names below;
-the flags are the same words with hyphens. Every field carries a `Setting`, which says what it is to the rest of the
-package: whoever needs a list of settings asks for it with `names_of`, and nobody keeps one by hand.
+the flags are the same words with hyphens.
 """
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, get_args
 
 import tomli_w
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from crad.config.notation import parse_pairs
+from crad.config.presets import PRESETS
+from crad.config.setting import (
+    NONE,
+    PUBLISHED,
+    RECIPES,
+    AtLeastOne,
+    AttackKind,
+    Device,
+    DistillAugment,
+    EngineKind,
+    EvidenceSource,
+    FilterKind,
+    LocalLoss,
+    NotNegative,
+    PartitionKind,
+    Positive,
+    Recipe,
+    Role,
+    Setting,
+    TeacherPrecision,
+    Unsupported,
+    Workers,
+)
 from crad.errors import ConfigError, first_fault, unknown_name
 from crad.files import read_toml
-
-Unsupported = Literal["consensus", "zero"]
-Device = Literal["auto", "cpu", "cuda", "mps"]
-PartitionKind = Literal["dirichlet", "iid", "shards"]
-LocalLoss = Literal["plain", "balanced"]
-EvidenceSource = Literal["reported", "own", "pooled"]
-FilterKind = Literal["median", "support", "self-scaled", "weighted-consensus", "weighted-median", "weighted"]
-DistillAugment = Literal["same", "mixup", "strong"]
-AttackKind = Literal[
-    "noise",
-    "label-flip",
-    "label-flip-pairs",
-    "sign-flip",
-    "inflated",
-    "backdoor",
-    "free-rider",
-    "collude",
-    "honest",
-]
-
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-AtLeastOne = Annotated[int, Field(ge=1)]
-
-
-def _whole_or_auto(value: object) -> object:
-    if value == "auto" or (isinstance(value, int) and value >= 1):
-        return value
-    if isinstance(value, str) and value.isdecimal() and int(value) >= 1:
-        return int(value)
-    raise ValueError("expected auto or a whole number of at least 1")
-
-
-TeacherPrecision = Literal["fp32", "bf16"]
-EngineKind = Literal["auto", "serial", "processes", "ray"]
-Workers = Annotated[int | Literal["auto"], BeforeValidator(_whole_or_auto)]
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How a student learns and whom it believes. What stands here is CRAD as published."""
-
-    local_loss: LocalLoss = "plain"
-    evidence: EvidenceSource = "reported"
-    filter: FilterKind | None = None  # None: the rule's own
-    distill_augment: DistillAugment = "same"
-
-
-PUBLISHED = Recipe()
-# Methods that are a rule under another recipe; a setting of the same name wins over it.
-RECIPES: dict[str, Recipe] = {
-    "crad-plus": Recipe(local_loss="balanced", evidence="pooled", filter="weighted-consensus", distill_augment="same"),
-}
-
-
-# Where a setting stands in the help, in this order.
-Panel = Literal[
-    "Experiment",
-    "Data",
-    "Models",
-    "Training",
-    "Distillation",
-    "Federation",
-    "Evaluation",
-    "Simulated attacks",
-    "Execution",
-]
-# What a setting decides. All but execution decide the outcome of a run, and so its identity.
-Role = Literal[
-    "method",  # which method learns, with which settings of its own
-    "recipe",  # what a method stands for, and the setting wins over it: see Recipe
-    "world",  # the data, its division and who takes part: runs that differ here are neither seeds nor compared
-    "learning",  # how everybody learns: runs of one name that differ here are told apart by it
-    "extent",  # which run of several, how long, how often tested: neither compared nor mistaken for a seed
-    "execution",  # how a run is executed, never what comes out of it (on one kind of device)
-]
-# Who decides it in a federation of organisations.
-Sharing = Literal[
-    "agreed",  # all alike: may stand in the settings of federation.toml, and is part of its hash
-    "in agreement",  # all alike, said elsewhere in federation.toml: the seed, the members, their networks
-    "private",  # each organisation for itself
-    "simulated",  # nobody: only a simulation has it
-]
-ALWAYS_THERE = object()
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a field of `Experiment` is to the rest of the package, said in this one place."""
-
-    help: str
-    panel: Panel
-    role: Role
-    sharing: Sharing
-    _: KW_ONLY
-    before: object = ALWAYS_THERE  # at this value a run is what it was before the setting came: no part of a hash
-    stored_as: str | None = None  # an older name: the key in files and hashes, and a hidden flag
-    metavar: str | None = None  # what the flag wants; left out: what the field's type says
-    words: Mapping[object, str] = field(default_factory=dict)  # values as the name of a run says them
-    is_said_alone: bool = False  # the value says what it is: "cifar10", not "dataset cifar10"
-    is_of_teachers: bool = False  # who trains alone has no use for it
-    is_of_engine: bool = False  # a value for one engine may not fit another
-    sets_pace: bool = False  # rounds of runs that agree in these take about as long
 
 
 class Experiment(BaseModel):
@@ -427,33 +346,6 @@ class Experiment(BaseModel):
 # Settings of earlier versions that stand for several of now.
 ALIASES = {"liars": "Short for --attack noise --attackers COUNT"}
 
-PRESETS: dict[str, dict[str, Any]] = {
-    # The paper's protocol in full: needs a GPU, or days.
-    "paper": {},
-    # What a two-core machine finishes in about ten minutes a method.
-    "mini": {
-        "rounds": 30,
-        "train_limit": 4000,
-        "test_limit": 1000,
-        "proxy_size": 400,
-        "width": 0.125,
-        "batch_size": 16,
-        "eval_every": 2,
-    },
-    # Seconds, on images that come inside a dependency.
-    "demo": {
-        "dataset": "digits",
-        "clients": 6,
-        "rounds": 10,
-        "proxy_size": 100,
-        "width": 0.25,
-        "batch_size": 16,
-        "lr": 0.05,
-        "distill_weight": 0.4,
-        "eval_every": 2,
-    },
-}
-
 
 def make_experiment(settings: Mapping[str, Any] | None = None, *, path: Path | None = None) -> Experiment:
     """Make an experiment from flags over a TOML file over a preset; refused with one clear line."""
@@ -499,37 +391,6 @@ def with_stored_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {setting_of(name).stored_as or name: value for name, value in settings.items()}
 
 
-def to_toml(experiment: Experiment) -> str:
-    """Everything needed to repeat the experiment, as TOML; it does not depend on what a preset says later."""
-    settings = with_stored_names(experiment.model_dump(mode="json"))
-    return tomli_w.dumps({key: NONE if value is None else value for key, value in settings.items()})
-
-
-def changed_settings(experiment: Experiment) -> dict[str, Any]:
-    """Return what a command needs beside the preset to repeat the experiment."""
-    preset = Experiment(preset=experiment.preset).model_dump()
-    return {key: value for key, value in experiment.model_dump().items() if value != preset[key]}
-
-
-def to_flags(settings: Mapping[str, Any]) -> str:
-    """Settings as they are written on a command line."""
-    words = []
-    for key, value in settings.items():
-        flag = key.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-            continue
-        words.append(f"--{flag} {shlex.quote(setting_text(value))}")
-    return " ".join(words)
-
-
-def setting_text(value: object) -> str:
-    """Return the value of a setting as a flag says it."""
-    if isinstance(value, Mapping):
-        value = tuple(f"{name}={one}" for name, one in value.items())
-    return NONE if value is None else ",".join(value) if isinstance(value, tuple) else str(value)
-
-
 def _over_preset(settings: Mapping[str, Any]) -> dict[str, Any]:
     preset = settings.get("preset", "paper")
     if not isinstance(preset, str) or preset not in PRESETS:
@@ -568,27 +429,13 @@ def _without_liars(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**others, "attack": "noise", "attackers": number}
 
 
-def parse_pairs(text: str) -> dict[str, bool | int | float | str]:
-    """`mu=0.3,mode=pooled` as a dictionary; numbers and true or false become what they say."""
-    pairs: dict[str, bool | int | float | str] = {}
-    for part in (part.strip() for part in text.split(",") if part.strip()):
-        name, equals, value = (word.strip() for word in part.partition("="))
-        if not name or not equals or not value or name in pairs:
-            raise ConfigError(f"method_settings = {text!r}: expected name=value pairs separated by commas")
-        pairs[name] = _plain_value(value)
-    return pairs
+def to_toml(experiment: Experiment) -> str:
+    """Everything needed to repeat the experiment, as TOML; it does not depend on what a preset says later."""
+    settings = with_stored_names(experiment.model_dump(mode="json"))
+    return tomli_w.dumps({key: NONE if value is None else value for key, value in settings.items()})
 
 
-def _plain_value(text: str) -> bool | int | float | str:
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
-
-
-# TOML has no null and a flag no empty value: this word switches a limit off.
-NONE = "none"
+def changed_settings(experiment: Experiment) -> dict[str, Any]:
+    """Return what a command needs beside the preset to repeat the experiment."""
+    preset = Experiment(preset=experiment.preset).model_dump()
+    return {key: value for key, value in experiment.model_dump().items() if value != preset[key]}

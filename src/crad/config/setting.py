@@ -1,0 +1,119 @@
+"""What a setting is: the values it may have, and what it is to the rest of the package.
+
+Every field of `Experiment` carries a `Setting`: whoever needs a list of settings asks for it with `names_of`, and
+nobody keeps one by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+# TOML has no null and a flag no empty value: this word switches a limit off.
+NONE = "none"
+
+Unsupported = Literal["consensus", "zero"]
+Device = Literal["auto", "cpu", "cuda", "mps"]
+PartitionKind = Literal["dirichlet", "iid", "shards"]
+LocalLoss = Literal["plain", "balanced"]
+EvidenceSource = Literal["reported", "own", "pooled"]
+FilterKind = Literal["median", "support", "self-scaled", "weighted-consensus", "weighted-median", "weighted"]
+DistillAugment = Literal["same", "mixup", "strong"]
+AttackKind = Literal[
+    "noise",
+    "label-flip",
+    "label-flip-pairs",
+    "sign-flip",
+    "inflated",
+    "backdoor",
+    "free-rider",
+    "collude",
+    "honest",
+]
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+AtLeastOne = Annotated[int, Field(ge=1)]
+
+
+def _whole_or_auto(value: object) -> object:
+    if value == "auto" or (isinstance(value, int) and value >= 1):
+        return value
+    if isinstance(value, str) and value.isdecimal() and int(value) >= 1:
+        return int(value)
+    raise ValueError("expected auto or a whole number of at least 1")
+
+
+TeacherPrecision = Literal["fp32", "bf16"]
+EngineKind = Literal["auto", "serial", "processes", "ray"]
+Workers = Annotated[int | Literal["auto"], BeforeValidator(_whole_or_auto)]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a student learns and whom it believes. What stands here is CRAD as published."""
+
+    local_loss: LocalLoss = "plain"
+    evidence: EvidenceSource = "reported"
+    filter: FilterKind | None = None  # None: the rule's own
+    distill_augment: DistillAugment = "same"
+
+
+PUBLISHED = Recipe()
+# Methods that are a rule under another recipe; a setting of the same name wins over it.
+RECIPES: dict[str, Recipe] = {
+    "crad-plus": Recipe(local_loss="balanced", evidence="pooled", filter="weighted-consensus", distill_augment="same"),
+}
+
+
+# Where a setting stands in the help, in this order.
+Panel = Literal[
+    "Experiment",
+    "Data",
+    "Models",
+    "Training",
+    "Distillation",
+    "Federation",
+    "Evaluation",
+    "Simulated attacks",
+    "Execution",
+]
+# What a setting decides. All but execution decide the outcome of a run, and so its identity.
+Role = Literal[
+    "method",  # which method learns, with which settings of its own
+    "recipe",  # what a method stands for, and the setting wins over it: see Recipe
+    "world",  # the data, its division and who takes part: runs that differ here are neither seeds nor compared
+    "learning",  # how everybody learns: runs of one name that differ here are told apart by it
+    "extent",  # which run of several, how long, how often tested: neither compared nor mistaken for a seed
+    "execution",  # how a run is executed, never what comes out of it (on one kind of device)
+]
+# Who decides it in a federation of organisations.
+Sharing = Literal[
+    "agreed",  # all alike: may stand in the settings of federation.toml, and is part of its hash
+    "in agreement",  # all alike, said elsewhere in federation.toml: the seed, the members, their networks
+    "private",  # each organisation for itself
+    "simulated",  # nobody: only a simulation has it
+]
+ALWAYS_THERE = object()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a field of `Experiment` is to the rest of the package, said in this one place."""
+
+    help: str
+    panel: Panel
+    role: Role
+    sharing: Sharing
+    _: KW_ONLY
+    before: object = ALWAYS_THERE  # at this value a run is what it was before the setting came: no part of a hash
+    stored_as: str | None = None  # an older name: the key in files and hashes, and a hidden flag
+    metavar: str | None = None  # what the flag wants; left out: what the field's type says
+    words: Mapping[object, str] = field(default_factory=dict)  # values as the name of a run says them
+    is_said_alone: bool = False  # the value says what it is: "cifar10", not "dataset cifar10"
+    is_of_teachers: bool = False  # who trains alone has no use for it
+    is_of_engine: bool = False  # a value for one engine may not fit another
+    sets_pace: bool = False  # rounds of runs that agree in these take about as long
