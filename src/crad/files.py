@@ -123,6 +123,15 @@ def disk_faults(folder: Path) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def writing_into(folder: Path) -> Iterator[None]:
+    """Say in one line that a folder of our own cannot be written to, whatever the reason: the user has to fix it."""
+    try:
+        yield
+    except OSError as error:
+        raise full_disk(folder, error) from error
+
+
 def full_disk(folder: Path, error: OSError) -> RunError:
     """Make the error for a folder that takes nothing more."""
     return RunError(

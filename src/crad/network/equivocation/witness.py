@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from crad.errors import ConfigError, SnapshotError, printable
-from crad.files import full_disk, write_atomically
+from crad.files import write_atomically, writing_into
 from crad.network.agreement import Agreement
 from crad.network.arrivals import Announced, check_announced, split_kind
 from crad.network.envelope import manifest_in
@@ -175,11 +175,9 @@ class Witness:
                 return
             self._proofs[proven.member] = raw
             path = self._folder / f"{proven.member}-round-{proven.round_index:05d}.json"
-            try:
+            with writing_into(self._folder):
                 self._folder.mkdir(parents=True, exist_ok=True)
                 write_atomically(path, raw)
-            except OSError as error:
-                raise full_disk(self._folder, error) from error
         self._notice(
             f"{proven.member} signed two different messages for round {proven.round_index}: it is left out from now "
             f"on; the proof is {path}, and crad peer verify-proof checks it anywhere"

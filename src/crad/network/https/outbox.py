@@ -7,15 +7,14 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from crad.federation.exchange import KEPT_ROUNDS
 from crad.federation.message import Manifest, Message
-from crad.files import flush_file, flush_folder, full_disk, replacing, write_atomically
+from crad.files import flush_file, flush_folder, replacing, write_atomically, writing_into
 
 Absent = Literal["later", "gone"]
 READ_BY = ".read-by-"
@@ -40,7 +39,7 @@ class Outbox:
         self._lock = threading.Lock()
         self._published: dict[tuple[int, str], Published] = {}
         self._first: int | None = None
-        with _disk_faults(folder):
+        with writing_into(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._take_up()
 
@@ -68,7 +67,7 @@ class Outbox:
         folder = self._folder_of(round_index)
         body = _body_path(folder, kind, manifest)
         entry = Published(envelope, body, manifest, message.payload_bytes)
-        with _disk_faults(folder):
+        with writing_into(folder):
             folder.mkdir(exist_ok=True)
             _place_body(message, body)
             write_atomically(folder / f"{kind}.envelope", envelope)
@@ -123,15 +122,6 @@ class Outbox:
 
     def _folder_of(self, round_index: int) -> Path:
         return self.folder / f"round-{round_index:05d}"
-
-
-@contextmanager
-def _disk_faults(folder: Path) -> Iterator[None]:
-    """Say in one line that a disk is full: it is the user's to fix."""
-    try:
-        yield
-    except OSError as error:
-        raise full_disk(folder, error) from error
 
 
 def _read_published(folder: Path, kind: str, envelope: bytes) -> Published:
