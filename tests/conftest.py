@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from crad.config import Experiment
 from tests.cpu_times import pytest_addoption, pytest_configure, read_slow_tests
@@ -17,6 +18,12 @@ from tests.cpu_times import pytest_addoption, pytest_configure, read_slow_tests
 __all__ = ["pytest_addoption", "pytest_configure"]  # the option --cpu-times
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+# One thread each, here and in every process that a test starts: on arrays as small as these a second thread only spins,
+# and beside another worker of pytest's it takes that one's core (a third of the suite's processor time).
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
