@@ -16,10 +16,10 @@ demo: $(VENV)/.demo
 	$(BIN)/crad demo
 
 quick: lint types
-	$(BIN)/pytest -n 2 --dist loadfile -q -m 'not slow'
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -q -m 'not slow'
 
 test: lint types
-	$(BIN)/pytest -n 2 --dist loadfile --durations 25
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 25
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import defaultdict
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from crad.config import Experiment
 from tests.cpu_times import pytest_addoption, pytest_configure, read_slow_tests
@@ -19,13 +21,23 @@ __all__ = ["pytest_addoption", "pytest_configure"]  # the option --cpu-times
 ROOT = Path(__file__).resolve().parent.parent
 
 
+# One thread each, here and in every process that a test starts: on arrays as small as these a second thread only spins,
+# and takes the core of pytest's other worker (test_models.py: 23 s of processor time became 8).
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as `slow` what was measured to be."""
+    """Mark as `slow` what was measured to be, and put the longest files first: no worker is left alone with one."""
     slow = read_slow_tests()
+    files: defaultdict[str, float] = defaultdict(float)
+    for name, seconds in slow.items():
+        files[name.partition("::")[0]] += seconds
+    items.sort(key=lambda item: -files[item.nodeid.partition("::")[0]])  # stable: within a file all stays in order
     for item in items:
-        seconds = slow.get(item.nodeid.partition("[")[0])
-        if seconds is not None:
-            item.add_marker(pytest.mark.slow(reason=f"takes {seconds:g} s"))
+        taken = slow.get(item.nodeid.partition("[")[0])
+        if taken is not None:
+            item.add_marker(pytest.mark.slow(reason=f"takes {taken:g} s"))
 
 
 @pytest.fixture(scope="session")

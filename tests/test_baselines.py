@@ -32,7 +32,8 @@ def with_method(experiment: Experiment, method: str, **settings: object) -> Expe
 
 @pytest.fixture(scope="module")
 def experiment(tiny) -> Experiment:
-    return change(tiny, rounds=3, active=3, eval_every=2, proxy_size=24)
+    """Two architectures, but none that is deep: what is tested here are the methods."""
+    return change(tiny, rounds=3, active=3, eval_every=2, proxy_size=24, models=("cnn6", "cnn6-wide"))
 
 
 @pytest.fixture(scope="module", params=COMPARED)
@@ -82,6 +83,7 @@ def test_every_method_learns_real_tissue(method, real_data, monkeypatch):
         clients=3,
         partition="iid",
         rounds=6,
+        eval_every=6,
         models=("cnn6",),
         width=0.25,
         lr=0.02,

@@ -18,7 +18,7 @@ def use_real_data(real_data, monkeypatch):
 def small(dataset: str, **settings: object) -> crad.Experiment:
     return crad.Experiment(
         **{"preset": "mini", "dataset": dataset, "train_limit": 400, "test_limit": 200, "clients": 3, "alpha": 1.0}
-        | {"rounds": 1, "width": 0.0625, "seed": 3, "device": "cpu"}
+        | {"rounds": 1, "width": 0.0625, "seed": 3, "device": "cpu", "workers": 1}
         | settings
     )
 
@@ -42,6 +42,6 @@ def test_clients_learn_tissue_classes_well_above_chance(method):
 @pytest.mark.parametrize("method", ["fedmd", "fedgd", "msfkd", "dfml", "fedmkd"])
 def test_the_compared_methods_run_with_a_hundred_classes(method):
     own = {"generator_steps": 1, "generator_batch": 8, "transfer_size": 100} if method == "fedgd" else {}
-    summary = crad.run(small("cifar100", method=method, method_settings=own, rounds=2, workers=1)).summary
+    summary = crad.run(small("cifar100", method=method, method_settings=own, rounds=2)).summary
     assert len(summary["per_class"]) == 100
     assert summary["payload_bytes_per_client_round"] > 0

@@ -194,7 +194,9 @@ def test_a_single_client_trains_alone_whatever_the_method(tiny):
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_every_method_learns_the_tiny_task(tiny, method):
     """Chance is 25 %; well above it after a few rounds, with finite losses on the way."""
-    result = crad.run(change(tiny, method=method, rounds=10, partition="iid", lr=0.05, models=("cnn6",)))
+    small = {"generator_steps": 2, "generator_batch": 16, "transfer_size": 20} if method == "fedgd" else {}
+    world = {"clients": 3, "rounds": 6, "eval_every": 6, "partition": "iid", "lr": 0.05, "models": ("cnn6",)}
+    result = crad.run(change(tiny, method=method, method_settings=small, **world))
     assert result.summary["global_accuracy"] > 60
     losses = [value for line in result.rounds for client in line["clients"] for value in client["losses"].values()]
     assert all(math.isfinite(loss) for loss in losses)
