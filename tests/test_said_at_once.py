@@ -21,6 +21,7 @@ from crad.files import disk_faults
 from crad.network.agreement import make_agreement
 from crad.network.identity import create_identity
 from crad.network.ledger import OutgoingLedger
+from crad.runs import loop
 from crad.runs.callbacks import Callback, LambdaCallback
 from crad.runs.records import round_record
 from crad.site import join as join_module
@@ -331,7 +332,6 @@ def test_a_teacher_that_was_used_in_part_is_said_to_be(tmp_path):
 
 def test_a_join_says_it_in_its_round_and_status_has_it(clinics, monkeypatch):
     """The other member's weights are finite and overflow on every image; here it is the records that say so."""
-    from crad.site import training
 
     real = round_record
 
@@ -340,7 +340,7 @@ def test_a_join_says_it_in_its_round_and_status_has_it(clinics, monkeypatch):
         made["clients"][0]["notes"] = {"refused": {"1": "peer 1 gives non-finite predictions"}}
         return made
 
-    monkeypatch.setattr(training, "round_record", with_refusal)
+    monkeypatch.setattr(loop, "round_record", with_refusal)
     events: list[str] = []
     lines: list[str] = []
 
