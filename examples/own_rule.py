@@ -9,7 +9,7 @@ from torch import Tensor
 
 import crad
 from crad.aggregation import Evidence, Rule, Selection
-from crad.aggregation.filters import supported_and_agreeing
+from crad.aggregation.filters import median_filter
 from crad.methods.distillation import distillation_method
 
 
@@ -18,7 +18,7 @@ def confidence(evidence: Evidence, selection: Selection) -> Tensor:
     return evidence.q_KBC**2
 
 
-METHOD = distillation_method("confident", Rule(keep=supported_and_agreeing, weigh=confidence))
+METHOD = distillation_method("confident", Rule(keep=median_filter, weigh=confidence))
 
 if __name__ == "__main__":
     for method in ("crad", "examples.own_rule:METHOD"):

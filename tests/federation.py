@@ -15,7 +15,7 @@ from crad.federation.message import encode
 from crad.federation.method import Method
 from crad.federation.peer import Peer
 from crad.federation.roster import Roster
-from crad.federation.rounds import RoundLoop
+from crad.federation.rounds import RoundRunner
 from crad.federation.tasks import load_tensors
 from crad.methods import resolve_method
 
@@ -30,7 +30,7 @@ class Federation:
         weakref.finalize(self, shutil.rmtree, folder)
         self.roster = Roster(self.context, self.method.roster(self.context), folder)
         self.engine = engine(self.context, self.method)
-        self.rounds = RoundLoop(self.method, self.roster, exchange=MemoryExchange(), engine=self.engine)
+        self.rounds = RoundRunner(self.method, self.roster, exchange=MemoryExchange(), engine=self.engine)
         self.rounds._measure(lambda step: None)
         self.running = self.rounds.run()
 

@@ -24,7 +24,7 @@ from crad.federation.attacks import (
 from crad.federation.message import read_body, read_manifest
 from crad.federation.peer import log_prior
 from crad.runs.callbacks import LambdaCallback
-from crad.runs.directory import identity
+from crad.runs.directory import experiment_hash
 from tests.conftest import change
 from tests.federation import Federation
 from tests.test_golden import without_timing
@@ -70,9 +70,13 @@ def test_the_same_clients_attack_whatever_the_attack():
 def test_liars_are_an_alias_with_the_same_identity(tmp_path):
     old, new = Experiment(liars=2), Experiment(attack="noise", attackers=2)
     assert old == new
-    assert identity(old) == identity(new) == "3f06c759f1600a006c600df974884519c6e97cc501f45a2d83b4079b37313a82"
-    assert len({identity(Experiment(attack=kind, attackers=2)) for kind in KINDS}) == len(KINDS)
-    assert identity(Experiment(liars=0)) == identity(Experiment())
+    assert (
+        experiment_hash(old)
+        == experiment_hash(new)
+        == "3f06c759f1600a006c600df974884519c6e97cc501f45a2d83b4079b37313a82"
+    )
+    assert len({experiment_hash(Experiment(attack=kind, attackers=2)) for kind in KINDS}) == len(KINDS)
+    assert experiment_hash(Experiment(liars=0)) == experiment_hash(Experiment())
     stored = tmp_path / "experiment.toml"
     stored.write_text(to_toml(Experiment()).replace('attack = "none"\nattackers = 0\n', "liars = 2\n"))
     assert "liars" in stored.read_text()

@@ -24,9 +24,9 @@ from crad.federation.method import one_peer_per_client
 from crad.federation.peer import Peer, log_prior
 from crad.inference.engine import soft_predictions
 from crad.methods import check_recipe, distillation, local_training, resolve_method
-from crad.runs.directory import identity
+from crad.runs.directory import experiment_hash
 from crad.runs.names import display_name
-from crad.training.distill_augment import match_on
+from crad.training.distill_augment import augment_block
 from crad.training.epoch import Block, train_on_block
 from crad.training.losses import BatchLabels, log_shares, private_cross_entropy
 from tests.conftest import change
@@ -113,16 +113,18 @@ def test_a_setting_wins_over_what_the_method_stands_for():
 
 
 def test_runs_of_earlier_versions_keep_their_identity():
-    assert identity(Experiment()) == identity(Experiment(**PLAIN))
-    assert identity(Experiment(method="crad-plus")) == identity(Experiment(method="crad-plus", evidence="pooled"))
+    assert experiment_hash(Experiment()) == experiment_hash(Experiment(**PLAIN))
+    assert experiment_hash(Experiment(method="crad-plus")) == experiment_hash(
+        Experiment(method="crad-plus", evidence="pooled")
+    )
     others = [Experiment(local_loss="balanced"), Experiment(evidence="own"), Experiment(liars=2), Experiment()]
-    assert len({identity(one) for one in others}) == 4
+    assert len({experiment_hash(one) for one in others}) == 4
 
 
 def test_a_foreign_rule_may_have_another_filter_of_its_own():
     """So asking for the published one may change it, and it is another run with another name."""
     own, median = Experiment(method="my_rules:Rule"), Experiment(method="my_rules:Rule", filter="median")
-    assert identity(own) != identity(median)
+    assert experiment_hash(own) != experiment_hash(median)
     assert [display_name(one) for one in (own, median)] == ["my_rules:Rule", "my_rules:Rule, median filter"]
 
 
@@ -458,7 +460,7 @@ def block(size: int = 9) -> Block:
 
 def test_mixed_samples_are_what_their_shares_say():
     given = block()
-    made = match_on(given, "mixup", seed=5, purpose=("test",))
+    made = augment_block(given, "mixup", seed=5, purpose=("test",))
     assert made.share is not None
     assert made.mixed_with is not None
     assert made.is_changed is not None
@@ -471,9 +473,9 @@ def test_mixed_samples_are_what_their_shares_say():
         partner = [other for other in range(9) if torch.allclose(rest, given.inputs[other], atol=1e-4)]
         assert len(partner) == 1
         assert made.mixed_with[row] == given.labels[partner[0]]
-    again = match_on(given, "mixup", seed=5, purpose=("test",))
+    again = augment_block(given, "mixup", seed=5, purpose=("test",))
     assert torch.equal(made.inputs, again.inputs)
-    assert not torch.equal(made.inputs, match_on(given, "mixup", seed=6, purpose=("test",)).inputs)
+    assert not torch.equal(made.inputs, augment_block(given, "mixup", seed=6, purpose=("test",)).inputs)
 
 
 @pytest.mark.parametrize("matching", ["mixup", "strong"])
@@ -511,7 +513,7 @@ def test_mixed_labels_share_the_loss():
 
 def test_strongly_changed_samples_keep_their_label_and_the_others_their_pixels():
     given = block(8)
-    made = match_on(given, "strong", seed=5, purpose=("test",))
+    made = augment_block(given, "strong", seed=5, purpose=("test",))
     assert made.share is None
     assert made.is_changed is not None
     assert made.is_changed.tolist() == [False, True] * 4
@@ -520,4 +522,4 @@ def test_strongly_changed_samples_keep_their_label_and_the_others_their_pixels()
         assert not torch.equal(made.inputs[row], given.inputs[row])
         grey = int((made.inputs[row] == 0).sum())
         assert 1 <= grey <= 4, "a square of half the side at most"
-    assert match_on(given, "same", seed=5, purpose=("test",)) is given
+    assert augment_block(given, "same", seed=5, purpose=("test",)) is given

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from crad.federation.exchange import KEPT_ROUNDS, Ledger, MemoryExchange
+from crad.federation.exchange import KEPT_ROUNDS, ByteCounter, MemoryExchange
 from crad.federation.message import Message, pack, read_body
 
 EXAMPLES = settings(max_examples=25, derandomize=True, database=None, deadline=None)
@@ -98,7 +98,7 @@ def test_a_missing_message_costs_nothing():
 
 
 def test_counts_go_on_over_the_rounds():
-    ledger = Ledger()
+    ledger = ByteCounter()
     ledger.count(sender=1, receiver=2, payload_bytes=10)
     ledger.count(sender=1, receiver=3, payload_bytes=10)
     ledger.count(sender=3, receiver=2, payload_bytes=1)

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from crad.errors import ConfigError, SnapshotError
 from crad.network.agreement import make_agreement
+from crad.network.certificate_check import check_dates, find_member
 from crad.network.identity import create_identity, fingerprint, load_identity, name_in, read_certificate
-from crad.network.trust import check_dates, find_member
 from tests.organisations import Authority, agreed, make_identities
 
 

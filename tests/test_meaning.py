@@ -19,7 +19,7 @@ from crad.errors import DataError
 from crad.federation.context import RunContext, build_run_context
 from crad.federation.exchange import MemoryExchange
 from crad.federation.roster import Roster
-from crad.federation.rounds import RoundLoop
+from crad.federation.rounds import RoundRunner
 from crad.methods import resolve_method
 from crad.randomness import stream
 from crad.runs.records import Record, round_record
@@ -145,7 +145,7 @@ def with_shifted_labels(context: RunContext, client: int) -> RunContext:
 def simulate(context: RunContext, folder: Path) -> tuple[list[Record], dict[int, bytes]]:
     method = resolve_method(context.experiment.method)
     roster = Roster(context, method.roster(context), folder)
-    loop = RoundLoop(method, roster, exchange=MemoryExchange(), engine=SerialEngine(context, method))
+    loop = RoundRunner(method, roster, exchange=MemoryExchange(), engine=SerialEngine(context, method))
     records = [round_record(done, roster) for done in loop.run()]
     states = {place.index: place.state.read_bytes() for place in roster if place.state is not None}
     return records, states

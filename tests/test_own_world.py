@@ -14,10 +14,10 @@ from crad.data.site_data import load_own_data, write_shard
 from crad.engines.serial import SerialEngine
 from crad.errors import DataError
 from crad.federation.context import RunContext, build_run_context, build_site_context
-from crad.federation.exchange import Ledger, MemoryExchange
+from crad.federation.exchange import ByteCounter, MemoryExchange
 from crad.federation.peer import count_noise
 from crad.federation.roster import Roster
-from crad.federation.rounds import RoundLoop
+from crad.federation.rounds import RoundRunner
 from crad.methods import resolve_method
 from crad.randomness import stream
 from crad.runs.checkpoint import load_checkpoint, save_checkpoint
@@ -48,7 +48,7 @@ class Others:
     """The exchange as one member sees it: the others have published what a simulation recorded."""
 
     def __init__(self, recorded, *, ahead=None):
-        self.ledger = Ledger()
+        self.ledger = ByteCounter()
         self.recorded, self.published, self.asked = recorded, {}, []
         self.ahead = ahead
 
@@ -95,7 +95,7 @@ def simulate(context: RunContext, folder: Path):
     method = resolve_method(context.experiment.method, context.experiment.method_settings)
     roster, exchange = Roster(context, method.roster(context), folder), Recording()
     records = []
-    for done in RoundLoop(method, roster, exchange=exchange, engine=SerialEngine(context, method)).run():
+    for done in RoundRunner(method, roster, exchange=exchange, engine=SerialEngine(context, method)).run():
         records.append(round_record(done, roster))
     return roster, exchange, records
 
@@ -103,7 +103,7 @@ def simulate(context: RunContext, folder: Path):
 def node(context: RunContext, client: int, folder: Path, exchange):
     method = resolve_method(context.experiment.method, context.experiment.method_settings)
     roster = Roster(context, method.roster(context), folder, here={client})
-    return roster, RoundLoop(method, roster, exchange=exchange, engine=SerialEngine(context, method))
+    return roster, RoundRunner(method, roster, exchange=exchange, engine=SerialEngine(context, method))
 
 
 @pytest.mark.parametrize("settings", [{}, {"method": "dfml"}, {"active": 2}], ids=["crad", "dfml", "two of three"])

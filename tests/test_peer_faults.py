@@ -17,7 +17,7 @@ from crad.federation.context import build_run_context
 from crad.federation.exchange import MemoryExchange
 from crad.federation.message import Manifest, Message
 from crad.federation.roster import Roster
-from crad.federation.rounds import RoundLoop
+from crad.federation.rounds import RoundRunner
 from crad.methods import resolve_method
 from crad.network.ledger import read_ledger
 from tests.clinics import SETTINGS, experiment, found_clinics
@@ -94,7 +94,7 @@ def messages(tmp_path_factory) -> Path:
     method = resolve_method(context.experiment.method, context.experiment.method_settings)
     roster = Roster(context, method.roster(context), tmp_path_factory.mktemp("simulated"))
     with closing(SerialEngine(context, method)) as engine:
-        list(RoundLoop(method, roster, exchange=Kept(folder), engine=engine).run())
+        list(RoundRunner(method, roster, exchange=Kept(folder), engine=engine).run())
     return folder
 
 

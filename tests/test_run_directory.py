@@ -15,7 +15,7 @@ from crad import files
 from crad.config import Experiment, names_of
 from crad.errors import BusyError, ConfigError, RunError
 from crad.files import write_atomically, write_flushed
-from crad.runs.directory import RunDirectory, identity
+from crad.runs.directory import RunDirectory, experiment_hash
 
 EXAMPLES = settings(max_examples=20, derandomize=True, database=None, deadline=None)
 
@@ -335,7 +335,7 @@ def test_cutting_rounds_on_a_full_disk_loses_none(begun, monkeypatch):
 @pytest.mark.parametrize("change", [{"device": "cuda"}, {"engine": "ray"}, {"workers": 8}])
 def test_how_a_run_is_executed_does_not_change_its_identity(change):
     assert change.keys() <= {*names_of("execution")}
-    assert identity(EXPERIMENT.model_copy(update=change)) == identity(EXPERIMENT)
+    assert experiment_hash(EXPERIMENT.model_copy(update=change)) == experiment_hash(EXPERIMENT)
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ def test_how_a_run_is_executed_does_not_change_its_identity(change):
     ],
 )
 def test_whatever_decides_the_outcome_changes_the_identity(change):
-    assert identity(EXPERIMENT.model_copy(update=change)) != identity(EXPERIMENT)
+    assert experiment_hash(EXPERIMENT.model_copy(update=change)) != experiment_hash(EXPERIMENT)
 
 
 def another(value):
@@ -365,15 +365,15 @@ def another(value):
 def test_every_field_but_those_of_the_execution_is_part_of_the_identity():
     for name in Experiment.model_fields.keys() - {*names_of("execution")}:
         changed = EXPERIMENT.model_copy(update={name: another(getattr(EXPERIMENT, name))})
-        assert identity(changed) != identity(EXPERIMENT), name
+        assert experiment_hash(changed) != experiment_hash(EXPERIMENT), name
 
 
 def test_the_identity_survives_the_file(begun):
-    assert identity(begun.experiment()) == identity(EXPERIMENT)
+    assert experiment_hash(begun.experiment()) == experiment_hash(EXPERIMENT)
 
 
 def test_whole_numbers_given_for_floats_do_not_change_the_identity():
-    assert identity(Experiment(min_support=2, temperature=3, width=1)) == identity(Experiment())
+    assert experiment_hash(Experiment(min_support=2, temperature=3, width=1)) == experiment_hash(Experiment())
 
 
 # --- found by reading the code against the specification

@@ -34,7 +34,7 @@ from crad.config import (
 from crad.errors import ConfigError, first_fault, first_foreign_fault
 from crad.files import read_toml
 from crad.network.agreement import SETTINGS, agreement_to_toml
-from crad.runs.directory import RunDirectory, identity
+from crad.runs.directory import RunDirectory, experiment_hash
 from tests.organisations import agreed, make_identities
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -174,9 +174,9 @@ def test_a_new_setting_is_made_known_in_one_place(tmp_path):
 
 def test_the_key_in_files_and_hashes_is_the_older_name():
     assert older_names() == {"matching": "distill_augment"}
-    assert identity(Experiment()) == IDENTITIES["crad"]
-    assert identity(Experiment(distill_augment="mixup")) == IDENTITIES["mixup"]
-    assert identity(Experiment(method="crad-plus", distill_augment="strong")) == IDENTITIES["crad-plus, strong"]
+    assert experiment_hash(Experiment()) == IDENTITIES["crad"]
+    assert experiment_hash(Experiment(distill_augment="mixup")) == IDENTITIES["mixup"]
+    assert experiment_hash(Experiment(method="crad-plus", distill_augment="strong")) == IDENTITIES["crad-plus, strong"]
     stored = tomllib.loads(to_toml(Experiment(distill_augment="mixup")))
     assert stored["matching"] == "mixup"
     assert "distill_augment" not in stored

@@ -17,7 +17,7 @@ from crad.config import Experiment, to_toml
 from crad.engines import count_cores, count_workers, make_engine
 from crad.engines.processes import MAX_DEATHS, ProcessEngine, kept_workers
 from crad.engines.serial import SerialEngine
-from crad.engines.wire import outcome_from_bytes, outcome_to_bytes, task_from_bytes, task_to_bytes
+from crad.engines.task_json import outcome_from_bytes, outcome_to_bytes, task_from_bytes, task_to_bytes
 from crad.errors import ConfigError, RunError
 from crad.federation.context import build_run_context
 from crad.federation.message import Message

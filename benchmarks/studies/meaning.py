@@ -24,7 +24,7 @@ from crad.engines.serial import SerialEngine
 from crad.federation.context import RunContext, build_run_context
 from crad.federation.exchange import MemoryExchange
 from crad.federation.roster import Roster
-from crad.federation.rounds import RoundLoop
+from crad.federation.rounds import RoundRunner
 from crad.methods import resolve_method
 from crad.runs.records import Record, round_record
 
@@ -77,7 +77,7 @@ def _simulate(context: RunContext, called: NDArray[np.int64]) -> list[Record]:
     method = resolve_method(context.experiment.method)
     with tempfile.TemporaryDirectory() as folder:
         roster = Roster(context, method.roster(context), Path(folder))
-        loop = RoundLoop(method, roster, exchange=MemoryExchange(), engine=SerialEngine(context, method))
+        loop = RoundRunner(method, roster, exchange=MemoryExchange(), engine=SerialEngine(context, method))
         return [round_record(done, roster) for done in loop.run()]
 
 

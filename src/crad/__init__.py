@@ -12,12 +12,15 @@ if TYPE_CHECKING:
     from crad.aggregation import RULES, Rule, Trace, aggregate, explain
     from crad.api import run
     from crad.config import Experiment
+    from crad.runs.callbacks import Callback, LambdaCallback
     from crad.runs.result import Result
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "RULES": "crad.aggregation",
+    "Callback": "crad.runs.callbacks",
+    "LambdaCallback": "crad.runs.callbacks",
     "Rule": "crad.aggregation",
     "Trace": "crad.aggregation",
     "aggregate": "crad.aggregation",
@@ -27,7 +30,18 @@ _HOMES = {
     "run": "crad.api",
 }
 
-__all__ = ["RULES", "Experiment", "Result", "Rule", "Trace", "aggregate", "explain", "run"]
+__all__ = [
+    "RULES",
+    "Callback",
+    "Experiment",
+    "LambdaCallback",
+    "Result",
+    "Rule",
+    "Trace",
+    "aggregate",
+    "explain",
+    "run",
+]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401  # any public name

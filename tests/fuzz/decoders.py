@@ -19,12 +19,12 @@ from crad.errors import SnapshotError
 from crad.federation.message import Message, Statistics, pack, parse_manifest, read_body
 from crad.network.agreement import Agreement, differences
 from crad.network.arrivals import check_announced, check_rounds
+from crad.network.certificate_check import find_member
 from crad.network.envelope import open_envelope, seal
 from crad.network.equivocation.proof import make_proof, verify_proof
 from crad.network.equivocation.witness import Witness
 from crad.network.identity import Identity
 from crad.network.store.bucket import Receipts
-from crad.network.trust import find_member
 from tests.organisations import Authority, agreed, make_identities
 
 SENDER, ROUND, KIND, STATE = 1, 4, "snapshot", ".state"

@@ -41,7 +41,7 @@ def keep_all(evidence: Evidence) -> Selection:
     )
 
 
-def supported_and_agreeing(evidence: Evidence) -> Selection:
+def median_filter(evidence: Evidence) -> Selection:
     """Keep teachers with enough samples of the class that deviate from the consensus by at most the median."""
     q_KBC = evidence.q_KBC
     supported_KC = evidence.supported_KC
@@ -59,7 +59,7 @@ def supported_and_agreeing(evidence: Evidence) -> Selection:
     return Selection(keep_KBC, supported_KC, consensus_BC, band_BC)
 
 
-def supported(evidence: Evidence) -> Selection:
+def support_filter(evidence: Evidence) -> Selection:
     """Keep everybody with enough samples of the class, whatever they say."""
     consensus_BC, deviation_KBC = _deviations(evidence, evidence.supported_KC)
     return _kept_within(evidence, consensus_BC, deviation_KBC, torch.full_like(consensus_BC, torch.inf))
@@ -101,8 +101,8 @@ def supported_and_weighted(evidence: Evidence) -> Selection:
 
 
 FILTERS: dict[FilterKind, Callable[[Evidence], Selection]] = {
-    "median": supported_and_agreeing,
-    "support": supported,
+    "median": median_filter,
+    "support": support_filter,
     "self-scaled": supported_and_self_scaled,
     "weighted-consensus": supported_near_weighted_consensus,
     "weighted-median": supported_within_weighted_median,

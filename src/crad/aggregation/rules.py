@@ -37,20 +37,20 @@ class Rule:
         return replace(self, keep=FILTERS[kind])
 
 
-CRAD = Rule(filters.supported_and_agreeing, weights.precision)
+CRAD = Rule(filters.median_filter, weights.precision)
 
 RULES: dict[str, Rule] = {
     "crad": CRAD,
     "crad-plus": CRAD.with_filter(RECIPES["crad-plus"].filter),
     "uniform": Rule(filters.keep_all, weights.equal, uses_statistics=False),
     "uncertainty": Rule(filters.keep_all, weights.negative_entropy, uses_statistics=False),
-    "stage1": Rule(filters.supported_and_agreeing, weights.equal),
-    "inverse-sigma": Rule(filters.supported_and_agreeing, weights.inverse_sigma),
-    "accuracy": Rule(filters.supported_and_agreeing, weights.accuracy),
-    "support": Rule(filters.supported_and_agreeing, weights.support),
-    "softmax-variance": Rule(filters.supported_and_agreeing, weights.softmax_variance),
-    "lcb": Rule(filters.supported_and_agreeing, weights.lower_confidence_bound),
-    "inverse-ce": Rule(filters.supported_and_agreeing, weights.inverse_cross_entropy, needs_cross_entropy=True),
+    "stage1": Rule(filters.median_filter, weights.equal),
+    "inverse-sigma": Rule(filters.median_filter, weights.inverse_sigma),
+    "accuracy": Rule(filters.median_filter, weights.accuracy),
+    "support": Rule(filters.median_filter, weights.support),
+    "softmax-variance": Rule(filters.median_filter, weights.softmax_variance),
+    "lcb": Rule(filters.median_filter, weights.lower_confidence_bound),
+    "inverse-ce": Rule(filters.median_filter, weights.inverse_cross_entropy, needs_cross_entropy=True),
 }
 
 

@@ -15,11 +15,10 @@ from crad.config.experiment import (
 )
 from crad.config.notation import parse_pairs, setting_text, to_flags
 from crad.config.presets import PRESETS
+from crad.config.recipes import PUBLISHED, RECIPES, Recipe
 from crad.config.setting import (
     ALWAYS_THERE,
     NONE,
-    PUBLISHED,
-    RECIPES,
     AtLeastOne,
     AttackKind,
     Device,
@@ -28,7 +27,6 @@ from crad.config.setting import (
     FilterKind,
     Panel,
     Positive,
-    Recipe,
     Role,
     Setting,
     Sharing,

@@ -16,10 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from crad.config.notation import parse_pairs
 from crad.config.presets import PRESETS
+from crad.config.recipes import PUBLISHED, RECIPES, Recipe
 from crad.config.setting import (
     NONE,
-    PUBLISHED,
-    RECIPES,
     AtLeastOne,
     AttackKind,
     Device,
@@ -31,7 +30,6 @@ from crad.config.setting import (
     NotNegative,
     PartitionKind,
     Positive,
-    Recipe,
     Role,
     Setting,
     TeacherPrecision,
@@ -43,7 +41,7 @@ from crad.files import read_toml
 
 
 class Experiment(BaseModel):
-    """Everything that decides the outcome of a run. Frozen; an unknown key is refused."""
+    """Everything that decides the outcome of a run, and how it is executed. Frozen; an unknown key is refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -81,10 +79,10 @@ class Experiment(BaseModel):
     seed: Annotated[
         int,
         Field(ge=0),
-        Setting("Seed of every random draw", "Experiment", "extent", "in agreement", metavar="INTEGER"),
+        Setting("Seed of every random draw", "Experiment", "extent", "agreed elsewhere", metavar="INTEGER"),
     ] = 1024
     clients: Annotated[
-        AtLeastOne, Setting("Number of clients", "Federation", "world", "in agreement", sets_pace=True)
+        AtLeastOne, Setting("Number of clients", "Federation", "world", "agreed elsewhere", sets_pace=True)
     ] = 10
     active: Annotated[
         AtLeastOne | None,
@@ -144,14 +142,14 @@ class Experiment(BaseModel):
             "Architectures, given to the clients in turn, separated by commas",
             "Models",
             "learning",
-            "in agreement",
+            "agreed elsewhere",
             sets_pace=True,
         ),
     ] = ("resnet18", "resnet18-half", "cnn6")
     width: Annotated[
         float,
         Field(gt=0, le=4),
-        Setting("Factor on the channel counts of our models", "Models", "learning", "in agreement", sets_pace=True),
+        Setting("Factor on the channel counts of our models", "Models", "learning", "agreed elsewhere", sets_pace=True),
     ] = 1.0
     local_epochs: Annotated[
         AtLeastOne, Setting("Epochs over the own shard per round", "Training", "learning", "agreed", sets_pace=True)
@@ -168,7 +166,7 @@ class Experiment(BaseModel):
         Positive, Setting("Gradients are clipped to this L2 norm", "Training", "learning", "agreed")
     ] = 5.0
     augment: Annotated[
-        bool, Setting("Random crops and flips, as the data set allows", "Training", "learning", "in agreement")
+        bool, Setting("Random crops and flips, as the data set allows", "Training", "learning", "agreed elsewhere")
     ] = True
     temperature: Annotated[Positive, Setting("Distillation temperature T", "Distillation", "learning", "agreed")] = 3.0
     distill_weight: Annotated[

@@ -52,23 +52,6 @@ EngineKind = Literal["auto", "serial", "processes", "ray"]
 Workers = Annotated[int | Literal["auto"], BeforeValidator(_whole_or_auto)]
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """How a student learns and whom it believes. What stands here is CRAD as published."""
-
-    local_loss: LocalLoss = "plain"
-    evidence: EvidenceSource = "reported"
-    filter: FilterKind | None = None  # None: the rule's own
-    distill_augment: DistillAugment = "same"
-
-
-PUBLISHED = Recipe()
-# Methods that are a rule under another recipe; a setting of the same name wins over it.
-RECIPES: dict[str, Recipe] = {
-    "crad-plus": Recipe(local_loss="balanced", evidence="pooled", filter="weighted-consensus", distill_augment="same"),
-}
-
-
 # Where a setting stands in the help, in this order.
 Panel = Literal[
     "Experiment",
@@ -93,7 +76,7 @@ Role = Literal[
 # Who decides it in a federation of organisations.
 Sharing = Literal[
     "agreed",  # all alike: may stand in the settings of federation.toml, and is part of its hash
-    "in agreement",  # all alike, said elsewhere in federation.toml: the seed, the members, their networks
+    "agreed elsewhere",  # all alike, said in a field of its own in federation.toml, which is in the hash too: the seed
     "private",  # each organisation for itself
     "simulated",  # nobody: only a simulation has it
 ]

@@ -19,7 +19,7 @@ from typing import IO, Any
 from crad import errors
 from crad.device import MALLOC_SETTINGS, peak_memory_bytes
 from crad.engines.shared_arrays import describe_dataset, write_arrays
-from crad.engines.wire import outcome_from_bytes, task_to_bytes
+from crad.engines.task_json import outcome_from_bytes, task_to_bytes
 from crad.errors import RunError
 from crad.federation.context import RunContext
 from crad.federation.tasks import Task, TaskOutcome

@@ -23,7 +23,7 @@ from crad.config import Experiment
 from crad.data.dataset import Dataset
 from crad.device import reset_peak_memory
 from crad.engines.shared_arrays import map_arrays
-from crad.engines.wire import outcome_to_bytes, task_from_bytes
+from crad.engines.task_json import outcome_to_bytes, task_from_bytes
 from crad.errors import CradError
 from crad.federation.context import build_run_context
 from crad.federation.tasks import TaskRunner

@@ -57,7 +57,7 @@ class Adversary:
 
     members: frozenset[int] = frozenset()
 
-    def identity(self, peer: int) -> int:
+    def acts_as(self, peer: int) -> int:
         """Return whose shard and whose random draws a peer trains with: its own."""
         return peer
 
@@ -96,7 +96,7 @@ class SimulatedAdversary(Adversary):
         self.members = draw_attackers(experiment)
         self._attack, self._seed, self._data = attack, experiment.seed, data
 
-    def identity(self, peer: int) -> int:
+    def acts_as(self, peer: int) -> int:
         """Return whose shard and random draws a peer trains with: its own, or those of its first accomplice."""
         return min(self.members) if peer in self.members and self._attack.is_one else peer
 

@@ -1,4 +1,4 @@
-"""How messages reach the others. The only thing that differs between simulation and network."""
+"""How messages reach the others: all that the rounds know of a simulation or a network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class OvertakenError(Exception):
 
 
 @dataclass
-class Ledger:
+class ByteCounter:
     """Bytes that really went from peer to peer, by peer."""
 
     sent: dict[int, int] = field(default_factory=lambda: defaultdict(int))
@@ -35,7 +35,7 @@ class Exchange(Protocol):
     """Publish for everybody, collect from some; messages are bytes."""
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> ByteCounter:
         """Return what went from whom to whom since the exchange was made."""
         ...
 
@@ -68,7 +68,7 @@ class MemoryExchange:
     """Everybody in one process. Whatever was published is there at once, so deadlines never pass."""
 
     def __init__(self) -> None:
-        self.ledger = Ledger()
+        self.ledger = ByteCounter()
         self._rounds: dict[int, dict[tuple[int, str], Message]] = {}
 
     def publish(self, round_index: int, *, sender: int, kind: str, message: Message) -> None:

@@ -34,7 +34,7 @@ class RoundContext:
 
     def purpose(self, peer: Peer, *words: str | int) -> tuple[str | int, ...]:
         """Return the words that name a random stream of this peer in this round."""
-        return ("peer", peer.identity, "round", self.round_index, *words)
+        return ("peer", peer.acts_as, "round", self.round_index, *words)
 
 
 @dataclass(frozen=True)

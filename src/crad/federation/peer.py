@@ -131,9 +131,9 @@ class Peer:
         return self.data.num_classes
 
     @property
-    def identity(self) -> int:
+    def acts_as(self) -> int:
         """Return whose random draws it uses: its own, but for simulated attackers that act as one."""
-        return self.context.adversary.identity(self.index)
+        return self.context.adversary.acts_as(self.index)
 
     @cached_property
     def train(self) -> ImageSet:
@@ -151,7 +151,7 @@ class Peer:
 
     def first_model(self) -> nn.Module:
         """Build its network again as it was before it had learned anything."""
-        seed = torch_seed(self.experiment.seed, "peer", self.identity, "weights")
+        seed = torch_seed(self.experiment.seed, "peer", self.acts_as, "weights")
         return first_model(self.context, self._member, seed=seed)
 
     def snapshot(self, round_index: int, *, with_cross_entropy: bool = False) -> Message:
@@ -273,7 +273,7 @@ def training_indices(context: RunContext, clients: Sequence[int]) -> NDArray[np.
 
 def training_images(context: RunContext, peer: int, clients: Sequence[int]) -> ImageSet:
     """Return what a peer trains on: its clients' training parts."""
-    identity = context.adversary.identity(peer)
+    identity = context.adversary.acts_as(peer)
     whose = clients if identity == peer else (identity,)
     return context.adversary.as_trained(peer, context.data.images(training_indices(context, whose)))
 

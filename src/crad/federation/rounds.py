@@ -1,4 +1,4 @@
-"""The loop: draw who is active, let everybody publish, then learn, then measure. One loop everywhere."""
+"""One round after the other: draw who is active, let everybody publish, then learn, then measure."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Round:
 OnStep = Callable[[Step], None]
 
 
-class RoundLoop:
+class RoundRunner:
     """All rounds of one experiment over one roster."""
 
     def __init__(self, method: Method, roster: Roster, *, exchange: Exchange, engine: Engine) -> None:

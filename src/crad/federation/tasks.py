@@ -98,7 +98,7 @@ class TaskRunner:
         """Do a task; the outcome depends on the task alone."""
         started = time.perf_counter()
         kind = self._method.phases[task.phase].kind
-        identity = self._context.adversary.identity(task.peer)
+        identity = self._context.adversary.acts_as(task.peer)
         words = ("peer", identity, "round", task.round_index, kind if task.verb == "learn" else task.verb, "torch")
         with repeatable(torch_seed(self._context.experiment.seed, *words), self._context.device):
             peer = self._at_work(task)

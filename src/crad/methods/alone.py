@@ -28,7 +28,7 @@ def train_alone(peer: Peer, messages: Mapping[int, Message], context: RoundConte
 
 def own_labels(block: Block, *, log_prior_C: Tensor | None = None) -> BlockLoss:
     """Return the cross-entropy on the labels of a block."""
-    return lambda logits_BC, where: private_loss(logits_BC, block.targets[where], log_prior_C)
+    return lambda logits_BC, where: private_loss(logits_BC, block.batch_labels[where], log_prior_C)
 
 
 def one_member_for_all(context: RunContext) -> list[PeerSpec]:

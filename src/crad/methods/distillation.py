@@ -99,7 +99,7 @@ def distil(
     judge = TeacherJudge(rule.with_filter(recipe.filter), recipe.evidence, published, Tally(*size), Confusions(*size))
     trust, meter = TrustMeter(*size), LossMeter()
     sample_values = len(snapshots) * peer.num_classes
-    for block in local_blocks(peer, context, matching=recipe.distill_augment, sample_values=sample_values):
+    for block in local_blocks(peer, context, distill_augment=recipe.distill_augment, sample_values=sample_values):
         target_BC = make_target(peer, block, snapshots, context.teachers, judge=judge, trust=trust, refused=refused)
         if target_BC is None:
             loss_of = own_labels(block, log_prior_C=peer.log_prior_C)
@@ -168,7 +168,7 @@ def student_loss(peer: Peer, block: Block, target_BC: Tensor) -> BlockLoss:
     experiment = peer.experiment
     return lambda logits_BC, where: distillation_loss(
         logits_BC,
-        block.targets[where],
+        block.batch_labels[where],
         target_BC[where],
         temperature=experiment.temperature,
         distill_weight=experiment.distill_weight,

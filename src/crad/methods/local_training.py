@@ -10,7 +10,7 @@ from torch import Tensor
 from crad.config import DistillAugment
 from crad.federation.method import RoundContext
 from crad.federation.peer import Peer
-from crad.training.distill_augment import match_on
+from crad.training.distill_augment import augment_block
 from crad.training.epoch import Block, LossMeter, epoch_blocks, train_on_block
 from crad.training.losses import Loss
 
@@ -22,7 +22,7 @@ def train_epochs(
     context: RoundContext,
     *,
     loss_for: Callable[[Block], BlockLoss],
-    matching: DistillAugment = "same",
+    distill_augment: DistillAugment = "same",
     sample_values: int = 0,
     epochs: int | None = None,
     words: tuple[str | int, ...] = (),
@@ -32,7 +32,9 @@ def train_epochs(
     `loss_for` is called once per block, before the student sees it; the other settings are those of `local_blocks`.
     """
     meter = LossMeter()
-    blocks = local_blocks(peer, context, matching=matching, sample_values=sample_values, epochs=epochs, words=words)
+    blocks = local_blocks(
+        peer, context, distill_augment=distill_augment, sample_values=sample_values, epochs=epochs, words=words
+    )
     for block in blocks:
         train_peer(peer, block, loss_for(block), meter)
     return meter.means()
@@ -42,7 +44,7 @@ def local_blocks(
     peer: Peer,
     context: RoundContext,
     *,
-    matching: DistillAugment = "same",
+    distill_augment: DistillAugment = "same",
     sample_values: int = 0,
     epochs: int | None = None,
     words: tuple[str | int, ...] = (),
@@ -50,7 +52,7 @@ def local_blocks(
     """Yield the blocks of a peer's local epochs; before a student learns from one is the place to run teachers.
 
     Batches and augmentation depend on (seed, peer, round) alone, so every method sees the same ones; `words` name
-    other epochs than the round's usual ones, `matching` says what is made of the samples before anybody sees them.
+    other epochs than the round's usual ones, `distill_augment` says how samples are changed before anybody sees them.
     """
     experiment = peer.experiment
     for epoch in range(experiment.local_epochs if epochs is None else epochs):
@@ -64,7 +66,7 @@ def local_blocks(
         )
         for number, drawn in enumerate(blocks):
             purpose = context.purpose(peer, *words, "epoch", epoch, "block", number)
-            yield match_on(replace(drawn, epoch=epoch), matching, seed=experiment.seed, purpose=purpose)
+            yield augment_block(replace(drawn, epoch=epoch), distill_augment, seed=experiment.seed, purpose=purpose)
 
 
 def train_peer(peer: Peer, block: Block, loss_of: BlockLoss, meter: LossMeter) -> None:

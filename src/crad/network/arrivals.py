@@ -1,4 +1,16 @@
-"""Foreign bytes on their way in: the same checks for every exchange, in the order that costs least."""
+"""Foreign bytes on their way in: the same checks for every exchange, in the order that costs least.
+
+All that a snapshot passes before a student hears of it:
+1. who it is: TLS on both sides (`https/tls.py`, `certificate_check.py`); a store is not asked who wrote there
+2. size and time of an answer (`https/client.py`, `store/bucket.py`), the shape of its JSON (`json_input.py`)
+3. the envelope: agreement, member, kind, certificate, signature (`envelope.py`)
+4. the manifest: round, kind, size (`check_announced` here), and whether the member signed another one for the round, or
+   more than its network can need (`member_exchange.py`)
+5. the body: length and sha256 while it streams in (`inbox.py`, `check_received` here)
+6. the snapshot: the agreed architecture, statistics, whether its network may be built here, names, shapes, types and
+   finite values of its tensors (`federation/teachers.py`, `federation/message.py`)
+7. its predictions: finite, or it is left out (`methods/distillation.py`, `aggregation/evidence.py`)
+"""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from crad.errors import SnapshotError, printable
 from crad.network.agreement import Agreement, Member
+from crad.network.certificate_check import check_certificate
 from crad.network.identity import Identity, parse_certificate
 from crad.network.json_input import load_model
-from crad.network.trust import check_certificate
 
 VERSION = 1
 DOMAIN = b"crad manifest"  # a signature given for something else must never pass for one of these

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from crad.errors import ConfigError, SnapshotError
-from crad.federation.exchange import KEPT_ROUNDS, Ledger, OvertakenError
+from crad.federation.exchange import KEPT_ROUNDS, ByteCounter, OvertakenError
 from crad.federation.message import Manifest, Message
 from crad.network.agreement import Agreement
 from crad.network.arrivals import KIND, Announced
@@ -60,7 +60,7 @@ class MemberExchange(ABC):
         self.attendance = Attendance(self._others, away_after=self._terms.away_after)
         self.witness = Witness(agreement, own, folder / PROOFS, notice=self._notice)
         self.refused: Counter[str] = Counter()  # snapshots refused, by member
-        self.ledger = Ledger()
+        self.ledger = ByteCounter()
 
     def publish(self, round_index: int, *, sender: int, kind: str, message: Message) -> None:
         """Make our own message of this round available to the others; never a second one of the same round."""

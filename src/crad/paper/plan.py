@@ -35,7 +35,7 @@ from crad.report.charts import charts_available, make_charts, save_chart
 from crad.report.latex import table_latex
 from crad.report.page import report_page
 from crad.report.tables import Table, table_markdown
-from crad.runs.directory import RunDirectory, identity
+from crad.runs.directory import RunDirectory, experiment_hash
 from crad.runs.kept_run import keep_run
 from crad.runs.names import display_name
 from crad.runs.resolution import resolve_experiment
@@ -132,7 +132,7 @@ class ReproductionPlan:
 def stored_run(folder: Path, experiment: Experiment, *, evidence: Path | None = None) -> StoredRun:
     """Return where a run of this experiment lies; the same for every table that asks for it."""
     settled = resolve_experiment(experiment)
-    key = identity(settled)
+    key = experiment_hash(settled)
     data = Path(settled.dataset).stem or "data"
     method = re.sub(r"[^\w.-]+", "-", display_name(settled).replace(":", ".").replace("/", "."))
     path = folder / "runs" / f"{data}-{method}-seed{settled.seed}-{key[:8]}"

@@ -27,7 +27,7 @@ class Callback:
         """Hear that the data is divided."""
 
     def on_step(self, step: Step) -> None:
-        """Hear that one client has published, learned or been measured."""
+        """Hear that one client has learned, been measured or been tested."""
 
     def on_round(self, record: Record) -> None:
         """Hear that a round is complete and on disk."""

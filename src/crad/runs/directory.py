@@ -62,7 +62,7 @@ class RunDirectory:
     def check_free(self, experiment: Experiment) -> None:
         """Refuse a directory that holds anything; nothing is ever written over."""
         if self.experiment_file.exists():
-            same = identity(self.experiment()) == identity(experiment)
+            same = experiment_hash(self.experiment()) == experiment_hash(experiment)
             if same and self.is_busy:
                 raise self._busy()
             whose = "this very experiment" if same else "another experiment"
@@ -76,7 +76,7 @@ class RunDirectory:
 
     def check_same(self, experiment: Experiment) -> None:
         """Refuse to continue a run with other settings than it began with."""
-        if identity(self.experiment()) != identity(experiment):
+        if experiment_hash(self.experiment()) != experiment_hash(experiment):
             raise RunError(f"{self.path} holds a run with other settings; choose another --output")
 
     def check_same_data(self, partition: Record) -> None:
@@ -207,7 +207,7 @@ class RunDirectory:
         return content
 
 
-def identity(experiment: Experiment) -> str:
+def experiment_hash(experiment: Experiment) -> str:
     """Two experiments with the same identity give the same numbers."""
     from crad.aggregation.rules import has_published_filter  # late: a directory alone needs no torch
 

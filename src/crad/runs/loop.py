@@ -13,7 +13,7 @@ from crad.errors import RunError
 from crad.federation.exchange import Exchange
 from crad.federation.method import Method
 from crad.federation.roster import Roster
-from crad.federation.rounds import Round, RoundLoop
+from crad.federation.rounds import Round, RoundRunner
 from crad.federation.tasks import Engine
 from crad.runs.callbacks import Callback
 from crad.runs.checkpoint import latest_round, load_checkpoint, save_checkpoint
@@ -38,7 +38,7 @@ class RunLoop:
         directory: RunDirectory | None,
         has_gaps: bool = False,
     ) -> None:
-        self._rounds = RoundLoop(method, roster, exchange=exchange, engine=engine)
+        self._rounds = RoundRunner(method, roster, exchange=exchange, engine=engine)
         self._roster, self._directory, self._has_gaps = roster, directory, has_gaps
 
     def restore(self) -> list[Record]:

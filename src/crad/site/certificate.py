@@ -9,8 +9,8 @@ from datetime import UTC, date, datetime
 
 from crad.errors import ConfigError
 from crad.network.agreement import Agreement
+from crad.network.certificate_check import check_certificate
 from crad.network.identity import Identity
-from crad.network.trust import check_certificate
 
 SOON_DAYS = 30
 LOOK_S = 60.0

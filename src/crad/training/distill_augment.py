@@ -19,13 +19,13 @@ SQUARE = 0.5  # side of the grey square in a strongly changed image, as a share 
 BRIGHTNESS, CONTRAST = 0.4, 0.4  # at most so many standard deviations up or down; at most such a factor less or more
 
 
-def match_on(block: Block, matching: DistillAugment, *, seed: int, purpose: tuple[str | int, ...]) -> Block:
+def augment_block(block: Block, distill_augment: DistillAugment, *, seed: int, purpose: tuple[str | int, ...]) -> Block:
     """Return the block as student and teachers see it; `same` gives it back untouched."""
-    if matching == "same":
+    if distill_augment == "same":
         return block
-    generator = torch_stream(seed, *purpose, matching)
+    generator = torch_stream(seed, *purpose, distill_augment)
     is_changed = torch.arange(len(block.labels)) % 2 == 1
-    return (mixed if matching == "mixup" else strongly_changed)(block, is_changed, generator)
+    return (mixed if distill_augment == "mixup" else strongly_changed)(block, is_changed, generator)
 
 
 def mixed(block: Block, is_changed: Tensor, generator: torch.Generator) -> Block:

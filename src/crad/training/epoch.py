@@ -29,7 +29,7 @@ class Block:
     epoch: int = 0  # which pass of the round over the shard it belongs to
 
     @property
-    def targets(self) -> BatchLabels:
+    def batch_labels(self) -> BatchLabels:
         """Return the labels as a loss takes them."""
         return BatchLabels(self.labels, self.mixed_with, self.share)
 

@@ -13,13 +13,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from crad.errors import SnapshotError, printable
 from crad.network.agreement import Agreement
+from crad.network.certificate_check import find_member
 from crad.network.https.connection_limiter import ConnectionLimiter
 from crad.network.https.endpoints import describe_path
 from crad.network.https.limits import Limits
 from crad.network.https.notices import Notice, Throttle
 from crad.network.ledger import OutgoingLedger
 from crad.network.token_buckets import TokenBuckets
-from crad.network.trust import find_member
 
 STRANGER = "nobody known"
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from crad.errors import SnapshotError
 from crad.network.agreement import Agreement, Member
+from crad.network.certificate_check import check_certificate
 from crad.network.identity import Identity, parse_certificate
-from crad.network.trust import check_certificate
 
 
 def server_context(identity: Identity, agreement: Agreement) -> ssl.SSLContext:

@@ -8,8 +8,8 @@ from cryptography import x509
 
 from crad.errors import CradError
 from crad.network.agreement import Agreement
+from crad.network.certificate_check import check_certificate
 from crad.network.identity import Identity, load_identity, read_certificate
-from crad.network.trust import check_certificate
 from crad.site.doctor.findings import Findings
 from crad.site.settings import Site
 from crad.site.transport import check_identity
