@@ -217,7 +217,10 @@ def _refusal_lines(record: Mapping[str, Any]) -> list[str]:
 
 def _ledger_table(record: Mapping[str, Any]) -> PageTable:
     rows = [[member, what, f"{size:,}"] for member, pieces in record["left"].items() for what, size in pieces.items()]
-    caption = "Bytes that left this machine, by receiver; ledger.jsonl has every piece, repeats within a minute as one line with a count."
+    caption = (
+        "Bytes that left this machine, by receiver; ledger.jsonl has every piece, repeats within a minute as one line "
+        "with a count."
+    )
     return PageTable(("receiver", "what", "bytes"), rows, caption)
 
 
