@@ -135,6 +135,14 @@ def _head(tensors: Mapping[str, Tensor]) -> tuple[bytes, int]:
     return struct.pack("<Q", len(text)) + text, offset
 
 
+def open_message(
+    message: Message, *, sender: int, round_index: int, kind: str, expected: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Read the tensors of a message that is what its sender, round and kind promise; refuse anything else."""
+    read_manifest(message, sender=sender, round_index=round_index, kind=kind)
+    return read_body(message, sender=sender, expected=expected)
+
+
 def read_manifest(message: Message, *, sender: int, round_index: int, kind: str) -> Manifest:
     """Read the manifest, if it is well formed, from the expected sender and round, and true of the body."""
     manifest = parse_manifest(message.manifest, sender=sender, round_index=round_index, kind=kind)

@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from crad.errors import SnapshotError
-from crad.federation.message import Message, pack, read_body, read_manifest
+from crad.federation.message import Message, open_message, pack
 from crad.federation.method import Learned, MethodSpec, Phase, RoundContext
 from crad.federation.peer import SNAPSHOT, Peer
 from crad.federation.topology import RoundParticipants, Routes
@@ -79,8 +79,9 @@ class Dfml(MethodSpec):
         refused = {}
         for sender, message in messages.items():
             try:
-                read_manifest(message, sender=sender, round_index=context.round_index, kind=RETURNED)
-                self._load(peer, read_body(message, sender=sender, expected=peer.model.state_dict()), sender)
+                expected, now = peer.model.state_dict(), context.round_index
+                tensors = open_message(message, sender=sender, round_index=now, kind=RETURNED, expected=expected)
+                self._load(peer, tensors, sender)
             except SnapshotError as error:
                 refused[str(sender)] = str(error)  # it goes on with its own
         alpha = alpha_at(context.round_index, period=self.period)

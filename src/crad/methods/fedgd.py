@@ -26,7 +26,7 @@ from crad.data.contact_sheet import contact_sheet
 from crad.data.preprocessing import Preprocessor
 from crad.errors import SnapshotError
 from crad.federation.context import RunContext
-from crad.federation.message import Message, pack, read_body, read_manifest
+from crad.federation.message import Message, open_message, pack
 from crad.federation.method import CommonImages, Learned, Payload, Phase, RoundContext, one_peer_per_client
 from crad.federation.peer import SNAPSHOT, Peer, PeerSpec
 from crad.federation.teachers import Snapshot
@@ -180,8 +180,9 @@ class FedGd(DigestSpec):
         refused = {}
         for sender, message in messages.items():
             try:
-                read_manifest(message, sender=sender, round_index=context.round_index, kind=TRANSFER)
-                images = read_body(message, sender=sender, expected=expected)[TRANSFER]
+                now = context.round_index
+                opened = open_message(message, sender=sender, round_index=now, kind=TRANSFER, expected=expected)
+                images = opened[TRANSFER]
                 peer.memory[TRANSFER] = images.to(peer.context.device)
             except SnapshotError as error:
                 refused[str(sender)] = str(error)

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from crad.errors import SnapshotError
-from crad.federation.message import Message, pack, read_body, read_manifest
+from crad.federation.message import Message, open_message, pack
 from crad.federation.method import MethodSpec, RoundContext
 from crad.federation.peer import Peer
 from crad.training.digest import DigestLoss, digest, restore_optimizer, store_optimizer
@@ -52,8 +52,10 @@ def collect_predictions(
     outputs, refused = {peer.index: own_BC}, {}
     for sender, message in messages.items():
         try:
-            read_manifest(message, sender=sender, round_index=context.round_index, kind=PREDICTIONS)
-            body = read_body(message, sender=sender, expected={PREDICTIONS: own_BC})
+            expected = {PREDICTIONS: own_BC}
+            body = open_message(
+                message, sender=sender, round_index=context.round_index, kind=PREDICTIONS, expected=expected
+            )
             outputs[sender] = body[PREDICTIONS].to(own_BC.device)
             fault = (fault_of or fault_of_logits)(outputs[sender])
             if fault:
