@@ -262,7 +262,7 @@ def test_a_proxy_method_without_proxy_images_is_refused_before_anything_is_writt
     ("method", "settings", "reason"),
     [
         ("fedmkd", {"nu": 0.5}, "unknown setting of method 'fedmkd' 'nu'"),
-        ("fedmkd", {"mu": 1.5}, "method 'fedmkd': mu = 1.5: Input should be less than or equal to 1"),
+        ("fedmkd", {"mu": 1.5}, "method 'fedmkd': mu = 1.5: input should be less than or equal to 1"),
         ("fedmkd", {"mode": "both"}, "method 'fedmkd': mode = 'both'"),
         ("crad", {"mu": 0.5}, "method 'crad' has no settings of its own, got mu"),
         ("msfkd", {"keep_fraction": 0}, "method 'msfkd': keep_fraction = 0"),

@@ -93,7 +93,7 @@ def test_the_command_line_runs_it_from_its_folder_with_workers(short, tmp_path):
     ("setting", "reason"),
     [
         ("kk=2", "unknown setting of method 'own_method:BestPeers' 'kk'. Did you mean 'k'? Known: k"),
-        ("k=0", "method 'own_method:BestPeers': k = 0: Input should be greater than 0"),
+        ("k=0", "method 'own_method:BestPeers': k = 0: input should be greater than 0"),
     ],
 )
 def test_a_wrong_setting_is_refused_in_one_line(setting, reason):

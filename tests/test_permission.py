@@ -386,7 +386,7 @@ def test_a_members_folder_is_not_taken_for_a_simulation_whose_names_may_be_impor
 
 
 def test_a_run_goes_on_without_a_network_that_may_not_be_imported(canary, tmp_path):
-    clinics = found_clinics(tmp_path / "clinics", deadline_s=60.0, settings={"rounds": 2, "batch_size": 16})
+    clinics = found_clinics(tmp_path / "clinics", deadline_s=20.0, settings={"rounds": 2, "batch_size": 16})
     agreement = agreed(clinics, architectures={FOREIGN: "canary:build"})
     (clinics.folder / "federation.toml").write_text(agreement_to_toml(agreement))
     clinics.agreement = agreement

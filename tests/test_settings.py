@@ -114,7 +114,7 @@ import typer
 from crad.cli import make_app
 from crad.cli.options import with_experiment_flags
 from crad.config import make_experiment, to_flags, to_toml, changed_settings
-from crad.runs.directory import identity
+from crad.runs.directory import experiment_hash
 from crad.runs.names import names
 from tests.organisations import agreed, make_identities
 from tests.records import made_run
@@ -137,8 +137,8 @@ print(json.dumps({
     "file": make_experiment(path=folder / "wild.toml") == wild,
     "stored": 'mood = "wild"' in to_toml(wild).splitlines(),
     "command": to_flags(changed_settings(wild)),
-    "calm": identity(make_experiment()),
-    "wild": identity(wild),
+    "calm": experiment_hash(make_experiment()),
+    "wild": experiment_hash(wild),
     "names": names([made_run(), made_run(mood="wild")]),
     "calm agreed": calm_agreement.settings.get("mood"),
     "wild agreed": wild_agreement.experiment(dataset="own.npz").mood,
