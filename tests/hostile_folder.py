@@ -235,10 +235,14 @@ def announce_too_much(own: Own) -> None:
         for round_index in own.rounds():
             is_odd = round_index % 2 == 1
             message = own.manifest(round_index, size=2**40) if is_odd else own.message(round_index)
-            shared.put(message)
             sha256 = Manifest.model_validate_json(message.manifest).sha256
             body = shared.manifest_file(round_index).with_name(f"{KIND}-{sha256[:16]}.safetensors")
-            os.truncate(body, 2**40)  # sparse: it takes no room
+            body.write_bytes(message.body)
+            os.truncate(
+                body, 2**40
+            )  # sparse: it takes no room; before anybody knows of the true one
+            _replace(shared.manifest_file(round_index), own.envelope(message))
+            shared.say(1, round_index)
 
 
 def _replace(path: Path, raw: bytes) -> None:

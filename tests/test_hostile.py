@@ -185,7 +185,8 @@ def test_one_alone_does_everything_in_turns_and_the_honest_take_part_in_every_ro
         assert re.search(words(said, trial, member, turn), log), (name, turn, log, trial.log(number))
         if name in TAUGHT_NOTHING:
             trust = [trial.records(number)[index - 1]["clients"][0]["trust"] for index in turn]
-            assert [shares for table in trust for shares in table.get(str(len(HONEST)), []) if shares] == []
+            taught = [shares for table in trust for shares in table.get(str(len(HONEST)), []) if shares]
+            assert taught == [], (name, turn, number, trial.log(number))
     for number in HONEST:
         places = {TOLD[name] for name in rounds} - {None}
         assert all(member in trial.outcome(number)[place] for place in places if place is not None)
