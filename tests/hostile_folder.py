@@ -238,9 +238,7 @@ def announce_too_much(own: Own) -> None:
             sha256 = Manifest.model_validate_json(message.manifest).sha256
             body = shared.manifest_file(round_index).with_name(f"{KIND}-{sha256[:16]}.safetensors")
             body.write_bytes(message.body)
-            os.truncate(
-                body, 2**40
-            )  # sparse: it takes no room; before anybody knows of the true one
+            os.truncate(body, 2**40)  # sparse: it takes no room; before anybody knows of the true one
             _replace(shared.manifest_file(round_index), own.envelope(message))
             shared.say(1, round_index)
 

@@ -20,8 +20,9 @@ Nothing here knows a package by name, only `crad.run`, `crad.Experiment` and the
 *way of one image*: all that happens between the last optimiser step of round 1 and the last one of round 2, on all
     threads. Every shard is smaller than a batch, so each learner takes one step a round, and between the two steps
     comes every stage once per learner: measurement, record, checkpoint, snapshots, teachers, target, step.
-    `way_changes` counts the calls from one package into another, a resumed generator being called again; `way_edges`
-    the different ones among them. Under `peer join` both include looking for the others, hence vary with the waiting.
+    `way_changes` counts the calls from one package into another, a resumed generator being called again; `way_walks`
+    leaves out those that only look at a value (a property, a length, an item); `way_edges` are the different ones.
+    Under `peer join` all include looking for the others, hence vary with the waiting.
 *run*: `crad.run` with three clients in one process. *join*: one of three members of `crad peer join`, over a folder;
     from the command to the report, as its process runs it. Both want what `pip install '.[dev]'` brings: a report
     without charts calls less.
@@ -33,6 +34,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import inspect
 import json
 import math
@@ -325,6 +327,7 @@ class Trace:
     functions: set[Spot] = field(default_factory=set)
     edges: set[tuple[Spot, Spot]] = field(default_factory=set)
     changes: list[tuple[Spot, Spot]] = field(default_factory=list)  # every call into another package, in order
+    looks: set[Spot] = field(default_factory=set)  # functions that only show a value
     steps: list[int] = field(default_factory=list)  # how many changes there were at each optimiser step
     _spots: dict[CodeType, Spot | None] = field(default_factory=dict)
 
@@ -332,6 +335,8 @@ class Trace:
         """Take down a call, if it is one of a function of the source."""
         if event != "call" or (callee := self._spot(frame.f_code)) is None:
             return
+        if callee not in self.functions and _only_shows(frame):
+            self.looks.add(callee)
         self.functions.add(callee)
         if (caller := self._caller(frame)) is not None:
             self.edges.add((caller, callee))
@@ -360,6 +365,7 @@ class Trace:
             "way_learners": learners,
             "way_changes": len(way),
             "way_changes_per_learner": round(len(way) / learners),
+            "way_walks_per_learner": round(sum(callee not in self.looks for _, callee in way) / learners),
             "way_edges": len(set(way)),
             "optimiser_steps": len(steps),
             "most_crossed": dict(sorted(pairs.items(), key=lambda item: (-item[1], item[0]))[:10]),
@@ -382,6 +388,17 @@ class Trace:
         if not is_function or not path.is_relative_to(self.source):
             return None
         return path.relative_to(self.source).as_posix(), code.co_qualname
+
+
+def _only_shows(frame: FrameType) -> bool:
+    """Tell whether a call reads a property, a length or an item of an object."""
+    code = frame.f_code
+    if code.co_name in ("__len__", "__getitem__"):
+        return True
+    owner: object = frame.f_globals
+    for word in code.co_qualname.split(".")[:-1]:
+        owner = owner.get(word) if isinstance(owner, dict) else inspect.getattr_static(owner, word, None)
+    return isinstance(inspect.getattr_static(owner, code.co_name, None), property | functools.cached_property)
 
 
 def trace_run(source: Path) -> Record:
