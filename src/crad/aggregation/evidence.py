@@ -34,12 +34,12 @@ class Evidence:
         return (self.stats.speaking_KC >= self.min_support).to(self.q_KBC.device)
 
     @property
-    def counts_KC(self) -> Tensor:  # noqa: N802
+    def counts_KC(self) -> Tensor:  # noqa: N802  # tensors carry their shape in the name
         """Return the samples per class, which most rules look at."""
         return self.stats.counts_KC
 
     @property
-    def accuracies_KC(self) -> Tensor:  # noqa: N802
+    def accuracies_KC(self) -> Tensor:  # noqa: N802  # tensors carry their shape in the name
         """Return the class accuracies, which most rules look at."""
         return self.stats.accuracies_KC
 
