@@ -22,13 +22,14 @@ from benchmarks.__main__ import main as measure
 from benchmarks.aggregation import SORTED
 from benchmarks.harness import Section, count_flops, interleave, speedup, write_json
 from benchmarks.naive import NaiveFederation, class_loop_target
-from crad.device import ComputePart, computing, computing_timed, repeatable
+from crad.device import ComputePart, computing, computing_timed
+from crad.randomness import repeatable
 from tests.federation import Federation
 from tests.test_aggregation_properties import wide_case
 
 
 def test_one_naive_round_ends_at_the_weights_and_losses_of_the_package(tiny):
-    with repeatable(0, "cpu"):
+    with repeatable(0, device="cpu"):
         naive = NaiveFederation(tiny)
         losses = naive.run_round(1)
     federation = Federation(tiny)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import crad
-from crad.aggregation import Tally, TeacherStats, credibility, verify
+from crad.aggregation import Tally, TeacherStats, credibility, judge, verify
 from crad.aggregation.filters import FILTERS, weighted_median
 from crad.config import PUBLISHED, RECIPES, Experiment
 from crad.errors import ConfigError
@@ -372,7 +372,7 @@ def test_a_sample_is_counted_once_and_as_it_was_photographed(tiny, matching, sha
         counted.append(Tally(num_teachers, num_classes))
         return counted[-1]
 
-    monkeypatch.setattr(distillation, "Tally", begin)
+    monkeypatch.setattr(judge, "Tally", begin)
     experiment = change(tiny, evidence="pooled", matching=matching, local_epochs=2, rounds=1)
     crad.run(change(experiment, workers=1))
     held = [len(shard.train) for shard in Federation(experiment).context.data.shards]

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 
 import crad
 from crad.config import Experiment
-from crad.device import repeatable
 from crad.engines.serial import SerialEngine
 from crad.errors import RunError
 from crad.federation.context import build_run_context
@@ -25,7 +24,7 @@ from crad.federation.teachers import TeacherCache
 from crad.methods import METHODS, resolve_method
 from crad.methods.alone import train_alone
 from crad.models import Architecture, build_model
-from crad.randomness import torch_stream
+from crad.randomness import repeatable, torch_stream
 from crad.training.evaluation import ClassScore
 from tests import reference
 from tests.conftest import change
@@ -52,7 +51,7 @@ def test_one_crad_round_equals_a_naive_loop_written_from_the_method(tiny):
 
     frozen = [peer.model.eval() for peer in slow.peers()]
     statistics = [peer.statistics() for peer in naive_peers]
-    with repeatable(0, "cpu"):
+    with repeatable(0, device="cpu"):
         for student in naive_peers:
             _train_naively(student, context, frozen, statistics)
     for mine, naive in zip(fast.peers(), naive_peers, strict=True):
@@ -338,7 +337,7 @@ def test_statistics_are_measured_again_before_every_publishing(tiny):
     seen = []
 
     def publish(peer, context):
-        with repeatable(0, "cpu"):
+        with repeatable(0, device="cpu"):
             fresh = peer._validate()
         seen.append(fresh == peer.evaluation)
         return peer.snapshot(context.round_index)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from crad.config import Experiment
-from crad.device import repeatable, reset_peak_memory
+from crad.device import reset_peak_memory
 from crad.engines import make_engine
 from crad.errors import ConfigError, RunError
 from crad.federation.context import RunContext, build_run_context
@@ -25,7 +25,7 @@ from crad.federation.tasks import Engine
 from crad.inspection import RunInspector, is_inspectable, write_inspection
 from crad.methods import resolve_method
 from crad.models import ARCHITECTURES, Architecture, resolve_architecture
-from crad.randomness import torch_seed
+from crad.randomness import repeatable
 from crad.report.page import report_page
 from crad.report.svg import partition_picture
 from crad.runs.callbacks import Callback, CallbackList
@@ -105,7 +105,7 @@ class _Simulation:
         self._partition = partition_record(context.data)
         self._members = method.roster(context)
         # Every kind of model is built and tried before anything is written: a faulty one leaves no directory behind.
-        with repeatable(torch_seed(context.experiment.seed, "roster"), context.device):
+        with repeatable(context.experiment.seed, "roster", device=context.device):
             for architecture in dict.fromkeys(member.architecture for member in self._members if not member.build):
                 check_model(context, architecture)
             context.adversary.check(context, self._members)

@@ -1,4 +1,4 @@
-"""Where to compute, how to make it repeatable there, how much memory it takes, and how long the pure computing."""
+"""Where to compute, how much memory it takes, and how long the pure computing."""
 
 from __future__ import annotations
 
@@ -54,29 +54,6 @@ def release_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
-
-
-@contextmanager
-def repeatable(seed: int, device: str) -> Iterator[None]:
-    """Run a block with one CPU thread, deterministic kernels and torch's own generator seeded; then restore.
-
-    Sums over several threads are rounded differently, so the thread count would change the weights. One thread
-    per client makes a serial run and one process per core agree to the last bit.
-    """
-    threads = torch.get_num_threads()
-    cudnn = (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark)
-    torch.set_num_threads(1)
-    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-    try:
-        # Our models draw nothing while they train, but a user's may have dropout.
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if device == "cuda" else []):
-            torch.default_generator.manual_seed(seed)
-            if device == "cuda":
-                torch.cuda.manual_seed_all(seed)
-            yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
 
 
 def reset_peak_memory(device: str) -> None:

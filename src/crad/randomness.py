@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,6 +36,34 @@ def torch_stream(seed: int, *purpose: str | int) -> torch.Generator:
 def torch_seed(seed: int, *purpose: str | int) -> int:
     """Return a 63-bit seed for one purpose, for code that only takes a number."""
     return _key(seed, purpose) & (2**63 - 1)
+
+
+@contextmanager
+def repeatable(seed: int, *purpose: str | int, device: str) -> Iterator[None]:
+    """Run a block with one CPU thread, deterministic kernels and torch's own generator seeded; then restore.
+
+    The seed is that of the purpose, or with no purpose the number itself.
+
+    Sums over several threads are rounded differently, so the thread count would change the weights. One thread
+    per client makes a serial run and one process per core agree to the last bit.
+    """
+    import torch
+
+    number = torch_seed(seed, *purpose) if purpose else seed
+    threads = torch.get_num_threads()
+    cudnn = (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark)
+    torch.set_num_threads(1)
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    try:
+        # Our models draw nothing while they train, but a user's may have dropout.
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if device == "cuda" else []):
+            torch.default_generator.manual_seed(number)
+            if device == "cuda":
+                torch.cuda.manual_seed_all(number)
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
 
 
 def _key(seed: int, purpose: tuple[str | int, ...]) -> int:

@@ -9,6 +9,7 @@ from crad.aggregation.combine import Combination, Trace, aggregate, combine, exp
 from crad.aggregation.confusion import Confusion, Confusions, find_confusions
 from crad.aggregation.evidence import Evidence, check_evidence
 from crad.aggregation.filters import Selection
+from crad.aggregation.judge import TeacherJudge, known_stats
 from crad.aggregation.rules import RULES, Rule, resolve_rule
 from crad.aggregation.statistics import TeacherStats
 from crad.aggregation.verification import Tally, credibility, verify
@@ -22,6 +23,7 @@ __all__ = [
     "Rule",
     "Selection",
     "Tally",
+    "TeacherJudge",
     "TeacherStats",
     "Trace",
     "aggregate",
@@ -30,6 +32,7 @@ __all__ = [
     "credibility",
     "explain",
     "find_confusions",
+    "known_stats",
     "resolve_rule",
     "trace",
     "verify",

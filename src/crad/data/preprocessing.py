@@ -6,7 +6,7 @@ Shapes: N samples, images as uint8 [N,channels,H,W].
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -35,11 +35,10 @@ class Preprocessor:
     mean: Tensor  # [1,channels,1,1], of pixel values in 0..255
     std: Tensor
     augmentation: str
+    device: torch.device = field(init=False)  # where images are made inputs
 
-    @property
-    def device(self) -> torch.device:
-        """Return where images are made inputs."""
-        return self.mean.device
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "device", self.mean.device)
 
     def inputs(self, images: Tensor) -> Tensor:
         """Normalise to float inputs, channels last in memory as the convolutions like it."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 import crad
 from crad.config import Experiment
 from crad.data.dataset import Dataset
-from crad.device import tune_malloc
+from crad.device import peak_memory_bytes, tune_malloc
 from crad.engines.shared_arrays import ARRAYS
 from crad.errors import ConfigError
 from crad.federation.context import build_run_context
@@ -67,13 +67,14 @@ class Host:
             self._messages.clear()
             self._runner.teachers.forget_other_rounds(task.round_index)
         self._fetch(letters)
-        return self._runner.do(
+        outcome = self._runner.do(
             replace(
                 task,
                 state=None if state is None else state.data,
                 messages={sender: self._messages[body] for sender, (_, body) in letters.items()},
             )
         )
+        return replace(outcome, peak_memory_bytes=peak_memory_bytes(self._runner.device))
 
     def _fetch(self, letters: Letters) -> None:
         """Fetch every body once per round: the same object is decoded once, whoever learns from it here."""

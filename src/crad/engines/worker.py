@@ -15,13 +15,14 @@ import sys
 import threading
 import traceback
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from typing import Any
 
 from crad.config import Experiment
 from crad.data.dataset import Dataset
-from crad.device import reset_peak_memory
+from crad.device import peak_memory_bytes, reset_peak_memory
 from crad.engines.shared_arrays import map_arrays
 from crad.engines.task_json import outcome_to_bytes, task_from_bytes
 from crad.errors import CradError
@@ -50,7 +51,8 @@ def main() -> None:
                     runner, answer = _set_up(json.loads(content), data), b"{}"
                 else:
                     assert runner is not None, "a run is ordered before its tasks"
-                    answer = outcome_to_bytes(runner.do(task_from_bytes(content)))
+                    outcome = runner.do(task_from_bytes(content))
+                    answer = outcome_to_bytes(replace(outcome, peak_memory_bytes=peak_memory_bytes(runner.device)))
             except Exception as error:
                 answer = _error_to_bytes(error)
             connection.send_bytes(answer)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from crad.config import Experiment
+from crad.config import Experiment, Recipe
 from crad.data.dataset import Dataset
 from crad.data.preprocessing import Preprocessor
 from crad.data.site_data import OwnData
@@ -34,6 +34,11 @@ class RunContext:
         """Return a client's network, dealt out in turn: POOL[i mod 3]; a name may carry a width, `cnn6@0.5`."""
         name = self.experiment.models[client % len(self.experiment.models)]
         return Architecture.parse(name) if "@" in name else Architecture(name, self.experiment.width)
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """Return how students learn here: what was set, over what the method stands for."""
+        return self.experiment.recipe
 
     @cached_property
     def adversary(self) -> Adversary:

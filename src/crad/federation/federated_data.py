@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -30,11 +30,10 @@ class FederatedData:
     shards: tuple[Shard, ...]
     proxy: NDArray[np.int64]  # indices of images that no client holds
     preprocessor: Preprocessor
+    num_classes: int = field(init=False)  # C
 
-    @property
-    def num_classes(self) -> int:
-        """Return C, the number of classes."""
-        return self.dataset.num_classes
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_classes", self.dataset.num_classes)
 
     @property
     def input_shape(self) -> InputShape:

@@ -17,12 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from crad.config import Experiment
 from crad.data.partition import Shard
 from crad.data.preprocessing import ImageSet
 from crad.errors import ConfigError, RunError
 from crad.federation.context import RunContext
-from crad.federation.federated_data import FederatedData
 from crad.federation.message import Message, Statistics, pack
 from crad.inference.engine import TeacherEngine
 from crad.models import Architecture, build_model
@@ -50,11 +48,11 @@ def evaluation_to_json(evaluation: Evaluation) -> dict[str, Any]:
     """Return an evaluation as a plain dictionary; floats survive JSON exactly."""
     local, overall = evaluation.local, evaluation.overall
     return {
-        "validation": [vars(score) for score in evaluation.validation],
-        **({} if evaluation.plain is None else {"plain": [vars(score) for score in evaluation.plain]}),
-        "local": None if local is None else [vars(score) for score in local],
-        "overall": None if overall is None else vars(overall),
-        **({} if evaluation.triggered is None else {"triggered": vars(evaluation.triggered)}),
+        "validation": [_score_to_json(score) for score in evaluation.validation],
+        **({} if evaluation.plain is None else {"plain": [_score_to_json(score) for score in evaluation.plain]}),
+        "local": None if local is None else [_score_to_json(score) for score in local],
+        "overall": None if overall is None else _score_to_json(overall),
+        **({} if evaluation.triggered is None else {"triggered": _score_to_json(evaluation.triggered)}),
         "variants": {name: evaluation_to_json(one) for name, one in evaluation.variants.items()},
     }
 
@@ -70,6 +68,10 @@ def evaluation_from_json(entry: Mapping[str, Any]) -> Evaluation:
         triggered=None if triggered is None else _score_from_json(triggered),
         variants={name: evaluation_from_json(one) for name, one in entry.get("variants", {}).items()},
     )
+
+
+def _score_to_json(score: ClassScore) -> dict[str, Any]:
+    return {"counts": score.counts, "hits": score.hits, "cross_entropy_sums": score.cross_entropy_sums}
 
 
 def _score_from_json(entry: Mapping[str, Any]) -> ClassScore:
@@ -105,7 +107,8 @@ class Peer:
 
         `engine` makes measuring on many images faster.
         """
-        self.context = context
+        self.context, self.experiment, self.data = context, context.experiment, context.data
+        self.num_classes = context.data.num_classes
         self._engine = engine
         self.index, self.clients, self.architecture = member.index, member.clients, member.architecture
         self._member = member
@@ -114,21 +117,6 @@ class Peer:
         self.memory: dict[str, Tensor] = {}  # what a method keeps from phase to phase and from round to round
         self.variants: dict[str, dict[str, Tensor]] = {}  # other weights of its model, measured beside it
         self.evaluation = Evaluation(validation=())
-
-    @property
-    def data(self) -> FederatedData:
-        """Return the federation's data, of which it holds some shards."""
-        return self.context.data
-
-    @property
-    def experiment(self) -> Experiment:
-        """Return the settings of the run."""
-        return self.context.experiment
-
-    @property
-    def num_classes(self) -> int:
-        """Return C, the number of classes."""
-        return self.data.num_classes
 
     @property
     def acts_as(self) -> int:
@@ -246,7 +234,7 @@ class Peer:
         return replace(
             evaluation,
             local=tuple(self._score(model, self.data.images(shard.test), self.log_prior_C) for shard in self._shards),
-            overall=self._score(model, self.data.global_test) if len(self.data.global_test) else None,
+            overall=self._score(model, self.data.global_test) if len(self.data.global_test.labels) else None,
             triggered=None if triggered is None else self._score(model, triggered),
         )
 
@@ -284,7 +272,7 @@ def log_prior(context: RunContext, clients: Sequence[int], *, peer: int | None =
     The private loss adds it to the logits, so these do without it: plain, they are the model's global face, and with
     it the local one.
     """
-    if context.experiment.recipe.local_loss == "plain":
+    if context.recipe.local_loss == "plain":
         return None
     if peer in context.adversary.members:
         labels = training_images(context, peer, clients).labels.cpu()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from crad.federation.context import RunContext
@@ -18,11 +18,10 @@ class PeerSlot:
     member: PeerSpec
     evaluation: Evaluation | None = None  # None until it has been measured for the first time
     state: Path | None = None  # None: it has not learned yet, its first weights follow from the seed
+    index: int = field(init=False)  # its number on the roster
 
-    @property
-    def index(self) -> int:
-        """Return its number on the roster."""
-        return self.member.index
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "index", self.member.index)
 
     @property
     def measured(self) -> Evaluation:

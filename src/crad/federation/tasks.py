@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from crad.device import peak_memory_bytes, repeatable
 from crad.errors import RunError
 from crad.federation.context import RunContext
 from crad.federation.message import Message, encode, map_file, read_state
@@ -25,7 +24,7 @@ from crad.federation.teachers import TeacherCache
 from crad.files import write_whole
 from crad.inference.engine import TeacherEngine
 from crad.models import ARCHITECTURES
-from crad.randomness import torch_seed
+from crad.randomness import repeatable
 
 Verb = Literal["begin", "publish", "learn", "test"]
 
@@ -58,7 +57,7 @@ class TaskOutcome:
     manifest: bytes | None = None  # of the message that was published
     content: bytes | None = None  # the new state or the message's body, where no file was named for it
     seconds: float = 0.0
-    peak_memory_bytes: int = 0  # of the process that did it, so far
+    peak_memory_bytes: int = 0  # of the other process that did it, so far
     receiver: int | None = None  # whom the message is for, if not for all
 
 
@@ -94,13 +93,18 @@ class TaskRunner:
         self._measuring = TeacherEngine(device=context.device)  # always in full precision
         self.teachers = TeacherCache(context)
 
+    @property
+    def device(self) -> str:
+        """Return where it computes."""
+        return self._context.device
+
     def do(self, task: Task) -> TaskOutcome:
         """Do a task; the outcome depends on the task alone."""
         started = time.perf_counter()
         kind = self._method.phases[task.phase].kind
         identity = self._context.adversary.acts_as(task.peer)
         words = ("peer", identity, "round", task.round_index, kind if task.verb == "learn" else task.verb, "torch")
-        with repeatable(torch_seed(self._context.experiment.seed, *words), self._context.device):
+        with repeatable(self._context.experiment.seed, *words, device=self._context.device):
             peer = self._at_work(task)
             match task.verb:
                 case "begin":
@@ -111,7 +115,7 @@ class TaskRunner:
                     outcome = self._learn(peer, task)
                 case "test":
                     outcome = self._test(peer, task)
-        return _timed(outcome, time.perf_counter() - started, peak_memory_bytes(self._context.device))
+        return replace(outcome, seconds=time.perf_counter() - started)
 
     def _at_work(self, task: Task) -> Peer:
         member = self._members[task.peer]
@@ -172,10 +176,6 @@ def _deliver(content: bytes | memoryview, path: Path | None) -> bytes | None:
         return bytes(content)
     write_whole(path, content)
     return None
-
-
-def _timed(outcome: TaskOutcome, seconds: float, peak: int) -> TaskOutcome:
-    return TaskOutcome(**{**vars(outcome), "seconds": seconds, "peak_memory_bytes": peak})
 
 
 def _check_converging(peer: Peer, losses: Mapping[str, float], round_index: int) -> None:

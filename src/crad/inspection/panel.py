@@ -13,9 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from crad.aggregation import Tally, TeacherStats, Trace, check_evidence, trace
+from crad.aggregation import Tally, TeacherStats, Trace, check_evidence, known_stats, trace
 from crad.data.preprocessing import ImageSet
-from crad.device import repeatable
 from crad.errors import RunError
 from crad.federation.context import RunContext, build_run_context
 from crad.federation.method import Method
@@ -24,7 +23,8 @@ from crad.federation.roster import PeerSlot, Roster
 from crad.federation.tasks import load_tensors
 from crad.inference.engine import PreparedTeacher, TeacherEngine, soft_predictions
 from crad.methods import resolve_method
-from crad.methods.distillation import known_stats, stack_statistics
+from crad.methods.distillation import stack_statistics
+from crad.randomness import repeatable
 from crad.runs.checkpoint import latest_round, load_checkpoint, saved_rounds
 from crad.runs.directory import RunDirectory
 from crad.runs.records import partition_record
@@ -80,7 +80,7 @@ class Panel:
     def outputs(self, images: Sequence[int]) -> Tensor:
         """Return what every client says about these test images, q_NBC."""
         where = torch.tensor(images, device=self.context.data.global_test.images.device)
-        with repeatable(0, self.context.device):
+        with repeatable(0, device=self.context.device):
             return soft_predictions(
                 [partial(self._run_of, slot) for slot in self.teachers],
                 self.context.data.preprocessor.inputs(self.context.data.global_test.images[where]),
@@ -135,7 +135,7 @@ class Panel:
         self._tallies = {
             slot.index: Tally(len(self.of_student(slot.index)), self.context.data.num_classes) for slot in self.roster
         }
-        with repeatable(0, self.context.device):
+        with repeatable(0, device=self.context.device):
             for n, teacher in enumerate(self.teachers):
                 run = self._run_of(teacher)
                 for slot, part in zip(self.roster, parts, strict=True):

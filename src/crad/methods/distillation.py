@@ -8,26 +8,14 @@ Adapted: nothing; the settled points are in `docs/decisions/`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from crad.aggregation import (
-    Confusions,
-    Rule,
-    Tally,
-    TeacherStats,
-    check_evidence,
-    combine,
-    credibility,
-    find_confusions,
-    resolve_rule,
-    verify,
-)
-from crad.config import EvidenceSource
+from crad.aggregation import Rule, TeacherJudge, TeacherStats, resolve_rule
 from crad.errors import SnapshotError
 from crad.federation.context import RunContext
 from crad.federation.message import Message, Statistics
@@ -93,11 +81,10 @@ def distil(
     if not snapshots:
         alone = train_alone(peer, messages, context)  # nobody to learn from: no target, only own labels
         return Learned(alone.losses, notes={"refused": refused} if refused else {})
-    recipe = peer.experiment.recipe
-    size = len(snapshots), peer.num_classes
+    recipe = peer.context.recipe
     published = stack_statistics([snapshot.statistics for snapshot in snapshots])
-    judge = TeacherJudge(rule.with_filter(recipe.filter), recipe.evidence, published, Tally(*size), Confusions(*size))
-    trust, meter = TrustMeter(*size), LossMeter()
+    judge = TeacherJudge.begin(rule, published, filter_kind=recipe.filter, source=recipe.evidence)
+    trust, meter = TrustMeter(len(snapshots), peer.num_classes), LossMeter()
     sample_values = len(snapshots) * peer.num_classes
     for block in local_blocks(peer, context, distill_augment=recipe.distill_augment, sample_values=sample_values):
         target_BC = make_target(peer, block, snapshots, context.teachers, judge=judge, trust=trust, refused=refused)
@@ -112,55 +99,32 @@ def distil(
     return Learned(
         meter.means(),
         trust={snapshot.peer: row for snapshot, row in zip(snapshots, trust.means(), strict=True)},
-        notes=notes | judge.notes(snapshots),
+        notes=notes | judged_notes(judge, snapshots),
     )
 
 
-@dataclass(frozen=True)
-class TeacherJudge:
-    """By which rule and on what evidence the teachers are judged, and what the student has counted of it so far."""
+def count_block(judge: TeacherJudge, q_KBC: Tensor, block: Block, sound_K: Tensor) -> None:
+    """Count what the sound teachers make of a block's samples.
 
-    rule: Rule
-    source: EvidenceSource
-    published: TeacherStats
-    tally: Tally
-    confusions: Confusions
+    A sample counts once, however many epochs a round has, and only where it was not mixed or disfigured.
+    """
+    if block.epoch > 0:
+        return
+    labels_B = block.labels
+    if block.is_changed is not None:
+        q_KBC, labels_B = q_KBC[:, ~block.is_changed], labels_B[~block.is_changed]
+    judge.count(q_KBC, labels_B, sound_K)
 
-    def look(self, q_KBC: Tensor, block: Block, sound_K: Tensor) -> None:
-        """Count what the sound teachers make of the block's samples: as evidence, where the student counts at all.
 
-        A sample counts once, however many epochs a round has, and only where it was not mixed or disfigured. What
-        teachers take for what is always counted; it decides nothing.
-        """
-        if block.epoch > 0:
-            return
-        labels_B = block.labels
-        if block.is_changed is not None:
-            q_KBC, labels_B = q_KBC[:, ~block.is_changed], labels_B[~block.is_changed]
-        self.confusions.add(q_KBC, labels_B, sound_K)
-        if self.source != "reported":
-            self.tally.add(q_KBC, labels_B, sound_K)
-
-    def stats(self) -> TeacherStats:
-        """Return what the rule is told of the teachers."""
-        return known_stats(self.published, self.tally, source=self.source)
-
-    def notes(self, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
-        """Return for the records how far each teacher's figures were believed, and who means other classes than we."""
-        confused = [
-            {**asdict(one), "teacher": snapshots[one.teacher].peer}
-            for one in find_confusions(self.published, self.confusions.tally_KCC)
-        ]
-        notes: dict[str, Any] = {"confused": confused} if confused else {}
-        if self.source == "reported":
-            return notes
-        believed_K = credibility(self.published, self.tally)
-        return notes | {
-            "credibility": {
-                str(snapshot.peer): round(believed, 4)
-                for snapshot, believed in zip(snapshots, believed_K.tolist(), strict=True)
-            }
-        }
+def judged_notes(judge: TeacherJudge, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
+    """Return for the records how far each teacher's figures were believed, and who means other classes than we."""
+    peers = [snapshot.peer for snapshot in snapshots]
+    confused = [{**asdict(one), "teacher": peers[one.teacher]} for one in judge.confused()]
+    notes: dict[str, Any] = {"confused": confused} if confused else {}
+    believed = judge.believed()
+    if believed is not None:
+        notes["credibility"] = {str(peer): round(share, 4) for peer, share in zip(peers, believed, strict=True)}
+    return notes
 
 
 def student_loss(peer: Peer, block: Block, target_BC: Tensor) -> BlockLoss:
@@ -198,17 +162,16 @@ def make_target(
     if not sound_K.any():
         return None
     q_KBC = q_KBC[sound_K.to(q_KBC.device)]
-    judge.look(q_KBC, block, sound_K)
-    stats = judge.stats().select(sound_K)
-    evidence = check_evidence(q_KBC, stats, min_support=experiment.min_support, epsilon=experiment.epsilon)
-    made = combine(evidence, judge.rule, unsupported=experiment.unsupported)
+    count_block(judge, q_KBC, block, sound_K)
+    made = judge.combine(
+        q_KBC,
+        sound_K,
+        min_support=experiment.min_support,
+        epsilon=experiment.epsilon,
+        unsupported=experiment.unsupported,
+    )
     trust.add(made.share_KBC, sound_K)
     return made.target_BC
-
-
-def known_stats(published: TeacherStats, tally: Tally | None, *, source: EvidenceSource) -> TeacherStats:
-    """Return the published figures, those that the student counted, or both."""
-    return published if source == "reported" or tally is None else verify(published, tally, source=source)
 
 
 def stack_statistics(statistics: Sequence[Statistics]) -> TeacherStats:

@@ -55,18 +55,20 @@ def local_blocks(
     other epochs than the round's usual ones, `distill_augment` says how samples are changed before anybody sees them.
     """
     experiment = peer.experiment
+    round_purpose = context.purpose(peer, *words)
     for epoch in range(experiment.local_epochs if epochs is None else epochs):
+        purpose = (*round_purpose, "epoch", epoch)
         blocks = epoch_blocks(
             peer.train,
             preprocessor=peer.data.preprocessor,
             batch_size=experiment.batch_size,
             seed=experiment.seed,
-            purpose=context.purpose(peer, *words, "epoch", epoch),
+            purpose=purpose,
             sample_values=sample_values,
         )
         for number, drawn in enumerate(blocks):
-            purpose = context.purpose(peer, *words, "epoch", epoch, "block", number)
-            yield augment_block(replace(drawn, epoch=epoch), distill_augment, seed=experiment.seed, purpose=purpose)
+            of_block = (*purpose, "block", number)
+            yield augment_block(replace(drawn, epoch=epoch), distill_augment, seed=experiment.seed, purpose=of_block)
 
 
 def train_peer(peer: Peer, block: Block, loss_of: BlockLoss, meter: LossMeter) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -38,12 +38,15 @@ class Architecture:
 
     name: str
     width: float = 1.0
+    id: str = field(init=False, repr=False, compare=False)  # the name, followed by `@width` unless the width is 1
 
     def __post_init__(self) -> None:
         if not self.name or "@" in self.name:
             raise ConfigError(f"model name {self.name!r} must not be empty or contain '@'")
         if not 0 < self.width <= MAX_WIDTH:  # refuses nan too
             raise ConfigError(f"model {self.name!r}: width {self.width!r} must be over 0 and at most {MAX_WIDTH:g}")
+        suffix = "" if self.width == 1 else f"@{float(self.width)!r}".removesuffix(".0")
+        object.__setattr__(self, "id", f"{self.name}{suffix}")
 
     @classmethod
     def parse(cls, text: str) -> Architecture:
@@ -53,11 +56,6 @@ class Architecture:
             return cls(name, float(width) if at else 1.0)
         except ValueError:
             raise ConfigError(f"model {text!r}: the width after '@' must be a number, got {width!r}") from None
-
-    @property
-    def id(self) -> str:
-        """Return the name, followed by `@width` unless the width is 1."""
-        return self.name if self.width == 1 else f"{self.name}@{float(self.width)!r}".removesuffix(".0")
 
     def __str__(self) -> str:
         return self.id

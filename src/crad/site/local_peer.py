@@ -10,14 +10,14 @@ from crad.api import check_model
 from crad.config import Experiment
 from crad.data.preprocessing import make_preprocessor
 from crad.data.site_data import OwnData, load_own_data
-from crad.device import choose_device, repeatable
+from crad.device import choose_device
 from crad.errors import ConfigError, RunError
 from crad.federation.context import RunContext, build_site_context
 from crad.federation.method import Method
 from crad.files import write_once
 from crad.methods import check_recipe, resolve_method
 from crad.network.agreement import Agreement
-from crad.randomness import stream, torch_seed
+from crad.randomness import repeatable, stream
 from crad.site.permission import (
     allowance_of,
     check_method_allowed,
@@ -93,7 +93,7 @@ def make_local_peer(agreement: Agreement, site: Site, own: OwnData) -> LocalPeer
         allowance=allowance_of(site),
     )
     _check_method(method, context)
-    with repeatable(torch_seed(experiment.seed, "roster"), device):
+    with repeatable(experiment.seed, "roster", device=device):
         check_model(context, context.architecture_of(number))
     return LocalPeer(agreement, number, context, method, folder, left_out_of(agreement, site))
 

@@ -66,7 +66,7 @@ def epoch_blocks(
 
     `sample_values` is how many floats the caller keeps per sample beside the inputs, say K x C teacher outputs.
     """
-    order = torch.randperm(len(shard), generator=torch_stream(seed, *purpose, "shuffle")).to(shard.labels.device)
+    order = torch.randperm(len(shard.labels), generator=torch_stream(seed, *purpose, "shuffle")).to(shard.labels.device)
     # Augmented as a whole: where the blocks are cut must not change what a method sees.
     images = preprocessor.augment(shard.images[order], generator=torch_stream(seed, *purpose, "augment"))
     labels = shard.labels[order]

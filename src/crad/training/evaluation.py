@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +28,7 @@ class ClassScore:
     hits: tuple[int, ...]
     cross_entropy_sums: tuple[float, ...]
 
-    @property
+    @cached_property
     def accuracy(self) -> float:
         """Return the share of all samples that were classified correctly, in percent."""
         return 100.0 * sum(self.hits) / max(1, sum(self.counts))
@@ -76,12 +77,13 @@ def score_with_priors(
 
     None adds nothing.
     """
+    num_images = len(images.labels)
     counts = torch.bincount(images.labels, minlength=num_classes)
     tallies = [_FaceTally(num_classes, images.labels.device) for _ in faces]
     with evaluation_mode(model):
-        is_large = len(images) >= PREPARED_FROM
+        is_large = num_images >= PREPARED_FROM
         run = prepare(model) if prepare is not None and is_large else model
-        for start in range(0, len(images), EVALUATION_BATCH):
+        for start in range(0, num_images, EVALUATION_BATCH):
             chunk = slice(start, start + EVALUATION_BATCH)
             labels = images.labels[chunk]
             logits = run(preprocessor.inputs(images.images[chunk]))
