@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 import crad
 from crad.cli import make_app
 from crad.config import AttackKind, Experiment, make_experiment, to_toml
+from crad.engines.processes import kept_workers
 from crad.errors import ConfigError
 from crad.federation.attacks import (
     ATTACKS,
@@ -291,6 +293,14 @@ def test_an_attack_reaches_only_those_who_learn_from_it(tiny, kind, honest_run):
     assert (losses[0] == losses[1]) == (kind in ("backdoor", "free-rider", "honest"))
 
 
+@pytest.fixture(scope="module")
+def _workers() -> Iterator[None]:
+    """Let the runs of all attacks share two workers."""
+    with kept_workers():
+        yield
+
+
+@pytest.mark.usefixtures("_workers")
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_attack_is_the_same_in_two_processes_and_after_a_stop(tiny, tmp_path, kind):
     wanted = attacked(tiny, kind, attackers=2, method="crad-plus", rounds=2)

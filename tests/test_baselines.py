@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 import crad
 from crad.config import Experiment
+from crad.engines.processes import kept_workers
 from crad.errors import ConfigError
 from crad.federation.message import Statistics, pack, read_state
 from crad.federation.method import Learned, Method, Phase, RoundContext
@@ -67,6 +69,14 @@ def test_a_run_stopped_anywhere_ends_the_same(experiment, method, whole, tmp_pat
     assert_same_end(tmp_path / "run", whole)
 
 
+@pytest.fixture(scope="module")
+def _workers() -> Iterator[None]:
+    """Let the runs of all methods share two workers; that a run starts and ends its own is tested elsewhere."""
+    with kept_workers():
+        yield
+
+
+@pytest.mark.usefixtures("_workers")
 def test_two_workers_end_as_one(experiment, method, whole, tmp_path):
     crad.run(with_method(experiment, method, workers=2), output=tmp_path / "run")
     assert_same_end(tmp_path / "run", whole)
