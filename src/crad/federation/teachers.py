@@ -34,6 +34,7 @@ class TeacherCache:
     def __init__(self, context: RunContext) -> None:
         self._context = context
         self._models: dict[str, nn.Module] = {}
+        self._ours: set[str] = set()  # of these architectures, those that are built in
         self._decoded: dict[int, tuple[Message, Snapshot]] = {}
         self._prepared: dict[int, tuple[Snapshot, PreparedTeacher]] = {}
         self._engine = TeacherEngine(
@@ -73,7 +74,7 @@ class TeacherCache:
             return known[1]
         model = self._model(snapshot.architecture, sender=snapshot.peer)
         # Our own modules may look into the message's memory, because preparing copies; a user's may load as it likes.
-        is_ours = Architecture.parse(snapshot.architecture).name in ARCHITECTURES
+        is_ours = snapshot.architecture in self._ours
         model.load_state_dict(snapshot.tensors, assign=is_ours and self._context.device == "cpu")
         prepared = self._engine.prepare(model, key=snapshot.architecture)
         held = sum(other.nbytes for _, other in self._prepared.values())
@@ -100,6 +101,8 @@ class TeacherCache:
                 raise SnapshotError(f"peer {sender} is not learned from: {refusal}")
             model = new_model(self._context, parsed, seed=0)
             self._models[architecture] = model.eval().requires_grad_(False)
+            if parsed.name in ARCHITECTURES:
+                self._ours.add(architecture)
         return self._models[architecture]
 
 

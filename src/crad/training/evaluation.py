@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -27,11 +26,10 @@ class ClassScore:
     counts: tuple[int, ...]
     hits: tuple[int, ...]
     cross_entropy_sums: tuple[float, ...]
+    accuracy: float = field(init=False)  # of all samples together, in percent
 
-    @cached_property
-    def accuracy(self) -> float:
-        """Return the share of all samples that were classified correctly, in percent."""
-        return 100.0 * sum(self.hits) / max(1, sum(self.counts))
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "accuracy", 100.0 * sum(self.hits) / max(1, sum(self.counts)))
 
     def class_accuracies(self) -> list[float]:
         """Return the share correct per class, 0 where the class has no samples."""
