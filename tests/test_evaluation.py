@@ -16,9 +16,10 @@ from crad.data.preprocessing import ImageSet, Preprocessor, fit_preprocessor, im
 from crad.inference.engine import TeacherEngine
 from crad.models import Architecture, build_model
 from crad.training import epoch, evaluation
-from crad.training.epoch import Block, LossMeter, epoch_blocks, make_optimizer, train_on_block
+from crad.training.epoch import Block, LossMeter, epoch_blocks, train_on_block
 from crad.training.evaluation import PREPARED_FROM, ClassScore, score
 from crad.training.losses import Loss
+from crad.training.optimizer import make_optimizer
 
 EXAMPLES = settings(max_examples=20, derandomize=True, database=None, deadline=None)
 

@@ -33,14 +33,16 @@ def finish_forked(clinics: Clinics, numbers) -> None:
     assert "Report:" in log.read_text()
 
 
-# Two ways of exchanging, and both ends of what a method may be made of.
-WAYS: dict[str, dict[str, Any]] = {"over_https": {}, "over_a_folder": {"method": "crad-plus", "matching": "mixup"}}
+# Two ways of exchanging, and both ends of what a method may be made of, and of how a student takes its steps.
+ADAMW = {"optimizer": "adamw", "lr": 0.003, "lr_schedule": "cosine", "warmup_rounds": 1}
+WAYS: dict[str, dict[str, Any]] = {"over_https": ADAMW, "over_a_folder": {"method": "crad-plus", "matching": "mixup"}}
 
 
 @pytest.fixture(scope="module")
 def over_https(tmp_path_factory):
     """One of them is killed in the middle and joins again: nobody may see that in the weights."""
-    clinics = found_clinics(tmp_path_factory.mktemp("https"), quorum=1)
+    agreed = {**SETTINGS, **WAYS["over_https"]}
+    clinics = found_clinics(tmp_path_factory.mktemp("https"), quorum=1, settings=agreed)
     try:
         killed, *others = [clinics.join(number) for number in (KILLED, 0, 1)]
         while not (clinics.state(KILLED) / "rounds.jsonl").exists():

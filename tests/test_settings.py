@@ -79,12 +79,15 @@ def test_roles_are_what_the_hand_kept_lists_said():
     )
     assert " ".join(names_where(lambda one: one.is_of_teachers)) == "evidence filter distill_augment attack attackers"
     assert " ".join(SETTINGS) == (
-        "method method_settings active rounds held_out local_epochs batch_size lr momentum weight_decay clip_norm "
-        "temperature distill_weight min_support unsupported epsilon private_counts local_loss evidence filter "
-        "distill_augment"
+        "method method_settings active rounds held_out local_epochs batch_size optimizer lr lr_schedule "
+        "warmup_rounds momentum weight_decay clip_norm temperature distill_weight min_support unsupported epsilon "
+        "private_counts local_loss evidence filter distill_augment"
     )
     later = {name: setting_of(name).before for name in Experiment.model_fields}
     assert {name: value for name, value in later.items() if value is not ALWAYS_THERE} == {
+        "optimizer": "sgd",
+        "lr_schedule": "constant",
+        "warmup_rounds": 0,
         "local_loss": "plain",
         "evidence": "reported",
         "filter": None,

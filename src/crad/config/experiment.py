@@ -27,7 +27,9 @@ from crad.config.setting import (
     EvidenceSource,
     FilterKind,
     LocalLoss,
+    LrSchedule,
     NotNegative,
+    OptimizerKind,
     PartitionKind,
     Positive,
     Role,
@@ -159,9 +161,36 @@ class Experiment(BaseModel):
         Field(ge=2),
         Setting("Batch size; a last batch of one is dropped", "Training", "learning", "agreed", sets_pace=True),
     ] = 64
-    lr: Annotated[Positive, Setting("Learning rate of SGD", "Training", "learning", "agreed")] = 0.01
+    optimizer: Annotated[
+        OptimizerKind,
+        Setting(
+            "Optimizer of the clients' models; adamw wants a smaller lr, such as 0.001",
+            "Training",
+            "learning",
+            "agreed",
+            before="sgd",
+        ),
+    ] = "sgd"
+    lr: Annotated[Positive, Setting("Learning rate, at its highest", "Training", "learning", "agreed")] = 0.01
+    lr_schedule: Annotated[
+        LrSchedule,
+        Setting(
+            "Learning rate over the planned rounds: constant, or falling as half a cosine",
+            "Training",
+            "learning",
+            "agreed",
+            before="constant",
+        ),
+    ] = "constant"
+    warmup_rounds: Annotated[
+        int,
+        Field(ge=0),
+        Setting("First rounds in which the learning rate rises to lr", "Training", "learning", "agreed", before=0),
+    ] = 0
     momentum: Annotated[float, Field(ge=0, lt=1), Setting("Momentum of SGD", "Training", "learning", "agreed")] = 0.9
-    weight_decay: Annotated[NotNegative, Setting("Weight decay of SGD", "Training", "learning", "agreed")] = 5e-4
+    weight_decay: Annotated[
+        NotNegative, Setting("Weight decay; apart from the gradient with adamw", "Training", "learning", "agreed")
+    ] = 5e-4
     clip_norm: Annotated[
         Positive, Setting("Gradients are clipped to this L2 norm", "Training", "learning", "agreed")
     ] = 5.0
@@ -317,13 +346,23 @@ class Experiment(BaseModel):
     def _check_together(self) -> Experiment:
         if self.active is not None and self.active > self.clients:
             raise ValueError(f"active is {self.active}, but there are only {self.clients} clients")
-        if problem := self._attack_problem():
+        if problem := self._attack_problem() or self._training_problem():
             raise ValueError(problem)
         if self.engine == "serial" and self.workers not in ("auto", 1):
             raise ValueError(f"engine serial is one process, but workers is {self.workers}; choose engine processes")
         if self.ray_address is not None and self.engine != "ray":
             raise ValueError(f"ray_address is for engine ray, but engine is {self.engine}")
         return self
+
+    def _training_problem(self) -> str | None:
+        if self.warmup_rounds >= self.rounds:
+            return (
+                f"warmup_rounds is {self.warmup_rounds}, but there are only {self.rounds} rounds: at least one must "
+                "come after the warm-up"
+            )
+        if self.optimizer == "adamw" and self.momentum != type(self).model_fields["momentum"].default:
+            return f"momentum is {self.momentum:g}, but optimizer is 'adamw': momentum is SGD's, leave it out"
+        return None
 
     def _attack_problem(self) -> str | None:
         if self.attackers >= self.clients:

@@ -25,9 +25,9 @@ from crad.federation.message import Message, Statistics, pack
 from crad.inference.engine import TeacherEngine
 from crad.models import Architecture, build_model
 from crad.randomness import stream, torch_seed
-from crad.training.epoch import make_optimizer
 from crad.training.evaluation import ClassScore, score_with_priors
 from crad.training.losses import log_shares
+from crad.training.optimizer import load_optimizer_tensors, make_optimizer, optimizer_tensors
 
 SNAPSHOT = "snapshot"
 
@@ -102,10 +102,11 @@ class Peer:
         *,
         model: nn.Module | None = None,
         engine: TeacherEngine | None = None,
+        round_index: int = 1,
     ) -> None:
         """Begins with the member's first weights, or with a model whose weights `load_state` will overwrite.
 
-        `engine` makes measuring on many images faster.
+        `engine` makes measuring on many images faster; the learning rate is that of the round.
         """
         self.context, self.experiment, self.data = context, context.experiment, context.data
         self.num_classes = context.data.num_classes
@@ -113,7 +114,7 @@ class Peer:
         self.index, self.clients, self.architecture = member.index, member.clients, member.architecture
         self._member = member
         self.model = self.first_model() if model is None else model
-        self.optimizer = make_optimizer(self.model, context.experiment)
+        self.optimizer = make_optimizer(self.model, context.experiment, round_index=round_index)
         self.memory: dict[str, Tensor] = {}  # what a method keeps from phase to phase and from round to round
         self.variants: dict[str, dict[str, Tensor]] = {}  # other weights of its model, measured beside it
         self.evaluation = Evaluation(validation=())
@@ -174,7 +175,7 @@ class Peer:
         self.evaluation = replace(self.evaluation, variants=variants)
 
     def state(self) -> dict[str, Tensor]:
-        """Return model, momentum and memory, everything a checkpoint needs of the peer's tensors.
+        """Return model, memory and what the optimiser keeps, everything a checkpoint needs of the peer's tensors.
 
         Themselves, not copies.
         """
@@ -182,29 +183,23 @@ class Peer:
         tensors |= {f"memory.{name}": tensor for name, tensor in self.memory.items()}
         for variant, weights in self.variants.items():
             tensors |= {f"variant.{variant}.{name}": tensor for name, tensor in weights.items()}
-        for name, parameter in self.model.named_parameters():
-            kept = self.optimizer.state[parameter]
-            unknown = sorted(set(kept) - {"momentum_buffer"})
-            if unknown:
-                raise RunError(
-                    f"the optimiser of client {self.index} keeps {unknown[0]!r}, which would be lost between rounds: "
-                    "peers keep their model and SGD's momentum"
-                )
-            if kept.get("momentum_buffer") is not None:
-                tensors[f"momentum.{name}"] = kept["momentum_buffer"]
-        return tensors
+        try:
+            return tensors | optimizer_tensors(self.model, self.optimizer, self.experiment)
+        except ValueError as error:
+            raise RunError(
+                f"the optimiser of client {self.index} keeps {error.args[0]!r}, which would be lost between rounds: "
+                f"peers keep their model and what {self.experiment.optimizer} keeps"
+            ) from error
 
-    def load_state(self, tensors: Mapping[str, Tensor], evaluation: Evaluation, *, with_momentum: bool = True) -> None:
-        """Take up exactly where `state` left off; the momentum is for those who will train."""
+    def load_state(self, tensors: Mapping[str, Tensor], evaluation: Evaluation, *, with_optimizer: bool = True) -> None:
+        """Take up exactly where `state` left off; what the optimiser keeps is for those who will train."""
         self.model.load_state_dict(_under("model.", tensors))
         self.memory = {name: tensor.to(self.context.device) for name, tensor in _under("memory.", tensors).items()}
         for name, tensor in _under("variant.", tensors).items():
             variant, _, weight = name.partition(".")
             self.variants.setdefault(variant, {})[weight] = tensor
-        for name, parameter in self.model.named_parameters() if with_momentum else ():
-            momentum = tensors.get(f"momentum.{name}")
-            if momentum is not None:
-                self.optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(momentum)
+        if with_optimizer:
+            load_optimizer_tensors(self.model, self.optimizer, self.experiment, tensors)
         self.evaluation = evaluation
 
     def keep_variant(self, name: str) -> None:

@@ -122,12 +122,13 @@ class TaskRunner:
         # A user's module may keep something outside its state: it is built again each time and measured as it is.
         is_ours = member.architecture.name in ARCHITECTURES
         known = self._models.get(member.architecture.id) if is_ours and task.state is not None else None
-        peer = Peer(self._context, member, model=known, engine=self._measuring if is_ours else None)
+        engine = self._measuring if is_ours else None
+        peer = Peer(self._context, member, model=known, engine=engine, round_index=task.round_index)
         self._models[member.architecture.id] = peer.model
         if task.state is not None:
             assert task.evaluation is not None, "a state comes with its evaluation"
             is_training = task.verb not in ("publish", "test")
-            peer.load_state(load_tensors(task.state), task.evaluation, with_momentum=is_training)
+            peer.load_state(load_tensors(task.state), task.evaluation, with_optimizer=is_training)
         elif task.evaluation is not None:
             peer.evaluation = task.evaluation
         return peer

@@ -29,8 +29,9 @@ from crad.methods.distillation import decode_all, publish_snapshot, trainable_mo
 from crad.methods.local_training import train_epochs
 from crad.randomness import stream
 from crad.training.digest import logits_on
-from crad.training.epoch import Block, epoch_blocks, make_optimizer
+from crad.training.epoch import Block, epoch_blocks
 from crad.training.losses import log_shares, private_cross_entropy, softened_divergence
+from crad.training.optimizer import make_optimizer
 
 RETURNED = "returned"
 PEAK = "peak"
@@ -138,7 +139,9 @@ def mutual_epochs(
     sizes = [float(sum(parameter.numel() for parameter in model.parameters())) for model in models.values()]
     weights_M = torch.tensor(sizes if is_by_size else [1.0] * len(sizes), dtype=torch.float64)
     weights_M = (weights_M / weights_M.sum()).float().to(peer.context.device)
-    trained = [_Trained(model, make_optimizer(model, experiment)) for model in models.values()]
+    trained = [
+        _Trained(model, make_optimizer(model, experiment, round_index=context.round_index)) for model in models.values()
+    ]
     log_share_C = log_shares(peer.train.labels, num_classes=peer.num_classes)
     total, samples = 0.0, 0
     for epoch in range(epochs):

@@ -17,6 +17,7 @@ from crad.federation.message import Message, open_message, pack
 from crad.federation.method import MethodSpec, RoundContext
 from crad.federation.peer import Peer
 from crad.training.digest import DigestLoss, digest, restore_optimizer, store_optimizer
+from crad.training.optimizer import lr_factor
 
 PREDICTIONS = "predictions"
 DIGEST = "digest"
@@ -80,9 +81,13 @@ def fault_of_probabilities(q_BC: Tensor) -> str:
 def digest_targets(
     peer: Peer, inputs: Tensor, target_BC: Tensor, context: RoundContext, *, spec: DigestSpec, loss_of: DigestLoss
 ) -> float:
-    """Draw the peer's model to the targets; its optimiser is not that of the private epochs and goes on next round."""
+    """Draw the peer's model to the targets; its optimiser is not that of the private epochs and goes on next round.
+
+    Its learning rate is the method's own and follows the schedule: else it would outweigh private epochs that fade.
+    """
     experiment = peer.experiment
-    optimizer = torch.optim.Adam(peer.model.parameters(), lr=spec.digest_lr)
+    lr = spec.digest_lr * lr_factor(experiment, context.round_index)
+    optimizer = torch.optim.Adam(peer.model.parameters(), lr=lr)
     restore_optimizer(peer.memory, DIGEST, peer.model, optimizer)
     losses = [
         digest(

@@ -1,4 +1,4 @@
-"""One local epoch: blocks of the shard in a seeded order, and SGD steps over their batches."""
+"""One local epoch: blocks of the shard in a seeded order, and steps over their batches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from crad.config import Experiment
 from crad.data.preprocessing import ImageSet, Preprocessor
 from crad.device import computing
 from crad.randomness import torch_stream
@@ -87,7 +86,7 @@ def train_on_block(
     loss_of: Callable[[Tensor, slice], Loss],
     meter: LossMeter,
 ) -> None:
-    """Take SGD steps over the batches of a block; `loss_of(logits, where)` scores the samples at `where` in it."""
+    """Take steps over the batches of a block; `loss_of(logits, where)` scores the samples at `where` in it."""
     model.train()
     for start in range(0, len(block.labels), batch_size):
         where = slice(start, min(start + batch_size, len(block.labels)))
@@ -99,10 +98,3 @@ def train_on_block(
         nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
         optimizer.step()
         meter.add(loss, where.stop - where.start)
-
-
-def make_optimizer(model: nn.Module, experiment: Experiment) -> torch.optim.SGD:
-    """Make SGD as settled; its momentum is the client's own and lives as long as its model."""
-    return torch.optim.SGD(
-        model.parameters(), lr=experiment.lr, momentum=experiment.momentum, weight_decay=experiment.weight_decay
-    )

@@ -11,6 +11,7 @@ from crad.site.doctor.findings import Findings, size_text
 from crad.site.doctor.own_model import ResourceNeeds
 from crad.site.settings import Site
 from crad.training.epoch import BLOCK_BYTES
+from crad.training.optimizer import moments_kept
 
 STATES = 2 * 3  # with the others and alone: the newest, the best, and one being written
 COPIES = 2  # of the model at the end: safetensors and ONNX
@@ -19,9 +20,10 @@ FLOAT_BYTES = 4
 
 
 def check_disk(needs: ResourceNeeds, site: Site, findings: Findings) -> None:
-    """Check the room for two rounds of snapshots, our own and the others', and for checkpoints with momentum."""
+    """Check the room for two rounds of snapshots, our own and the others', and for checkpoints with moments."""
     own, received = needs.snapshot_bytes, sum(needs.received_bytes.values())
-    need = KEPT_ROUNDS * (own + received) + 2 * STATES * own + COPIES * own
+    state = (1 + moments_kept(needs.local_peer.experiment)) * own
+    need = KEPT_ROUNDS * (own + received) + STATES * state + COPIES * own
     free = shutil.disk_usage(needs.local_peer.folder).free
     text = f"{size_text(free)} free for {site.state}, about {size_text(need)} needed"
     advice = "free some, or choose another state in peer.toml"
@@ -29,12 +31,13 @@ def check_disk(needs: ResourceNeeds, site: Site, findings: Findings) -> None:
 
 
 def check_memory(needs: ResourceNeeds, findings: Findings) -> None:
-    """Check the room for the student with gradients and momentum, the largest and the prepared teachers, the images."""
+    """Check the room for the student with gradients and moments, the largest and prepared teachers, the images."""
     context = needs.local_peer.context
     images = context.data.dataset.train_images
     block = min(BLOCK_BYTES, FLOAT_BYTES * images.size)
     # A teacher is there twice: as it came, and as it runs.
-    need = 3 * needs.snapshot_bytes + 2 * needs.largest_bytes + PREPARED_BYTES + 2 * images.nbytes + block
+    student = (2 + moments_kept(needs.local_peer.experiment)) * needs.snapshot_bytes
+    need = student + 2 * needs.largest_bytes + PREPARED_BYTES + 2 * images.nbytes + block
     there = available_memory_bytes(context.device)
     if there is None:
         findings.ok("memory", f"about {size_text(need)} needed; how much is free cannot be told here", need_bytes=need)
