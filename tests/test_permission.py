@@ -49,15 +49,17 @@ METHOD = None
 
 @pytest.fixture
 def canary(tmp_path, monkeypatch) -> Iterator[Path]:
-    """The file that says who imported a module called `canary`, which can be imported from here."""
+    """The file that says who imported a module called `canary`, or `timm`, which can be imported from here."""
     folder = tmp_path / "importable"
     folder.mkdir()
-    (folder / "canary.py").write_text(CANARY)
+    for name in ("canary", "timm"):
+        (folder / f"{name}.py").write_text(CANARY)
+        monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
-    sys.modules.pop("canary", None)
     yield folder / "sang"
     sys.modules.pop("canary", None)
+    sys.modules.pop("timm", None)
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +83,7 @@ OUTSIDE = {
     "a module that kills": "ctypes:string_at",
     "a package that is not there": "nowhere_at_all:build",
     "one that is": "canary:build",
+    "one of timm's": "timm:resnet18",
     "another package's entry point": "installed-elsewhere",
 }
 

@@ -24,14 +24,14 @@ from crad.federation.roster import Roster
 from crad.federation.tasks import Engine
 from crad.inspection import RunInspector, is_inspectable, write_inspection
 from crad.methods import resolve_method
-from crad.models import ARCHITECTURES, Architecture, resolve_architecture
+from crad.models import ARCHITECTURES, Architecture, load_first_weights, resolve_architecture
 from crad.randomness import repeatable
 from crad.report.page import report_page
 from crad.report.svg import partition_picture
 from crad.runs.callbacks import Callback, CallbackList
-from crad.runs.directory import PARTITION_FILE, RunDirectory
+from crad.runs.directory import PARTITION_FILE, WEIGHTS_FILE, RunDirectory
 from crad.runs.loop import RunLoop
-from crad.runs.records import Record, partition_record
+from crad.runs.records import Record, partition_record, weights_record
 from crad.runs.resolution import resolve_experiment
 from crad.runs.result import Result
 from crad.runs.run_records import RunRecords
@@ -67,7 +67,7 @@ def _run(experiment: Experiment, directory: RunDirectory | None, *, resume: bool
         directory.check_free(experiment)
     method = resolve_method(experiment.method, experiment.method_settings)
     for name in experiment.models:
-        resolve_architecture(name.partition("@")[0])
+        resolve_architecture(Architecture.parse(name).name)
     context = build_run_context(experiment)
     _check_proxy(method, context.data)
     running = _Simulation(method, context, directory, callback)
@@ -107,7 +107,8 @@ class _Simulation:
         # Every kind of model is built and tried before anything is written: a faulty one leaves no directory behind.
         with repeatable(context.experiment.seed, "roster", device=context.device):
             for architecture in dict.fromkeys(member.architecture for member in self._members if not member.build):
-                check_model(context, architecture)
+                if word := check_model(context, architecture):
+                    callback.on_notice(word)
             context.adversary.check(context, self._members)
 
     def execute(self, engine: Engine, *, is_new: bool) -> Result:
@@ -134,10 +135,14 @@ class _Simulation:
         return self._finish(self._records(records, workers=engine.workers))
 
     def _describe(self, directory: RunDirectory, *, is_new: bool) -> None:
-        """Write down how the data is divided; in a resumed run it must be as it was."""
+        """Write down how the data is divided and who begins with which weights; in a resumed run all is as it was."""
+        weights = weights_record(self._members)
         if not is_new and (directory.path / PARTITION_FILE).is_file():
             directory.check_same_data(self._partition)
+            directory.check_same_weights(weights)
         else:
+            if weights:
+                directory.write_json(WEIGHTS_FILE, weights)
             directory.write_json(PARTITION_FILE, self._partition)
         directory.write_text("partition.svg", partition_picture(self._partition))
 
@@ -176,15 +181,22 @@ class _Simulation:
         return write_inspection(directory, RunInspector(directory.path, context=self._context))
 
 
-def check_model(context: RunContext, architecture: Architecture) -> None:
-    """Build a model once; a user's twice, for its first weights must follow from the seed."""
-    first = new_model(context, architecture, seed=0).state_dict()
-    if architecture.name in ARCHITECTURES:
-        return
-    again = new_model(context, architecture, seed=0).state_dict()
-    different = [name for name, tensor in first.items() if not torch.equal(tensor, again[name])]
-    if different:
-        raise ConfigError(
-            f"model {architecture.name!r}: two built with the same seed differ in {different[0]!r}; draw its first "
-            "weights with torch's own generator"
-        )
+def check_model(context: RunContext, architecture: Architecture) -> str | None:
+    """Build a model once, a user's twice, for its first weights must follow from the seed; try weights from a file.
+
+    Return what to say of these, None where there are none.
+    """
+    model = new_model(context, architecture, seed=0)
+    first = model.state_dict()
+    if architecture.name not in ARCHITECTURES:
+        again = new_model(context, architecture, seed=0).state_dict()
+        different = [name for name, tensor in first.items() if not torch.equal(tensor, again[name])]
+        if different:
+            raise ConfigError(
+                f"model {architecture.name!r}: two built with the same seed differ in {different[0]!r}; draw its first "
+                "weights with torch's own generator"
+            )
+    if architecture.weights is None:
+        return None
+    loaded = load_first_weights(model, architecture.weights, name=architecture.id)
+    return loaded.sentence(architecture.id, architecture.weights)

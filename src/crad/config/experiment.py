@@ -141,7 +141,8 @@ class Experiment(BaseModel):
         tuple[str, ...],
         Field(min_length=1),
         Setting(
-            "Architectures, given to the clients in turn, separated by commas",
+            "Architectures, given to the clients in turn, separated by commas: ours, timm:NAME, package.module:build; "
+            "with :weights=FILE if trained before",
             "Models",
             "learning",
             "agreed elsewhere",

@@ -32,8 +32,8 @@ class RunContext:
 
     def architecture_of(self, client: int) -> Architecture:
         """Return a client's network, dealt out in turn: POOL[i mod 3]; a name may carry a width, `cnn6@0.5`."""
-        name = self.experiment.models[client % len(self.experiment.models)]
-        return Architecture.parse(name) if "@" in name else Architecture(name, self.experiment.width)
+        entry = self.experiment.models[client % len(self.experiment.models)]
+        return Architecture.parse(entry, width=self.experiment.width)
 
     @cached_property
     def recipe(self) -> Recipe:

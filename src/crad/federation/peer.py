@@ -23,7 +23,7 @@ from crad.errors import ConfigError, RunError
 from crad.federation.context import RunContext
 from crad.federation.message import Message, Statistics, pack
 from crad.inference.engine import TeacherEngine
-from crad.models import Architecture, build_model
+from crad.models import Architecture, build_model, load_first_weights
 from crad.randomness import stream, torch_seed
 from crad.training.evaluation import ClassScore, score_with_priors
 from crad.training.losses import log_shares
@@ -139,9 +139,11 @@ class Peer:
         return [self.data.shards[client] for client in self.clients]
 
     def first_model(self) -> nn.Module:
-        """Build its network again as it was before it had learned anything."""
-        seed = torch_seed(self.experiment.seed, "peer", self.acts_as, "weights")
-        return first_model(self.context, self._member, seed=seed)
+        """Build its network again as it was before it had learned anything here, with weights from its file, if any."""
+        model = untrained_model(self.context, self._member)
+        if self.architecture.weights is not None:
+            load_first_weights(model, self.architecture.weights, name=self.architecture.id)
+        return model
 
     def snapshot(self, round_index: int, *, with_cross_entropy: bool = False) -> Message:
         """Return the frozen model with its class statistics, as bytes."""
@@ -315,8 +317,14 @@ def new_model(context: RunContext, architecture: Architecture, *, seed: int) -> 
     return model.to(device=context.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
+def untrained_model(context: RunContext, member: PeerSpec) -> nn.Module:
+    """Build a member's network as its seed draws it, for weights that will be loaded or as it is."""
+    seed = torch_seed(context.experiment.seed, "peer", context.adversary.acts_as(member.index), "weights")
+    return first_model(context, member, seed=seed)
+
+
 def first_model(context: RunContext, member: PeerSpec, *, seed: int) -> nn.Module:
-    """Build a member's network before it has learned anything."""
+    """Build a member's network from a seed, before it has learned anything."""
     if member.build is None:
         return new_model(context, member.architecture, seed=seed)
     with torch.random.fork_rng(devices=[]):

@@ -19,7 +19,7 @@ from crad.errors import RunError
 from crad.federation.context import RunContext
 from crad.federation.message import Message, encode, map_file, read_state
 from crad.federation.method import Learned, Method, RoundContext
-from crad.federation.peer import Evaluation, Peer
+from crad.federation.peer import Evaluation, Peer, untrained_model
 from crad.federation.teachers import TeacherCache
 from crad.files import write_whole
 from crad.inference.engine import TeacherEngine
@@ -121,9 +121,11 @@ class TaskRunner:
         member = self._members[task.peer]
         # A user's module may keep something outside its state: it is built again each time and measured as it is.
         is_ours = member.architecture.name in ARCHITECTURES
-        known = self._models.get(member.architecture.id) if is_ours and task.state is not None else None
+        model = self._models.get(member.architecture.id) if is_ours and task.state is not None else None
+        if model is None and task.state is not None:
+            model = untrained_model(self._context, member)  # a file of first weights is not needed any more
         engine = self._measuring if is_ours else None
-        peer = Peer(self._context, member, model=known, engine=engine, round_index=task.round_index)
+        peer = Peer(self._context, member, model=model, engine=engine, round_index=task.round_index)
         self._models[member.architecture.id] = peer.model
         if task.state is not None:
             assert task.evaluation is not None, "a state comes with its evaluation"

@@ -18,7 +18,7 @@ from crad.data.preprocessing import ImageSet
 from crad.errors import RunError
 from crad.federation.context import RunContext, build_run_context
 from crad.federation.method import Method
-from crad.federation.peer import Peer, class_statistics, training_images
+from crad.federation.peer import Peer, class_statistics, training_images, untrained_model
 from crad.federation.roster import PeerSlot, Roster
 from crad.federation.tasks import load_tensors
 from crad.inference.engine import PreparedTeacher, TeacherEngine, soft_predictions
@@ -112,7 +112,8 @@ class Panel:
 
     def _run_of(self, slot: PeerSlot) -> PreparedTeacher:
         """Prepare a teacher from its resting state; one at a time."""
-        peer = Peer(self.context, slot.member)
+        model = None if slot.state is None else untrained_model(self.context, slot.member)
+        peer = Peer(self.context, slot.member, model=model)
         if slot.state is not None:
             peer.load_state(load_tensors(slot.state), slot.measured)
         if self.is_liar(slot.index):

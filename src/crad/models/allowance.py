@@ -116,7 +116,7 @@ def estimate_size(architecture: Architecture, shape: InputShape) -> ModelSize:
 def _sketch(architecture: Architecture, shape: InputShape) -> nn.Module:
     if architecture.name in ARCHITECTURES:
         return ARCHITECTURES[architecture.name](**vars(shape), width=architecture.width)
-    model = resolve_foreign(architecture.name)(shape.num_classes, shape.in_channels)
+    model = resolve_foreign(architecture.name)(shape.num_classes, shape.in_channels, shape.image_size)
     if not isinstance(model, nn.Module):
         raise TypeError("no module")  # building it for once says so better
     return model

@@ -1,4 +1,4 @@
-"""Architectures by name: ours, another package's (an entry point), a user's own (`package.module:build`).
+"""Architectures by name: ours, timm's (`timm:NAME`), another package's (an entry point), a user's own (`module:build`).
 
 Shapes: B images, C classes, D channels, H and W the sides of the image.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -16,12 +17,16 @@ from torch import Tensor, nn
 from crad.errors import ConfigError
 from crad.models.cnn6 import Cnn6, Cnn6Wide
 from crad.models.resnet import ResNet18
+from crad.models.timm_models import build_timm, check_timm, is_timm
 from crad.plugins import call_foreign, resolve
 
 ENTRY_POINT_GROUP = "crad.models"
 MIN_SIDE = 8  # three halvings must leave a pixel
 MAX_WIDTH = 4.0
 MIN_CHANNELS = 4
+WEIGHTS = ":weights="  # before the file, in an entry of the setting `models`
+# A network that is not ours, from the number of classes, the channels and the sides of the images.
+ForeignBuilder = Callable[[int, int, tuple[int, int]], object]
 
 
 class Builder(Protocol):
@@ -34,10 +39,14 @@ class Builder(Protocol):
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model's name and the factor on its channel counts; `id` is what peers and files call it."""
+    """A model's name and the factor on its channel counts; `id` is what peers and files call it.
+
+    Where its first weights come from is its owner's own affair, and no part of the id.
+    """
 
     name: str
     width: float = 1.0
+    weights: Path | None = None  # a safetensors file; None: drawn by the seed
     id: str = field(init=False, repr=False, compare=False)  # the name, followed by `@width` unless the width is 1
 
     def __post_init__(self) -> None:
@@ -49,13 +58,16 @@ class Architecture:
         object.__setattr__(self, "id", f"{self.name}{suffix}")
 
     @classmethod
-    def parse(cls, text: str) -> Architecture:
-        """Parse an architecture's id: `resnet18` or `resnet18@0.125`."""
-        name, at, width = text.partition("@")
+    def parse(cls, text: str, *, width: float = 1.0) -> Architecture:
+        """Parse `resnet18`, `resnet18@0.125` or `timm:resnet18:weights=FILE`; `width` is for one that says none."""
+        said, has_weights, file = text.partition(WEIGHTS)
+        if has_weights and not file:
+            raise ConfigError(f"model {text!r}: a file must follow after {WEIGHTS!r}")
+        name, at, own_width = said.partition("@")
         try:
-            return cls(name, float(width) if at else 1.0)
+            return cls(name, float(own_width) if at else width, Path(file) if file else None)
         except ValueError:
-            raise ConfigError(f"model {text!r}: the width after '@' must be a number, got {width!r}") from None
+            raise ConfigError(f"model {text!r}: the width after '@' must be a number, got {own_width!r}") from None
 
     def __str__(self) -> str:
         return self.id
@@ -77,23 +89,25 @@ def build_model(
 
 
 def resolve_architecture(name: str) -> Builder:
-    """Return the builder of a known name, an entry point or an import path `package.module:build`.
+    """Return the builder of a known name, timm's `timm:NAME`, an entry point or an import path `package.module:build`.
 
-    The last two import code: never pass a name that came from a peer and is not in the own settings.
+    All but the first import code: never pass a name that came from a peer and is not in the own settings.
     """
     if name in ARCHITECTURES:
         return ARCHITECTURES[name]
     return functools.partial(_build_foreign, name, resolve_foreign(name))
 
 
-def resolve_foreign(name: str) -> Callable[[int, int], object]:
-    """Import a user's own function of (num_classes, in_channels) as it is; the result is not looked at."""
+def resolve_foreign(name: str) -> ForeignBuilder:
+    """Import timm or a user's own function of (num_classes, in_channels) as it is; the result is not looked at."""
+    if is_timm(name):
+        check_timm(name)
+        return functools.partial(build_timm, name)
     build = resolve("model", name, known=ARCHITECTURES, group=ENTRY_POINT_GROUP)
     if not callable(build):
         kind = type(build).__name__
         raise ConfigError(f"model {name!r}: expected a function of (num_classes, in_channels), got {kind}")
-    found: Callable[[int, int], object] = build
-    return found
+    return lambda num_classes, in_channels, image_size: build(num_classes, in_channels)
 
 
 def scale_channels(channels: Sequence[int], width: float) -> list[int]:
@@ -134,7 +148,7 @@ POOL = ("resnet18", "resnet18-half", "cnn6")  # what the paper deals out to its 
 
 def _build_foreign(
     name: str,
-    build: Callable[[int, int], object],
+    build: ForeignBuilder,
     *,
     num_classes: int,
     in_channels: int,
@@ -145,7 +159,7 @@ def _build_foreign(
     images_BDHW = torch.zeros(2, in_channels, *image_size)
     batch = f"a batch of {list(images_BDHW.shape)}"
     call = f"build({num_classes}, {in_channels})"
-    model = call_foreign("model", name, call, build, num_classes, in_channels)
+    model = call_foreign("model", name, call, build, num_classes, in_channels, image_size)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model {name!r}: {call} must return a torch.nn.Module, got {type(model).__name__}")
     logits_BC = call_foreign("model", name, batch, _try_forward, model, images_BDHW)

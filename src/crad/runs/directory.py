@@ -2,6 +2,7 @@
 
 experiment.toml   everything needed to repeat the run
 partition.json    clients x classes, and partition.svg, the same as a picture
+weights.json      by which files of weights clients began, where some did
 rounds.jsonl      one line per round
 summary.json      the outcome, once the run is complete
 inspection.json   how teachers were combined for some test images, for methods that do so by a rule
@@ -28,6 +29,7 @@ from crad.files import write_atomically, write_flushed, write_once
 from crad.runs.records import Record
 
 PARTITION_FILE = "partition.json"
+WEIGHTS_FILE = "weights.json"
 MEMBER_FILE = "secret"  # what the folder of a member has, and of a simulation has not
 ROUND_KEYS = frozenset({"round", "active", "validation_accuracy", "global_accuracy", "local_accuracy", "clients"})
 SUMMARY_KEYS = frozenset({"schema", "method", "seed", "best_round", "global_accuracy", "hardware", "train_images"})
@@ -83,6 +85,11 @@ class RunDirectory:
         """Refuse a run whose data is not what it was when the run began."""
         if self.read_json(PARTITION_FILE) != partition:
             raise RunError(f"the data of {self.path} has changed since that run began; put the old files back")
+
+    def check_same_weights(self, weights: Record) -> None:
+        """Refuse a run whose clients would begin with other weights than when it began."""
+        if (self.read_json(WEIGHTS_FILE) if (self.path / WEIGHTS_FILE).is_file() else {}) != weights:
+            raise RunError(f"{self.path} began with other files of weights; put the old ones back")
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -6,7 +6,7 @@ Accuracies are in percent. What depends on the clock or the machine stands under
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,10 @@ import numpy as np
 from crad.data.dataset import Dataset
 from crad.federation.federated_data import FederatedData
 from crad.federation.method import Learned
-from crad.federation.peer import Evaluation
+from crad.federation.peer import Evaluation, PeerSpec
 from crad.federation.roster import PeerSlot, Roster
 from crad.federation.rounds import Round
+from crad.models import file_sha256
 from crad.training.evaluation import ClassScore
 
 Record = dict[str, Any]
@@ -35,6 +36,13 @@ def partition_record(data: FederatedData) -> Record:
         "global_test_size": len(data.dataset.test_labels),
         "data_sha256": _fingerprint(data.dataset),
     }
+
+
+def weights_record(members: Iterable[PeerSpec]) -> Record:
+    """Return who begins with which file of weights, by its fingerprint: `weights.json`; nothing where nobody does."""
+    files = {str(one.index): one.architecture.weights for one in members if one.architecture.weights is not None}
+    known = {file: file_sha256(file) for file in dict.fromkeys(files.values())}
+    return {index: {"sha256": known[file]} for index, file in files.items()}
 
 
 def round_record(done: Round, roster: Roster) -> Record:

@@ -55,6 +55,8 @@ def _join(agreement: Agreement, site: Site, *, callback: Callback) -> Joined:
     part = prepare_local_peer(agreement, site)
     for name, reason in part.named_left_out.items():
         callback.on_notice(f"{name} is left out as a teacher: {reason}")
+    if part.word_about_weights is not None:
+        callback.on_notice(part.word_about_weights)
     disk = LedgerDisk(part.folder, notice=callback.on_notice)
     with open_exchange(part, site, notice=callback.on_notice, on_fault=disk.note) as exchange:
         federated = take_part(part, exchange, callback=CallbackList([disk, callback]))

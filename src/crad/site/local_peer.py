@@ -16,6 +16,7 @@ from crad.federation.context import RunContext, build_site_context
 from crad.federation.method import Method
 from crad.files import write_once
 from crad.methods import check_recipe, resolve_method
+from crad.models import WEIGHTS
 from crad.network.agreement import Agreement
 from crad.randomness import repeatable, stream
 from crad.site.permission import (
@@ -41,6 +42,7 @@ class LocalPeer:
     method: Method
     folder: Path
     left_out: dict[int, str] = field(default_factory=dict)  # members that cannot teach us, by number, and why
+    word_about_weights: str | None = None  # what our own file of weights gave, where there is one
 
     @property
     def experiment(self) -> Experiment:
@@ -94,12 +96,17 @@ def make_local_peer(agreement: Agreement, site: Site, own: OwnData) -> LocalPeer
     )
     _check_method(method, context)
     with repeatable(experiment.seed, "roster", device=device):
-        check_model(context, context.architecture_of(number))
-    return LocalPeer(agreement, number, context, method, folder, left_out_of(agreement, site))
+        word = check_model(context, context.architecture_of(number))
+    return LocalPeer(agreement, number, context, method, folder, left_out_of(agreement, site), word)
 
 
 def _experiment(agreement: Agreement, site: Site) -> Experiment:
-    return agreement.experiment(dataset=str(site.data), device=site.device, workers=1)
+    experiment = agreement.experiment(dataset=str(site.data), device=site.device, workers=1)
+    if site.weights is None:
+        return experiment
+    number, models = agreement.number(site.name), list(experiment.models)
+    models[number] += f"{WEIGHTS}{site.weights.resolve()}"  # ours alone: nobody is told, and nobody's file is read
+    return experiment.model_copy(update={"models": tuple(models)})
 
 
 def _check_method(method: Method, context: RunContext) -> None:

@@ -47,6 +47,9 @@ state = "state"
 # Where to compute: auto, cpu, cuda or mps.
 device = "auto"
 
+# A safetensors file with the weights that our own network begins with, where it was trained before.
+# weights = "pretrained.safetensors"
+
 # Networks beside the built-in ones that may run here, ours and those of others we want to learn from. Their code runs
 # on this machine: read it first. A member with another network is left out, and the run goes on.
 {architectures}
@@ -102,6 +105,7 @@ class Site(BaseModel):
     listen: Address = "0.0.0.0:8443"  # others must reach it; TLS decides who gets in
     state: Path
     device: Device = "auto"
+    weights: Path | None = None  # what our own network begins with; None: drawn by the seed
     architectures: Names = ()  # networks that may be imported here, beside the built-in ones
     methods: Names = ()
     max_teacher_mb: Positive = 2048.0
@@ -133,4 +137,4 @@ def read_site(path: Path) -> Site:
         raise ConfigError(f"{path}: {error}") from error
 
 
-_PATHS = ("agreement", "keys", "data", "state")
+_PATHS = ("agreement", "keys", "data", "state", "weights")

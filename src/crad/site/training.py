@@ -18,9 +18,9 @@ from crad.files import write_atomically
 from crad.methods.alone import LOCAL
 from crad.network.member_exchange import MemberExchange
 from crad.runs.callbacks import Callback, CallbackList, LambdaCallback
-from crad.runs.directory import PARTITION_FILE, RunDirectory
+from crad.runs.directory import PARTITION_FILE, WEIGHTS_FILE, RunDirectory
 from crad.runs.loop import RunLoop
-from crad.runs.records import Record, partition_record
+from crad.runs.records import Record, partition_record, weights_record
 from crad.site.local_peer import LocalPeer
 from crad.site.state_folder import STATUS
 from crad.site.status import Status
@@ -137,9 +137,13 @@ def _train(part: LocalPeer, method: Method, folder: Path, exchange: Exchange, *,
 def _begin(directory: RunDirectory, part: LocalPeer) -> None:
     """Write down what this is, or check that it is still the same."""
     partition = partition_record(part.context.data)
+    weights = weights_record(member for member in LOCAL.roster(part.context) if member.index == part.number)
     if directory.experiment_file.exists():
         directory.check_same_data(partition)
+        directory.check_same_weights(weights)
         return
     directory.path.mkdir(parents=True, exist_ok=True)
     directory.write_json(PARTITION_FILE, partition)
+    if weights:
+        directory.write_json(WEIGHTS_FILE, weights)
     write_atomically(directory.experiment_file, to_toml(part.experiment).encode())
