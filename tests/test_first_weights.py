@@ -232,6 +232,22 @@ def test_a_file_that_changed_since_the_run_began_is_noticed(tiny, pretrained, tm
         crad.run(experiment, output=tmp_path / "run", resume=True)
 
 
+def build(num_classes: int, in_channels: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(in_channels, 3, 8), nn.Flatten(), nn.Linear(3, num_classes))
+
+
+def test_who_has_learned_needs_the_file_no_more(tiny, tmp_path):
+    """Also a user's network, which is built again for every piece of work."""
+    file = saved(build(7, 1), tmp_path / "w.safetensors")
+    models = (f"tests.test_first_weights:build:weights={file}",)
+    federation = Federation(change(tiny, models=models, rounds=2))
+    assert torch.equal(federation.peer(3).model.state_dict()["0.weight"], load_file(file)["0.weight"])
+    federation.next_round()
+    file.unlink()
+    federation.next_round()
+    assert {place.state is None for place in federation.roster} == {False}
+
+
 def test_a_finished_run_is_inspected_without_the_file(tiny, pretrained, tmp_path):
     crad.run(change(tiny, models=(f"cnn6:weights={pretrained}",), rounds=1), output=tmp_path / "run")
     pretrained.unlink()

@@ -17,7 +17,10 @@ import crad
 from crad.cli import make_app
 from crad.config import Experiment, make_experiment, to_toml
 from crad.errors import ConfigError, RunError
+from crad.federation.method import RoundContext
 from crad.methods import METHODS
+from crad.methods.alone import train_alone
+from crad.randomness import repeatable
 from crad.runs.callbacks import LambdaCallback
 from crad.training.optimizer import lr_factor, make_optimizer
 from tests.conftest import change
@@ -83,22 +86,22 @@ def test_the_optimizer_is_adamw_as_the_settings_say():
 
 
 def test_adamw_goes_on_where_it_was(tiny):
-    """A peer that was put away and taken up again after each of two rounds is one that never rested."""
-    federation = Federation(change(tiny, method="local", clients=1, models=("cnn6",), optimizer="adamw", lr=0.003))
-    federation.next_round()
-    federation.next_round()
-    stored = federation.peer(0).state()
-    parameters = [name for name, _ in federation.peer(0).model.named_parameters()]
-    batches = -(-len(federation.peer(0).train) // tiny.batch_size)
-    for name in parameters:
-        assert stored[f"adamw.step.{name}"].item() == 2 * batches
-        assert bool((stored[f"adamw.exp_avg_sq.{name}"] >= 0).all())
+    """A peer that is put away and taken up again for every piece of work ends as one that never rested."""
+    alone = change(tiny, method="local", clients=1, models=("cnn6",), rounds=2, optimizer="adamw", lr=0.003)
+    federation = Federation(alone)
+    tireless = federation.peer(0)
+    for number in (1, 2):
+        federation.next_round()
+        with repeatable(0, device="cpu"):
+            train_alone(tireless, {}, RoundContext(number, federation.engine.runner.teachers))
+    stored, expected = federation.peer(0).state(), tireless.state()
+    assert stored.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(stored[name], tensor), name
+    batches = -(-len(tireless.train) // tiny.batch_size)
+    steps = {tensor.item() for name, tensor in stored.items() if name.startswith("adamw.step.")}
+    assert steps == {2 * batches}
     assert not [name for name in stored if name.startswith("momentum.")]
-    again = federation.peer(0)
-    again.load_state(stored, again.evaluation)
-    for parameter in again.model.parameters():
-        assert set(again.optimizer.state[parameter]) == {"step", "exp_avg", "exp_avg_sq"}
-        assert again.optimizer.state[parameter]["step"].device.type == "cpu"
 
 
 @pytest.fixture(scope="module")
