@@ -215,12 +215,12 @@ What is shown, and of which runs, stands at the table of global. Seeds that only
 Δ: crad, mixup on B (3).
 """
 GOLDEN_CSV = """\
-table,row,name,column,metric,mean,deviation,seeds,baseline,difference,interval_low,interval_high,paired_seeds,verdict,preset
-small,local,local,a,global_accuracy,15,10,1 2 3,crad,-5,-5,-5,1 2 3,worse,paper
-small,crad,crad,a,global_accuracy,20,10,1 2 3,crad,,,,,,paper
-small,mixed,"crad, mixup",a,global_accuracy,22,9.95038,1 2 3,crad,2,1.75159,2.24841,1 2 3,better,paper
-small,crad,crad,b,global_accuracy,50.5,0.707107,1 2,crad,,,,,,paper
-small,mixed,"crad, mixup",b,global_accuracy,66.6667,28.006,1 2 3,crad,0,-12.7062,12.7062,1 2,,paper
+table,row,name,column,dataset,metric,mean,deviation,seeds,baseline,difference,interval_low,interval_high,paired_seeds,verdict,preset
+small,local,local,a,cifar10,global_accuracy,15,10,1 2 3,crad,-5,-5,-5,1 2 3,worse,paper
+small,crad,crad,a,cifar10,global_accuracy,20,10,1 2 3,crad,,,,,,paper
+small,mixed,"crad, mixup",a,cifar10,global_accuracy,22,9.95038,1 2 3,crad,2,1.75159,2.24841,1 2 3,better,paper
+small,crad,crad,b,cifar100,global_accuracy,50.5,0.707107,1 2,crad,,,,,,paper
+small,mixed,"crad, mixup",b,cifar100,global_accuracy,66.6667,28.006,1 2 3,crad,0,-12.7062,12.7062,1 2,,paper
 """
 GOLDEN_LATEX = r"""
 \multicolumn{5}{@{}l}{\textit{A}} \\

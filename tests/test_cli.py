@@ -103,7 +103,11 @@ def test_compare_shows_means_and_paired_differences_and_continues(quick_toml, tm
     assert code == 0
     assert re.search(r"^\s+local\s+\d+\.\d\d ± \d+\.\d\d", out, re.MULTILINE)
     assert re.search(r"^\s+crad .* [+-]\d+\.\d\d ± \d+\.\d\d", out, re.MULTILINE)
-    assert "Joining" in out
+    answer = json.loads((tmp_path / "all" / "comparison.json").read_text())
+    said = answer["verdict"]["sentence"]
+    assert " ".join(said.split()) in " ".join(out.split())
+    assert said in (tmp_path / "all" / "comparison.md").read_text()
+    assert answer["verdict"]["verdicts"][0]["seeds"] == [1, 2]
     assert "[4/4] crad, seed 2" in err
     rows = json.loads((tmp_path / "all" / "comparison.json").read_text())["rows"]
     assert [row["method"] for row in rows] == ["local", "crad"]
@@ -121,13 +125,16 @@ def test_compare_shows_means_and_paired_differences_and_continues(quick_toml, tm
 def test_compare_all_runs_the_rows_of_the_paper_and_marks_reconstructions(quick_toml, tmp_path, crad_command):
     small = "fedgd.generator_steps=1,fedgd.generator_batch=8,fedgd.transfer_size=12,fedmkd.mu=0.25"
     code, out, _ = crad_command(
-        *("compare", "-c", quick_toml, "--methods", "local,all", "--rounds", 1, "--proxy-size", 24),
+        *("compare", "-c", quick_toml, "--methods", "all", "--rounds", 1, "--proxy-size", 24),
         *("--method-settings", small, "-o", tmp_path / "all"),
     )
     assert code == 0
     rows = [row["method"] for row in json.loads((tmp_path / "all" / "comparison.json").read_text())["rows"]]
     compared = ["fedmd", "fedgd", "msfkd", "dfml", "dfml (peak)", "fedmkd", "uniform", "uncertainty", "crad"]
     assert rows == ["local", *compared]
+    verdicts = json.loads((tmp_path / "all" / "comparison.json").read_text())["verdict"]["verdicts"]
+    assert [one["name"] for one in verdicts] == [name for name in compared if name != "dfml (peak)"]
+    assert {one["kind"] for one in verdicts} == {"not shown"}, "one seed"
     assert re.search(r"^ *msfkd † ", out, re.MULTILINE)
     assert "†: our reconstruction, no public code" in out
     assert "mu = 0.25" in (tmp_path / "all" / "fedmkd-seed5" / "experiment.toml").read_text()
@@ -137,6 +144,33 @@ def test_compare_all_runs_the_rows_of_the_paper_and_marks_reconstructions(quick_
     report = (tmp_path / "all" / "report.html").read_text()
     assert "--methods local,fedmd,fedgd,msfkd,dfml,fedmkd,uniform,uncertainty,crad" in report
     assert all(pair in report for pair in small.split(",")), "the line repeats it"
+
+
+def test_a_run_held_against_training_alone_says_whether_joining_helped(quick_toml, tmp_path, crad_command):
+    run = ("run", "-c", quick_toml, "--rounds", 1)
+    assert crad_command(*run, "--method", "local", "-o", tmp_path / "alone", "-q")[0] == 0
+    code, out, _ = crad_command(*run, "--method", "uniform", "-o", tmp_path / "a", "--against", tmp_path / "alone")
+    assert code == 0
+    words = " ".join(out.split())
+    assert "In this run joining with uniform " in words
+    assert "one seed shows no more than that." in words
+    flags = ("--method", "uniform", "-o", tmp_path / "b", "--against", tmp_path / "alone", "--json", "-q")
+    code, out, _ = crad_command(*run, *flags)
+    assert (code, json.loads(out)["verdict"]["kind"]) == (0, "not shown")
+    for other, path, words in (
+        (("--seed", 99), "alone", "seed is 5 there and 99 here, so the clients differ"),
+        ((), "a", "that is a run of 'uniform', expected one of 'local'"),
+        ((), "none", "none"),
+    ):
+        code, out, err = crad_command(*run, *other, "-o", tmp_path / "c", "--against", tmp_path / path)
+        assert (code, out, err.count("\n")) == (2, "", 1), err
+        assert words in err
+        assert not (tmp_path / "c").exists()
+    code, out, err = crad_command(
+        *run, "-o", tmp_path / "c", "--train-limit", 60, "--against", tmp_path / "alone", "-q"
+    )
+    assert (code, out.strip()) == (0, str(tmp_path / "c")), "the run is kept"
+    assert "crad: whether joining helped cannot be said:" in err
 
 
 def test_compare_refuses_a_proxy_method_without_proxy_images_before_it_runs_another(quick_toml, tmp_path, crad_command):

@@ -69,11 +69,13 @@ def test_the_page_is_the_one_that_the_run_ended_with(alone, report):
 
 
 def test_several_runs_get_one_page_here_and_a_folder_stands_for_its_runs(folder, tmp_path, report):
-    code, out, _ = report(folder / "local-seed5", folder / "crad-seed5")
+    code, out, err = report(folder / "local-seed5", folder / "crad-seed5")
     assert (code, out.strip()) == (0, "report.html")
+    assert err.startswith("In this run joining with crad ")
+    assert "one seed shows no more than that." in err
     text = Page((tmp_path / "report.html").read_text()).text
     assert text.startswith("2 methods compared on tiny.npz")
-    assert "Joining" in text
+    assert err.splitlines()[0] in text, "page and terminal say the same"
     code, out, _ = report(folder, "-o", "deep/er/all.html")
     assert (code, out.strip()) == (0, "deep/er/all.html")
     assert "2 methods compared" in (tmp_path / "deep" / "er" / "all.html").read_text()

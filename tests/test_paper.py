@@ -304,19 +304,19 @@ Two data sets, 100 % by hand. Δ: ours minus the paper's. Bold: best of a column
 in the paper. This is no reproduction of the paper's figures, the scale is another: rounds 4 (paper: 300).
 """
 GOLDEN_CSV = """\
-table,row,column,metric,paper,ours_mean,ours_deviation,difference,seeds,preset
-small,local,a,global_accuracy,,99,0,,1 2,paper
-small,local,a,needs_proxy,,no,,,1 2,paper
-small,fedmkd,a,global_accuracy,50,41,1.41421,-9,1 2,paper
-small,fedmkd,a,needs_proxy,no,no,,,1 2,paper
-small,crad,a,global_accuracy,60,38.5,0.707107,-21.5,1 2,paper
-small,crad,a,needs_proxy,no,no,,,1 2,paper
-small,local,b,global_accuracy,,,,,,paper
-small,local,b,needs_proxy,,,,,,paper
-small,fedmkd,b,global_accuracy,30,,,,,paper
-small,fedmkd,b,needs_proxy,,,,,,paper
-small,crad,b,global_accuracy,20,25,,5,2,paper
-small,crad,b,needs_proxy,,yes,,,2,paper
+table,row,column,dataset,metric,paper,ours_mean,ours_deviation,difference,seeds,preset
+small,local,a,cifar10,global_accuracy,,99,0,,1 2,paper
+small,local,a,cifar10,needs_proxy,,no,,,1 2,paper
+small,fedmkd,a,cifar10,global_accuracy,50,41,1.41421,-9,1 2,paper
+small,fedmkd,a,cifar10,needs_proxy,no,no,,,1 2,paper
+small,crad,a,cifar10,global_accuracy,60,38.5,0.707107,-21.5,1 2,paper
+small,crad,a,cifar10,needs_proxy,no,no,,,1 2,paper
+small,local,b,cifar100,global_accuracy,,,,,,paper
+small,local,b,cifar100,needs_proxy,,,,,,paper
+small,fedmkd,b,cifar100,global_accuracy,30,,,,,paper
+small,fedmkd,b,cifar100,needs_proxy,,,,,,paper
+small,crad,b,cifar100,global_accuracy,20,25,,5,2,paper
+small,crad,b,cifar100,needs_proxy,,yes,,,2,paper
 """
 GOLDEN_LATEX = r"""
 \begin{tabular}{@{}lrrrrr@{}}

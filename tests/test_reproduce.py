@@ -119,10 +119,15 @@ def test_every_table_is_written_in_three_forms_and_shown(toy):
         assert rows, name
         assert any(row["ours_mean"] for row in rows), name
         assert {row["preset"] for row in rows} == {"demo"}
+        assert {row["dataset"] for row in rows} == {"digits"}
         assert (folder / "tables" / f"{name}.md").read_text(encoding="utf-8").startswith("### ")
         assert "\\bottomrule" in (folder / "tables" / f"{name}.tex").read_text(encoding="utf-8")
-    for title in ("All methods on three data sets (Table 1)", "A success and a failure, traced (Figure 5, appendix)"):
-        assert title in out
+    for title in (
+        "All methods, on digits (laid out as Table 1)",
+        "A success and a failure, traced, on digits (laid out as Figure 5, appendix)",
+    ):
+        assert title in " ".join(out.split())
+    assert not re.search("^ *(CIFAR|PathMNIST)", out, re.MULTILINE), "no heading of data that was not run"
     assert "This is no reproduction of the paper's figures, the scale is another: dataset digits (paper: cifar10" in out
     assert out.strip().endswith(str(folder))
 
@@ -222,13 +227,13 @@ def test_what_is_there_can_be_shown_alone(toy, asked):
     folder, _, _ = toy
     code, out, _ = reproduce("table1", "--only-show", "--seeds", "1024,7", "--output", folder, method_settings=SMALL)
     assert (code, asked) == (0, [])
-    assert "9 of 18 runs are there" in out
+    assert "9 of 18 runs are there" in " ".join(out.split())
     code, out, _ = reproduce(
         "table1", "--output", folder, "--methods", "local,crad", "--datasets", "cifar100", "--json"
     )
     rows = json.loads(out)["tables"]["table1"]
     assert (code, asked) == (0, [])
-    assert {(row["row"], row["column"]) for row in rows} == {("local", "cifar100"), ("crad", "cifar100")}
+    assert {(row["row"], row["column"]) for row in rows} == {("local", "digits"), ("crad", "digits")}
 
 
 def test_showing_before_anything_was_run_writes_nothing(tmp_path, asked):
@@ -286,7 +291,7 @@ def test_differences_are_those_of_the_runs(beyond):
         liars = read_toml(path / "experiment.toml")["attackers"]
         of_run.setdefault((summary["name"], liars), {})[summary["seed"]] = summary["local_accuracy"]
     rows = [row for row in tidy(folder, "beyond") if row["metric"] == "local_accuracy"]
-    assert len(rows) == 3 * 6 + 3 + 2
+    assert len(rows) == 6 + 3 + 2, "three data sets became one"
     for row in rows:
         liars = 2 if row["column"] == "liars" else 0
         own, theirs = of_run[row["name"], liars], of_run["crad", liars]
@@ -300,20 +305,20 @@ def test_differences_are_those_of_the_runs(beyond):
         # Two values: their deviation over the root of two is half their distance.
         reach = 12.7062 * abs(one - two) / 2
         assert float(row["interval_high"]) - float(row["difference"]) == pytest.approx(reach, abs=1e-2)
-    assert "Beyond the paper: rare-class %" in out
-    assert out.count("CIFAR-10, N = 20, ten active") == 3, "a table per metric"
+    assert "Beyond the paper, on digits: rare-class %" in out
+    assert out.count("digits, N = 20, ten active") == 3, "a table per metric"
 
 
 def test_the_own_experiment_has_tables_figures_and_a_page(beyond):
     folder, out, _ = beyond
     markdown = (folder / "tables" / "beyond.md").read_text(encoding="utf-8")
     assert re.findall("### (.*)", markdown) == [
-        f"Beyond the paper: {name} %" for name in ("global", "local", "rare-class")
+        f"Beyond the paper, on digits: {name} %" for name in ("global", "local", "rare-class")
     ]
     assert (folder / "tables" / "beyond.tex").read_text(encoding="utf-8").count("\\bottomrule") == 3
     names = {path.name for path in (folder / "figures").iterdir()}
     assert {f"differences-{name}.{end}" for name in ("global", "local", "rare-class") for end in ("pdf", "svg")} < names
-    assert "accuracy-cifar-10-two-of-ten-lie.png" in names
+    assert "accuracy-digits-two-of-ten-lie.png" in names
     pages = re.findall("Report: (.*)", out)
     assert [Path(page).name for page in pages] == ["beyond.html", "report.html", "report-attack-noise-attackers-2.html"]
     page = Path(pages[0]).read_text(encoding="utf-8")
@@ -328,9 +333,7 @@ def test_what_needs_the_baseline_is_said_without_it(beyond):
         "beyond", "--methods", "crad-plus", "--seeds", "1,2", "--only-show", "--output", beyond[0], rounds=1
     )
     assert code == 0
-    assert "Seeds that only the row or only crad has are not in Δ: crad-plus on CIFAR-10 (1, 2)" in out.replace(
-        "\n", " "
-    )
+    assert "Seeds that only the row or only crad has are not in Δ: crad-plus on digits (1, 2)" in out.replace("\n", " ")
 
 
 def test_rows_columns_and_a_baseline_of_the_users_own(beyond):
@@ -357,7 +360,7 @@ def test_several_seeds_give_means_and_deviations(tmp_path):
     values = [json.loads(path.read_text())["global_accuracy"] for path in tmp_path.glob("runs/*/summary.json")]
     assert len(values) == 4
     assert re.search(r"exact counts .*\d\.\d\d ± \d", out)
-    assert "seeds 1, 2 (mean ± standard deviation)" in out
+    assert "seeds 1, 2 (mean ± standard deviation)" in " ".join(out.split())
 
 
 def test_an_interruption_between_runs_loses_nothing(tmp_path, asked, monkeypatch):
@@ -458,7 +461,7 @@ def test_a_run_that_fails_is_named_and_the_others_finish(tmp_path, monkeypatch):
     found = {(row["row"], row["metric"]): row for row in tidy(tmp_path, "privacy")}
     assert found["exact", "global_accuracy"]["seeds"] == "1 2"
     assert found["private", "global_accuracy"]["ours_mean"] == ""
-    assert re.search(r"noisy counts, ε = 1 +47\.40 +- +- ", out)
+    assert re.search(r"noisy counts, ε = 1 +- +- ", out)
 
 
 def test_many_runs_that_fail_for_one_reason_are_counted():
@@ -484,7 +487,7 @@ def test_a_damaged_run_is_named_and_the_rest_is_shown(toy, tmp_path):
     code, out, err = reproduce("privacy", "--output", tmp_path)
     assert code == 2
     assert f"1 of 2 runs failed: {damaged.name} (" in err.splitlines()[-1]
-    assert re.search(r"exact counts +48\.22 +\d", out)
+    assert re.search(r"exact counts +\d", out)
 
 
 def test_quiet_prints_the_path_alone(toy):
@@ -508,6 +511,11 @@ BAD = {
     "experiment": (["tabel1"], {}, "unknown experiment 'tabel1'. Did you mean 'table1'?"),
     "preset": (["table1"], {"preset": "minj"}, "unknown preset 'minj'. Did you mean 'mini'?"),
     "data set": (["table1", "--datasets", "cifar"], {}, "unknown data set 'cifar'. Did you mean 'cifar10'?"),
+    "data set of one column": (
+        ["table1"],
+        {"preset": "mini", "dataset": "cifar10"},
+        "--dataset cifar10 would stand under every column of 'table1'",
+    ),
     "data set elsewhere": (["cost", "--datasets", "pathmnist"], {}, "unknown data set 'pathmnist'"),
     "method": (["table1", "--methods", "crda"], {}, "unknown method 'crda'. Did you mean 'crad'?"),
     "row": (["beyond", "--rows", "filtr"], {}, "unknown row 'filtr'. Did you mean 'filter'?"),

@@ -84,7 +84,7 @@ def test_damage_is_the_difference_to_the_same_row_without_an_attack(measured):
             theirs = [honest["uniform", kind, seed]["global_accuracy"] for seed in (1, 2)]
         assert float(row["difference"]) == pytest.approx((sum(own) - sum(theirs)) / 2, abs=1e-3)
     assert len(rows) == 2 * 3 + 2 * 2
-    assert "Attacks by two of ten: global %, against no attack" in out
+    assert "Attacks by two of ten, on digits: global %, against no attack" in out
 
 
 def test_success_is_shown_where_it_is_measured(measured):

@@ -74,7 +74,8 @@ REPORT: dict[str, Any] = {
     **FRAME,
     "headline": Headline(
         verdict=hostile("verdict"),
-        detail=hostile("detail"),
+        kind=hostile("kind"),
+        detail=[hostile("detail")],
         whose=hostile("whose"),
         tiles=[Tile(hostile("tile name"), hostile("tile value"), hostile("tile note"))],
         left_out=hostile("left out"),
@@ -115,7 +116,12 @@ PAGES: dict[str, tuple[str, dict[str, Any]]] = {
         "participant.html",
         {
             **FRAME,
-            "headline": {"verdict": hostile("verdict"), "warning": hostile("warning"), "detail": hostile("detail")},
+            "headline": {
+                "verdict": hostile("verdict"),
+                "kind": hostile("kind"),
+                "warning": hostile("warning"),
+                "detail": hostile("detail"),
+            },
             "outcome": table("outcome"),
             "trust": {
                 "shares": table("shares"),

@@ -1,4 +1,4 @@
-"""Whether joining helped over training alone: over all methods, and client by client."""
+"""What joining brought over training alone, client by client. `verdict.py` says what that shows."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from crad.analysis.comparison import METRICS, ComparisonRow
+from crad.analysis.comparison import METRICS
 from crad.runs.run_records import RunRecords
+from crad.runs.selection import honest_clients_at
 
 ALONE = "local"
 NOT_JOINED = (ALONE, "centralized")  # the floor, and the ceiling that no federation may reach
@@ -32,38 +33,8 @@ class Gain:
         return sum(value > 0 for value in self.values)
 
 
-def headline(rows: Sequence[ComparisonRow]) -> str:
-    """Say whether joining helped over training alone, in two sentences; empty where `local` was not run."""
-    return " ".join(part for part in (verdict(rows), gains_by_method(rows)) if part)
-
-
-def verdict(rows: Sequence[ComparisonRow]) -> str:
-    """Return the first sentence of the headline."""
-    gains = list(_mean_gains(rows).values())
-    if not gains:
-        return ""
-    how = "helped" if min(gains) > 0 else "did not help" if max(gains) <= 0 else "helped with some methods only"
-    return f"Joining {how}."
-
-
-def gains_by_method(rows: Sequence[ComparisonRow]) -> str:
-    """Return the second sentence of the headline: every joined method's mean gain in global accuracy."""
-    gains = _mean_gains(rows)
-    if not gains:
-        return ""
-    by_name = {row.name: row for row in rows}
-    theirs = next(row for row in rows if row.method == ALONE).figures["global_accuracy"]
-    parts = []
-    for name, gain in gains.items():
-        pairs = zip(by_name[name].figures["global_accuracy"].values, theirs.values, strict=True)
-        wins = sum(value > other for value, other in pairs)
-        over_seeds = f" (better with {wins} of {len(theirs.values)} seeds)" if len(theirs.values) > 1 else ""
-        parts.append(f"{name} {gain:+.2f} points{over_seeds}")
-    return f"Global accuracy over training alone ({theirs.mean:.2f} %): {', '.join(parts)}."
-
-
 def client_gains(runs: Sequence[RunRecords]) -> list[Gain]:
-    """Every joined method against training alone with the same seed; empty where `local` was not run."""
+    """Return every joined method against training alone with the same seed; empty where `local` was not run."""
     floor = alone_name(runs)
     alone = {run.summary["seed"]: run for run in runs if run.summary["name"] == floor}
     joined = dict.fromkeys(run.summary["name"] for run in runs if run.summary["method"] not in NOT_JOINED)
@@ -85,14 +56,17 @@ def alone_name(runs: Sequence[RunRecords]) -> str | None:
     return next((run.summary["name"] for run in runs if run.summary["method"] == ALONE), None)
 
 
-def _mean_gains(rows: Sequence[ComparisonRow]) -> dict[str, float]:
-    alone = next((row for row in rows if row.method == ALONE), None)
-    if alone is None:
-        return {}
-    floor = alone.figures["global_accuracy"].mean
-    return {row.name: row.figures["global_accuracy"].mean - floor for row in rows if row.method not in NOT_JOINED}
+def client_accuracies(run: RunRecords, metric: str) -> list[float]:
+    """Return every client's accuracy at the selected round; under an attack the honest clients' at the one they select.
+
+    Runs of earlier versions do not say which round that is: then at the selected round of all.
+    """
+    attackers, honest = run.summary.get("attackers", ()), run.summary.get("honest")
+    if honest is not None:
+        return [client[metric] for client in honest_clients_at(run.rounds, honest["best_round"], attackers)]
+    return [value for client, value in enumerate(run.summary[f"{metric}_per_client"]) if client not in attackers]
 
 
 def _differences(mine: RunRecords, theirs: RunRecords, metric: str) -> list[float]:
-    pairs = zip(mine.summary[f"{metric}_per_client"], theirs.summary[f"{metric}_per_client"], strict=True)
+    pairs = zip(client_accuracies(mine, metric), client_accuracies(theirs, metric), strict=True)
     return [value - floor for value, floor in pairs]

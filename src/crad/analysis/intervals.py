@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from crad.analysis.comparison import Figure, over_seeds
 
@@ -44,6 +45,7 @@ def paired(own: Mapping[int, float], theirs: Mapping[int, float]) -> Paired | No
     return Paired(over_seeds([own[seed] - theirs[seed] for seed in seeds]), seeds)
 
 
+@cache
 def t_quantile(freedom: int, *, level: float = LEVEL) -> float:
     """Return what Student's t with so many degrees of freedom stays within on both sides, with this probability."""
     low, high = 0.0, math.pi / 2

@@ -25,7 +25,9 @@ DEFAULT_METHODS = "local,uniform,crad"
 Methods = Annotated[
     str,
     typer.Option(
-        "--methods", metavar="A,B,...", help="Methods; differences are against the first. all: the paper's main table."
+        "--methods",
+        metavar="A,B,...",
+        help="Methods; differences are against the first. all: local and the paper's main table.",
     ),
 ]
 Seeds = Annotated[str | None, typer.Option("--seeds", metavar="1,2,...", help="Seeds, one run of every method each.")]
@@ -84,7 +86,7 @@ def _experiments(settings: Settings, methods: str, seeds: str | None, config: Pa
     from crad.federation.method import MIN_PROXY
     from crad.methods import resolve_method
 
-    names = parse_methods(methods)
+    names = parse_methods(methods, with_local=True)
     base = make_experiment(settings, path=config)
     own = settings_by_method(base.method_settings, names)
     for name in names:
@@ -113,9 +115,8 @@ def _compare_with(
     from rich.console import Console
 
     from crad.analysis.durations import duration
-    from crad.analysis.gains import headline
     from crad.cli.progress import Display
-    from crad.cli.terminal_tables import plain_table
+    from crad.cli.terminal_tables import plain_table, print_verdict
     from crad.engines.processes import kept_workers
     from crad.report.comparison_folder import run_folder, write_comparison
     from crad.report.tables import COMPARISON_HEADER, comparison_caption, comparison_cells
@@ -142,7 +143,7 @@ def _compare_with(
                 f"local {result.summary['local_accuracy']:.2f} %, {seconds}"
             )
             results.append(result)
-    rows = write_comparison(folder, results)
+    rows, verdict = write_comparison(folder, results)
     if as_json:
         typer.echo((folder / "comparison.json").read_text())
         return
@@ -151,7 +152,6 @@ def _compare_with(
         console = Console() if Console().is_terminal else Console(width=160)
         console.print(plain_table(COMPARISON_HEADER, comparison_cells(rows)))
         console.print(comparison_caption(rows), highlight=False)
-        if headline(rows):
-            console.print(headline(rows), highlight=False)
+        print_verdict(console, verdict)
         typer.echo(f"Report: {folder / 'report.html'}")
     typer.echo(str(folder))

@@ -22,12 +22,16 @@ def settings_by_method(pairs: Settings, names: Sequence[str]) -> dict[str, Setti
     return own
 
 
-def parse_methods(text: str) -> list[str]:
-    """Methods separated by commas, each once; `all` stands for the rows of the paper's main table."""
+def parse_methods(text: str, *, with_local: bool = False) -> list[str]:
+    """Methods separated by commas, each once; `all` stands for the rows of the paper's main table.
+
+    `with_local`: and for training alone before them, without which nobody can say whether joining helped.
+    """
     from crad.methods import PAPER_METHODS
 
+    every = ("local", *PAPER_METHODS) if with_local else PAPER_METHODS
     names = parse_list("--methods", text)
-    return list(dict.fromkeys(one for name in names for one in (PAPER_METHODS if name == "all" else (name,))))
+    return list(dict.fromkeys(one for name in names for one in (every if name == "all" else (name,))))
 
 
 def parse_list(flag: str, text: str) -> list[str]:

@@ -190,7 +190,7 @@ def join_command(site: SiteFile = PEER_TOML, quiet: Quiet = False, as_json: AsJs
 
     from crad.cli.progress import Display
     from crad.cli.terminal_tables import plain_table
-    from crad.report.participant import participant_cells, shortfall
+    from crad.report.participant import participant_cells, participant_verdict, shortfall
     from crad.site.join import join
 
     settings, agreement = _read(site)
@@ -202,6 +202,7 @@ def join_command(site: SiteFile = PEER_TOML, quiet: Quiet = False, as_json: AsJs
         return
     if not quiet:
         Console().print(plain_table(["own test images", "accuracy %"], participant_cells(outcome.record)))
+        typer.echo(participant_verdict(outcome.record).sentence)
     short = shortfall(outcome.record)
     if short:
         typer.echo(short)

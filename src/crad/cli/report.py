@@ -25,6 +25,7 @@ def report_command(runs: Runs, output: Page = None, figures: Figures = None) -> 
     Example: crad report runs/first runs/alone --output both.html --figures figures/
     """
     from crad.analysis.comparable import comparable_runs
+    from crad.analysis.verdict import joining_verdict
     from crad.errors import ConfigError, RunError
     from crad.files import write_atomically
     from crad.report.charts import charts_available, make_charts, save_chart
@@ -49,6 +50,9 @@ def report_command(runs: Runs, output: Page = None, figures: Figures = None) -> 
         for chart in make_charts(comparable_runs(records)[0]):
             for file in save_chart(chart, figures):
                 typer.echo(str(file))
+    if (verdict := joining_verdict(comparable_runs(records)[0])) is not None:
+        for line in (verdict.sentence, *verdict.lines):
+            typer.echo(line, err=True)  # standard output is what was written
     typer.echo(str(path))
 
 

@@ -15,16 +15,24 @@ from crad.cli.callback_options import CallbackOptions
 from crad.cli.options import AsJson, ConfigFile, Output, Quiet, Settings, with_experiment_flags
 from crad.cli.signals import Terminated
 from crad.config import Experiment, make_experiment, names_of, setting_of
-from crad.errors import ConfigError
+from crad.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
+    from crad.analysis.verdict import JoiningVerdict
     from crad.cli.progress import Display
     from crad.runs.callbacks import Callback
     from crad.runs.result import Result
+    from crad.runs.run_records import RunRecords
 
 ResumeFlag = Annotated[
     Path | None, typer.Option("--resume", metavar="DIR", help="Continue the run in this directory where it stopped.")
 ]
+AgainstFlag = Annotated[
+    Path | None,
+    typer.Option("--against", metavar="RUN", help="A run of the same clients alone (method local): did joining help?"),
+]
+# What two runs must share for their clients to be the same ones.
+SHARED = ("dataset", "clients", "seed", "partition", "alpha", "attack", "attackers")
 
 
 @with_experiment_flags()
@@ -34,6 +42,7 @@ def run_command(
     config: ConfigFile = None,
     output: Output = None,
     resume: ResumeFlag = None,
+    against: AgainstFlag = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -51,10 +60,12 @@ def run_command(
     else:
         experiment = make_experiment(settings, path=config)
         directory = output or default_output(experiment, experiment.method)
+    alone = None if against is None else _alone(against, experiment)
     display = Display(Console(stderr=True), is_quiet=quiet)
     with callback_options.callbacks(directory) as callbacks:
         result = run_shown(display, experiment, directory, is_resumed=resume is not None, callbacks=callbacks)
-        report_outcome(result, is_quiet=quiet, as_json=as_json)
+        verdict = None if alone is None else _verdict(directory, alone)
+        report_outcome(result, verdict=verdict, is_quiet=quiet, as_json=as_json)
         show_report(callbacks, directory)
 
 
@@ -94,16 +105,18 @@ def show_report(callbacks: Sequence[Callback], folder: Path) -> None:
         callback.on_report(folder / "report.html")
 
 
-def report_outcome(result: Result, *, is_quiet: bool, as_json: bool) -> None:
-    """Print the outcome on standard output: a table, JSON, or the path alone."""
+def report_outcome(result: Result, *, verdict: JoiningVerdict | None = None, is_quiet: bool, as_json: bool) -> None:
+    """Print the outcome on standard output: a table and whether joining helped, JSON, or the path alone."""
     from rich.console import Console
 
-    from crad.cli.terminal_tables import plain_table
+    from crad.analysis.verdict import to_json
+    from crad.cli.terminal_tables import plain_table, print_verdict
     from crad.report.tables import mib
 
     summary = result.summary
     if as_json:
-        typer.echo(json.dumps({"directory": str(result.directory), **summary}, indent=1))
+        said = {} if verdict is None else {"verdict": to_json(verdict)}
+        typer.echo(json.dumps({"directory": str(result.directory), **summary, **said}, indent=1))
         return
     if not is_quiet:
         rows = [
@@ -132,6 +145,7 @@ def report_outcome(result: Result, *, is_quiet: bool, as_json: bool) -> None:
             f"of {summary['rounds']}"
         )
         Console().print(plain_table([title, "mean", "over clients"], rows))
+        print_verdict(Console(), verdict)
     typer.echo(str(result.directory))
 
 
@@ -139,6 +153,34 @@ def default_output(experiment: Experiment, what: str) -> Path:
     """Return a new name under `runs/`, in the order of time."""
     dataset = Path(experiment.dataset).stem or "data"
     return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{dataset}-{what.replace(':', '.')}"
+
+
+def _alone(path: Path, experiment: Experiment) -> RunRecords:
+    """Return the run of training alone that this one is held against; refuse one with other clients."""
+    from crad.analysis.gains import ALONE
+    from crad.runs.run_records import load_run
+
+    alone = load_run(path)
+    if alone.experiment.method != ALONE:
+        raise ConfigError(f"--against {path}: that is a run of {alone.experiment.method!r}, expected one of {ALONE!r}")
+    for name in SHARED:
+        ours, theirs = getattr(experiment, name), getattr(alone.experiment, name)
+        if ours != theirs:
+            raise ConfigError(f"--against {path}: {name} is {theirs} there and {ours} here, so the clients differ")
+    return alone
+
+
+def _verdict(directory: Path, alone: RunRecords) -> JoiningVerdict | None:
+    """Return whether joining helped; where the data turn out to differ, say so and go on: the run is there."""
+    from crad.analysis.comparable import comparable_runs
+    from crad.analysis.verdict import joining_verdict
+    from crad.runs.run_records import load_run
+
+    try:
+        return joining_verdict(comparable_runs([load_run(directory), alone])[0])
+    except RunError as error:
+        typer.echo(f"crad: whether joining helped cannot be said: {error}", err=True)
+        return None
 
 
 def _resumed(directory: Path, settings: Settings, *, config: Path | None, output: Path | None) -> Experiment:

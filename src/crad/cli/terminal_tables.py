@@ -7,13 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from crad.analysis.traces import STATE_WORDS, ImageTrace, percent, samples
+from crad.analysis.verdict import JoiningVerdict, Kind
 from crad.report import tables as results
 
 SHADES = " ░▒▓█"
+VERDICT_STYLES: dict[Kind, str] = {"helped": "green", "hurt": "red", "mixed": "yellow", "not shown": "bold"}
 BLUES = (255, 195, 153, 117, 75, 33, 27, 19)  # of the 256-colour palette, light to dark
 
 
@@ -37,6 +40,15 @@ def sectioned_table(table: results.Table) -> Table:
         cells = [Text(cell.text, style="bold" if cell.is_best else "") for cell in row]
         shown.add_row(*cells, end_section=is_last)
     return shown
+
+
+def print_verdict(console: Console, verdict: JoiningVerdict | None) -> None:
+    """Say whether joining helped, in the colour of the verdict; nothing where nobody trained alone."""
+    if verdict is None:
+        return
+    console.print(Text(verdict.sentence, style=VERDICT_STYLES[verdict.kind]))
+    for line in verdict.lines:
+        console.print(Text(line))
 
 
 def partition_table(partition: Mapping[str, Any], *, width: int) -> Table:

@@ -60,6 +60,12 @@ class Column(_Part):
     label: str
     settings: CellSettings = Field(default_factory=dict)
     rows: tuple[str, ...] = ()  # those that it has; none named: all
+    stands_for: tuple[str, ...] = ()  # columns of the file, where the runs are on other data than these name
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """Return the names with which it is asked for."""
+        return self.stands_for or (self.name,)
 
 
 class PaperRow(_Part):

@@ -120,13 +120,16 @@ def _metrics_down(paper: PaperExperiment, found: Found) -> _Layout:
     """Return a line per metric, paper and ours side by side for every row of the experiment."""
     parts = list(dict.fromkeys((column, row) for column, row, _ in found))
     labels = {row.name: paper.label_of(row) for row in paper.rows}
-    headings = (("", ("",)), *((labels[row], ("paper", "ours")) for _, row in parts))
+    is_published = any(one.paper is not None for one in found.values())
+    whose = ("paper", "ours") if is_published else ("ours",)
+    headings = (("", ("",)), *((labels[row], whose) for _, row in parts))
     lines = []
     for metric in paper.metrics:
         line = [Cell(f"{metric.label}, {metric.unit}" if metric.unit else metric.label)]
         for column, row in parts:
             outcome = found[column, row, metric.name]
-            line += [Cell(_paper_text(outcome)), Cell(our_text(outcome))]
+            line += [Cell(_paper_text(outcome))] if is_published else []
+            line.append(Cell(our_text(outcome)))
         lines.append(tuple(line))
     return headings, tuple(lines), {}
 
@@ -279,11 +282,13 @@ def _hardware(run: RunRecords) -> str:
 def tidy_rows(paper: PaperExperiment, cells: Sequence[PlannedCell], finished: Finished) -> list[dict[str, str]]:
     """Return one dictionary per figure, for programs; an absent one is an empty text."""
     preset = cells[0].experiment.preset if cells else PAPER_PRESET
+    datasets = datasets_of(cells)
     return [
         {
             "table": paper.name,
             "row": one.row.name,
             "column": one.column.name,
+            "dataset": datasets[one.row.name, one.column.name],
             "metric": one.metric.name,
             "paper": tidy_value(one.paper),
             "ours_mean": tidy_value(one.ours.mean if isinstance(one.ours, Figure) else one.ours),
@@ -294,6 +299,11 @@ def tidy_rows(paper: PaperExperiment, cells: Sequence[PlannedCell], finished: Fi
         }
         for one in find_outcomes(paper, cells, finished)
     ]
+
+
+def datasets_of(cells: Sequence[PlannedCell]) -> dict[tuple[str, str], str]:
+    """Return the data set that the runs of every row and column are really on."""
+    return {(cell.row.name, cell.column.name): cell.experiment.dataset for cell in cells}
 
 
 def tidy_csv(rows: Sequence[Mapping[str, str]]) -> str:

@@ -27,6 +27,7 @@ from crad.paper.experiments import (
     load_paper,
     plan_cells,
 )
+from crad.paper.other_data import under_own_name
 from crad.paper.paper_tables import Finished, make_paper_table, tidy_csv, tidy_rows
 from crad.paper.study_charts import make_study_charts
 from crad.paper.study_page import study_page
@@ -124,8 +125,9 @@ class ReproductionPlan:
         found: dict[tuple[str, str], list[RunRecords]] = {}
         for cell in self.cells[paper.name]:
             run = records.get(stored_run(self.folder, cell.experiment).key)
-            if run is not None:
-                found.setdefault((cell.row.name, cell.column.name), []).append(run)
+            own = found.setdefault((cell.row.name, cell.column.name), []) if run is not None else []
+            if run is not None and all(run is not other for other in own):  # once, also where columns became one
+                own.append(run)
         return found
 
 
@@ -155,20 +157,22 @@ def plan_reproduction(
     `baseline`: the row that the others are compared to, where it is not the experiment's own. `evidence`: a folder of
     finished runs as small files; those are not run again.
     """
-    found = {}
+    found: dict[str, list[PlannedCell]] = {}
+    planned: list[PaperExperiment] = []
     papers = [paper if baseline is None else paper.against(baseline) for paper in chosen_papers(what)]
     for paper in papers:
         cells = plan_cells(paper, flags=flags, seeds=seeds, choice=choice, method_settings=method_settings)
         if paper.baseline is not None and (choice.rows is not None or baseline is not None):
             _check_has_baseline(paper, cells)
         if cells:
-            found[paper.name] = cells
+            renamed, found[paper.name] = under_own_name(paper, cells)
+            planned.append(renamed)
     if not found:
         raise ConfigError(
             f"no run of {what!r} has these data sets, methods, rows and columns together; "
             "experiments/NAME.toml says which rows a column has"
         )
-    return ReproductionPlan(folder, tuple(paper for paper in papers if paper.name in found), found, evidence)
+    return ReproductionPlan(folder, tuple(planned), found, evidence)
 
 
 def _check_has_baseline(paper: PaperExperiment, cells: Sequence[PlannedCell]) -> None:

@@ -61,13 +61,12 @@ def _command(paper: PaperExperiment, cells: Sequence[PlannedCell]) -> str:
         for key, value in cell.experiment.model_dump().items()
         if key != "method_settings" and value != as_said[cell.row.name, cell.column.name, cell.experiment.seed][key]
     }
+    columns = dict.fromkeys(cell.column.name for cell in cells)
+    asked = [name for column in paper.columns if column.name in columns for name in column.asked]
+    rows = dict.fromkeys(cell.row.name for cell in cells)
     chosen = [
-        f"--{flag} {','.join(names)}"
-        for flag, names, known in (
-            ("rows", dict.fromkeys(cell.row.name for cell in cells), paper.rows),
-            ("columns", dict.fromkeys(cell.column.name for cell in cells), paper.columns),
-        )
-        if len(names) < len(known)
+        *([f"--rows {','.join(rows)}"] if len(rows) < len(paper.rows) else []),
+        *([f"--columns {','.join(asked)}"] if len(columns) < len(paper.columns) else []),
     ]
     numbers = ",".join(map(str, seeds))
     parts = [f"crad reproduce {paper.name} --preset {preset} --seeds {numbers}", *chosen]

@@ -18,6 +18,7 @@ from crad.paper.paper_tables import (
     Found,
     TableFigure,
     circumstances,
+    datasets_of,
     find_best,
     find_outcomes,
     number,
@@ -103,12 +104,9 @@ def _damage_tables(paper: PaperExperiment, damage: Sequence[Compared], found: Fo
 
 def study_rows(paper: PaperExperiment, cells: Sequence[PlannedCell], finished: Finished) -> list[dict[str, str]]:
     """Return one dictionary per figure, for programs; an absent one is an empty text."""
-    preset = cells[0].experiment.preset
-    rows = [
-        _tidy_row(paper, one, preset, against=paper.baseline or "") for one in find_compared(paper, cells, finished)
-    ]
-    damage = find_damage(paper, cells, finished)
-    return rows + [_tidy_row(paper, one, preset, against=f"column {paper.control}") for one in damage]
+    compared = [(one, paper.baseline or "") for one in find_compared(paper, cells, finished)]
+    compared += [(one, f"column {paper.control}") for one in find_damage(paper, cells, finished)]
+    return [_tidy_row(paper, one, cells, against=against) for one, against in compared]
 
 
 def difference_rows(paper: PaperExperiment, compared: Sequence[Compared], metric: Metric) -> list[Row]:
@@ -215,7 +213,7 @@ def _unpaired_sentence(paper: PaperExperiment, compared: Sequence[Compared]) -> 
     return [f"Seeds that only the row or only {_baseline_label(paper)} has are not in Δ: {'; '.join(said)}."]
 
 
-def _tidy_row(paper: PaperExperiment, one: Compared, preset: str, *, against: str) -> dict[str, str]:
+def _tidy_row(paper: PaperExperiment, one: Compared, cells: Sequence[PlannedCell], *, against: str) -> dict[str, str]:
     outcome, ours, difference = one.outcome, one.outcome.ours, one.difference
     low, high = (difference.interval if difference is not None else None) or (None, None)
     return {
@@ -223,6 +221,7 @@ def _tidy_row(paper: PaperExperiment, one: Compared, preset: str, *, against: st
         "row": outcome.row.name,
         "name": paper.label_of(outcome.row),
         "column": outcome.column.name,
+        "dataset": datasets_of(cells)[outcome.row.name, outcome.column.name],
         "metric": outcome.metric.name,
         "mean": tidy_value(ours.mean if isinstance(ours, Figure) else ours),
         "deviation": tidy_value(outcome.deviation),
@@ -233,5 +232,5 @@ def _tidy_row(paper: PaperExperiment, one: Compared, preset: str, *, against: st
         "interval_high": tidy_value(high),
         "paired_seeds": " ".join(map(str, difference.seeds)) if difference is not None else "",
         "verdict": one.verdict,
-        "preset": preset,
+        "preset": cells[0].experiment.preset,
     }

@@ -6,7 +6,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from crad.analysis.comparable import comparable_runs
 from crad.analysis.comparison import ComparisonRow, compare, to_json
+from crad.analysis.verdict import JoiningVerdict, joining_verdict
+from crad.analysis.verdict import to_json as verdict_json
 from crad.config import Experiment
 from crad.files import write_atomically
 from crad.report.page import report_page
@@ -36,16 +39,20 @@ def run_folder(folder: Path, experiment: Experiment) -> tuple[Path, bool]:
     return path, True
 
 
-def write_comparison(folder: Path, results: Sequence[Result]) -> list[ComparisonRow]:
+def write_comparison(folder: Path, results: Sequence[Result]) -> tuple[list[ComparisonRow], JoiningVerdict | None]:
     """Write `comparison.json`, `comparison.md` and `report.html` into the folder of the runs."""
     summaries = [result.summary for result in results]
-    rows = compare(summaries)
+    records = _records(results)
+    rows, verdict = compare(summaries), joining_verdict(comparable_runs(records)[0])
     table = f"{markdown(COMPARISON_HEADER, comparison_cells(rows))}\n{comparison_caption(rows)}\n"
     table += f"\n{markdown(COST_HEADER, cost_cells(rows))}\n{COST_CAPTION}\n"
-    _write(folder / "comparison.json", json.dumps({"schema": 1, "rows": to_json(rows)}, indent=1) + "\n")
+    if verdict is not None:
+        table += "".join(f"\n{line}\n" for line in (verdict.sentence, *verdict.lines))
+    content = {"schema": 1, "rows": to_json(rows), "verdict": verdict_json(verdict)}
+    _write(folder / "comparison.json", json.dumps(content, indent=1) + "\n")
     _write(folder / "comparison.md", table)
-    _write(folder / "report.html", report_page(_records(results)))
-    return rows
+    _write(folder / "report.html", report_page(records))
+    return rows, verdict
 
 
 def _records(results: Sequence[Result]) -> list[RunRecords]:

@@ -28,6 +28,7 @@ def gain_table(runs: Sequence[RunRecords]) -> PageTable | None:
     caption = (
         "What joining brought: every client's accuracy minus what it reaches alone with the same seed, in points. "
         "Mean over clients, how many clients gained, and the clients that gained least and most."
+        + (" The honest clients alone, at the round that these select." if runs[0].experiment.attack else "")
     )
     return PageTable(header, rows, caption) if rows else None
 

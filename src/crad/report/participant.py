@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from crad.analysis.confusions import confused_members, confusion_sentence
+from crad.analysis.verdict import Face, Verdict, commonest_share, judge
 from crad.report.frame import framed_page
 from crad.report.page_table import PageTable
 from crad.runs.records import Record
@@ -150,15 +151,28 @@ def participant_page(record: Mapping[str, Any], *, versions: Mapping[str, str]) 
     )
 
 
+def participant_verdict(record: Mapping[str, Any]) -> Verdict:
+    """Return whether joining helped a member: one run on its own test images, so what happened and no more."""
+    counts = [row["test_samples"] for row in record["per_class"]]
+    joined, alone = ({0: [record[key]["local_accuracy"]]} for key in ("federated", "alone"))
+    face = Face("local_accuracy", joined, alone, chance=commonest_share(counts), num_images=sum(counts))
+    return judge("", [face])
+
+
 def _headline(record: Mapping[str, Any]) -> Mapping[str, str]:
-    gain = record["difference"]
-    said = "Joining helped." if gain > 0 else "Joining did not help." if gain < 0 else "Joining made no difference."
+    verdict = participant_verdict(record)
+    images = sum(row["test_samples"] for row in record["per_class"])
     detail = (
         f"With the federation {record['federated']['local_accuracy']:.2f} % (round {record['federated']['round']}), "
         f"training alone {record['alone']['local_accuracy']:.2f} % (round {record['alone']['round']}): "
-        f"{gain:+.2f} points on {sum(row['test_samples'] for row in record['per_class'])} test images."
+        f"{record['difference']:+.2f} points on {images} test images, {100 / max(1, images):.1f} points each."
     )
-    return {"verdict": said, "warning": shortfall(record), "detail": detail}
+    return {
+        "verdict": verdict.sentence,
+        "kind": verdict.css_class,
+        "warning": shortfall(record),
+        "detail": detail,
+    }
 
 
 def shortfall(record: Mapping[str, Any]) -> str:

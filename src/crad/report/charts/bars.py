@@ -64,7 +64,7 @@ def gains_chart(methods: Methods) -> Chart | None:
         title="What joining brought every client",
         caption=f"Global accuracy of every client minus its accuracy when it trains alone (method {ALONE!r}, same "
         "seed), in percentage points, each at its selected round. A tick is a client, the diamond the mean; right of "
-        "the dashed line joining helped.",
+        "the dashed line a client is better off.",
         alt_text=f"Mean difference to training alone: {listing(found)}.",
     )
 
