@@ -21,11 +21,7 @@ class Paired:
     @property
     def interval(self) -> tuple[float, float] | None:
         """Return where the mean difference lies with 95 % confidence, by Student's t; None of one seed alone."""
-        number = len(self.figure.values)
-        if number < 2:
-            return None
-        half = t_quantile(number - 1) * self.figure.deviation / math.sqrt(number)
-        return self.figure.mean - half, self.figure.mean + half
+        return t_interval(self.figure)
 
     @property
     def sign(self) -> int:
@@ -42,6 +38,15 @@ def paired(own: Mapping[int, float], theirs: Mapping[int, float]) -> Paired | No
     if not seeds:
         return None
     return Paired(over_seeds([own[seed] - theirs[seed] for seed in seeds]), seeds)
+
+
+def t_interval(figure: Figure) -> tuple[float, float] | None:
+    """Return where a mean lies with 95 % confidence, by Student's t over its values; None of one value alone."""
+    number = len(figure.values)
+    if number < 2:
+        return None
+    half = t_quantile(number - 1) * figure.deviation / math.sqrt(number)
+    return figure.mean - half, figure.mean + half
 
 
 def t_quantile(freedom: int, *, level: float = LEVEL) -> float:

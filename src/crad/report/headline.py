@@ -7,29 +7,17 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from crad.analysis.comparable import named, run_title
-from crad.analysis.comparison import METRICS, ComparisonRow
-from crad.analysis.gains import NOT_JOINED, client_gains, gains_by_method, verdict
-from crad.report.tables import mib
+from crad.analysis.comparison import ComparisonRow
+from crad.analysis.gains import NOT_JOINED, gains_by_method, verdict
 from crad.runs.run_records import RunRecords
 
 
 @dataclass(frozen=True)
-class Tile:
-    """One figure with its name and what it means."""
-
-    name: str
-    value: str
-    note: str
-
-
-@dataclass(frozen=True)
 class Headline:
-    """A verdict with its reason, the figures of one method, and the runs that are not on the page."""
+    """A verdict with its reason, and the runs that are not on the page."""
 
     verdict: str
     detail: str
-    whose: str  # the method that the tiles are of
-    tiles: list[Tile]
     left_out: str
 
 
@@ -74,19 +62,11 @@ def sentence(runs: Sequence[RunRecords]) -> str:
 def make_headline(
     runs: Sequence[RunRecords], rows: Sequence[ComparisonRow], left_out: Sequence[RunRecords]
 ) -> Headline:
-    """Return whether joining helped, and the figures that one looks for first."""
+    """Return whether joining helped, and which runs the page leaves out."""
     said, detail = verdict(rows), gains_by_method(rows)
     if not said:
         said, detail = _without_alone(runs)
-    row = _main_row(rows)
-    selected = ", ".join(str(run.summary["best_round"]) for run in runs if run.summary["name"] == row.name)
-    return Headline(
-        verdict=said,
-        detail=detail,
-        whose=f"{row.name} at round {selected} (highest validation accuracy)",
-        tiles=_tiles(runs, row),
-        left_out=", ".join(named(run) for run in left_out),
-    )
+    return Headline(verdict=said, detail=detail, left_out=", ".join(named(run) for run in left_out))
 
 
 def _without_alone(runs: Sequence[RunRecords]) -> tuple[str, str]:
@@ -99,25 +79,3 @@ def _without_alone(runs: Sequence[RunRecords]) -> tuple[str, str]:
         "Whether joining helped is still open.",
         "No run of training alone is on this page; Outcome says how to add it.",
     )
-
-
-def _main_row(rows: Sequence[ComparisonRow]) -> ComparisonRow:
-    """Return the method that the page is about: crad, or else the last that joined."""
-    joined = [row for row in rows if row.method not in NOT_JOINED and not row.is_variant] or list(rows)
-    return next((row for row in joined if row.method == "crad"), joined[-1])
-
-
-def _tiles(runs: Sequence[RunRecords], row: ComparisonRow) -> list[Tile]:
-    own = {gain.metric: gain for gain in client_gains(runs) if gain.name == row.name}
-    tiles = []
-    for metric, name in zip(METRICS, ("global accuracy", "local accuracy"), strict=True):
-        note = f"{own[metric].mean:+.2f} points over training alone" if own else "mean over clients"
-        tiles.append(Tile(name, f"{row.figures[metric].mean:.2f} %", note))
-    if own:
-        gain = own["global_accuracy"]
-        reach = f"from {min(gain.values):+.2f} to {max(gain.values):+.2f} points"
-        tiles.insert(1, Tile("clients that gained", f"{gain.num_gained} of {len(gain.values)}", reach))
-    about = f"{row.cost.payload_counts}, per client and round"
-    tiles.append(Tile("payload", f"{mib(row.payload_bytes)} MiB", about))
-    tiles.append(Tile("time", f"{row.cost.round_seconds:.2f} s", "per round, median"))
-    return tiles
