@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from crad.analysis.comparison import Figure, over_seeds
 
 LEVEL = 0.95
+NORMAL_QUANTILE = 1.959964  # what a normal value stays within on both sides, at that level
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,20 @@ def t_interval(figure: Figure) -> tuple[float, float] | None:
         return None
     half = t_quantile(number - 1) * figure.deviation / math.sqrt(number)
     return figure.mean - half, figure.mean + half
+
+
+def share_interval(hits: int, count: int) -> tuple[float, float]:
+    """Return between which percents a share of hits lies with 95 % confidence, after Wilson; all of them of no samples.
+
+    Unlike the textbook's it has a width where all samples, or none, are hits, which is common of twenty.
+    """
+    if not count:
+        return 0.0, 100.0
+    share, spread = hits / count, NORMAL_QUANTILE**2 / count
+    middle = share + spread / 2
+    half = math.sqrt(spread * (share * (1 - share) + spread / 4))
+    ends = ((middle - half) / (1 + spread), (middle + half) / (1 + spread))
+    return max(0.0, 100 * ends[0]), min(100.0, 100 * ends[1])
 
 
 def t_quantile(freedom: int, *, level: float = LEVEL) -> float:

@@ -26,7 +26,7 @@ def gain_table(runs: Sequence[RunRecords]) -> PageTable | None:
         by_name.setdefault(gain.name, []).append(gain)
     rows = [[name, *(cell for gain in own for cell in _gain_cells(gain))] for name, own in by_name.items()]
     caption = (
-        "What joining brought: every client's accuracy minus what it reaches alone with the same seed, in points. "
+        "Every client's accuracy minus what it reaches alone with the same seed, in points. "
         "Mean over clients, how many clients gained, and the clients that gained least and most."
     )
     return PageTable(header, rows, caption, title="What joining brought") if rows else None

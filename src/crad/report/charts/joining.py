@@ -183,8 +183,8 @@ def _by_client(
         ground.encode(y=y, x=alt.value(0), x2=alt.value("width"), color=alt.value("gray")),
         *_zero(x, measured),
         _bars(means, x, thickness=3),
-        means.mark_point(filled=True, size=110, opacity=1).encode(x=x, shape=shape, tooltip=_mean_hints(measured)),
-        clients.mark_point(filled=True, size=50, opacity=1).encode(x=x, shape=shape, tooltip=_hints(rows, measured)),
+        means.mark_point(filled=True, size=130, opacity=1).encode(x=x, shape=shape, tooltip=_mean_hints(measured)),
+        clients.mark_point(filled=True, size=65, opacity=1).encode(x=x, shape=shape, tooltip=_hints(rows, measured)),
     ]
     if any(row["seeds"] > 1 for row in rows):
         layers.insert(2, _bars(clients, x, thickness=1.5))

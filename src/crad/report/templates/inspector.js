@@ -175,7 +175,8 @@ class Inspector {
     picture.alt = truth;
     this.find("figcaption").textContent = `T${truth.slice(1)}; student: client ${run.students[student].client}, round ${run.round}`;
     const words = `--student ${run.students[student].client} --image ${shown.index} --class ${label}`;
-    this.find(".explain-command").textContent = `crad explain ${run.run} ${words}`;
+    const command = `crad explain ${run.run} ${words}`.split(" ").flatMap((word) => [make("span", {}, word), " "]);
+    this.find(".explain-command").replaceChildren(...command.slice(0, -1));
   }
 
   teacherTable(trace) {
