@@ -37,7 +37,7 @@
   function checkWords(one) {
     for (const node of one.childNodes) {
       if (node.nodeType !== 3) continue;
-      for (const word of [...node.data.matchAll(/[\p{L}\d]{2,12}/gu)].slice(0, 12)) {
+      for (const word of [...node.data.matchAll(/(?<!\S)[\p{L}\d]{2,12}(?!\S)/gu)].slice(0, 12)) {
         const range = document.createRange();
         range.setStart(node, word.index);
         range.setEnd(node, word.index + word[0].length);

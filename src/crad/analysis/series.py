@@ -38,7 +38,7 @@ def accuracy_rows(methods: Methods) -> list[Row]:
 
 
 def client_rows(methods: Methods) -> list[Row]:
-    """Return both accuracies of every client at the selected round, and the gain over training alone where that was run.
+    """Return both accuracies of every client at the selected round, and the gain over training alone if that was run.
 
     Gains are of the same seed. Training alone and on everybody's data are no methods that somebody joins: they have no
     rows beside one that is.

@@ -67,9 +67,7 @@ def _best(rows: Sequence[ComparisonRow]) -> dict[str, float]:
     return {metric: max(row.figures[metric].mean for row in joined) for metric in METRICS}
 
 
-def _accuracies(
-    row: ComparisonRow, gains: dict[tuple[str, str], Gain], best: dict[str, float]
-) -> list[Tile]:
+def _accuracies(row: ComparisonRow, gains: dict[tuple[str, str], Gain], best: dict[str, float]) -> list[Tile]:
     tiles = []
     for metric, name in NAMES.items():
         gain, mean = gains.get((row.name, metric)), row.figures[metric].mean

@@ -112,6 +112,7 @@ def by_place(rows: list[Row], names: dict[int, str], *, title: str) -> alt.Layer
 
 
 def hints(rows: Sequence[Row]) -> list[alt.Tooltip]:
+    """Return what the pointer is told of a row: its method, its place, its accuracy and that of the seeds."""
     hints = [alt.Tooltip("method:N", title="method")]
     hints += [alt.Tooltip(f"{key}:{kind}", title=title) for key, (kind, title) in HINTS.items() if key in rows[0]]
     hints.append(alt.Tooltip("accuracy:Q", title="accuracy (%)", format=".2f"))

@@ -61,7 +61,8 @@ def _class_axis(names: dict[int, str], row_height: float) -> alt.Y:
         labelLimit=150,
         grid=row_height >= 14,
     )
-    return alt.Y("place:O", title="class (private samples)", scale=alt.Scale(domain=places, paddingInner=0.15), axis=axis)
+    scale = alt.Scale(type="band", domain=places, paddingInner=0.15)
+    return alt.Y("place:O", title="class (private samples)", scale=scale, axis=axis)
 
 
 def _row_height(classes: int, methods: int) -> float:

@@ -29,8 +29,10 @@ from crad.report.charts.style import PLOT_WIDTH
 ALL = "all clients"
 WIDTH = PLOT_WIDTH - 30  # names stand beside it
 MOST_CLIENTS, MOST_METHODS = 12, 4  # with more, a row is a method and a tick is a client
-FARTHEST = 0.5  # how far an interval may widen the axis, in reaches of the clients: that of two seeds would be all of it
-CLIENTS, MEANS, ZERO = (alt.NamedData(name=name) for name in ("clients", "means", "zero"))
+FARTHEST = (
+    0.5  # how far an interval may widen the axis, in reaches of the clients: that of two seeds would be all of it
+)
+MEANS, ZERO = alt.NamedData(name="means"), alt.NamedData(name="zero")
 
 
 @dataclass(frozen=True)
@@ -108,13 +110,11 @@ def _chart(
     is_named = clients <= MOST_CLIENTS and len(methods) <= MOST_METHODS
     shown = _over_seeds(rows, measured.field, attackers) if is_named else rows
     x = _axis(rows, means, measured)
-    panels = [
-        (_by_client if is_named else _by_method)(shown, x, metric, measured) for metric in PANELS
-    ]
-    more = {"clients": shown, "means": [{**one, "who": ALL} for one in means]}
+    panels = [(_by_client if is_named else _by_method)(shown, x, metric, measured) for metric in PANELS]
+    more = {"means": [{**one, "who": ALL} for one in means]}
     return finished(
         alt.vconcat(*panels, spacing=16),
-        rows=rows,
+        rows=shown,
         more={**more, "zero": [{measured.field: 0}]} if measured is GAIN else more,
         name=name,
         title=title,
@@ -159,26 +159,22 @@ def _axis(rows: Sequence[Row], means: Sequence[Row], measured: Measured) -> alt.
     return alt.X(f"{measured.field}:Q", title=measured.title, scale=scale, axis=alt.Axis(tickCount=6))
 
 
-def _by_client(
-    rows: Sequence[Row], x: alt.X, metric: str, measured: Measured
-) -> alt.LayerChart:
+def _by_client(rows: Sequence[Row], x: alt.X, metric: str, measured: Measured) -> alt.LayerChart:
     """Draw a row per client, above them their mean, and in every row the methods below each other."""
     methods = methods_in(rows)
     names = [ALL, *dict.fromkeys(row["who"] for row in rows)]
     legend = method_legend(methods) if len(methods) > 1 else None
-    y = alt.Y(
-        "who:N", title="client", scale=alt.Scale(domain=names, paddingInner=0.15), axis=alt.Axis(labelLimit=130)
-    )
+    y = alt.Y("who:N", title="client", scale=alt.Scale(domain=names, paddingInner=0.15), axis=alt.Axis(labelLimit=130))
     looks = {
         "y": y,
         "yOffset": alt.YOffset("method:N", scale=alt.Scale(domain=methods, paddingOuter=0.35)),
         "color": method_colour(methods, legend),
     }
     in_panel = alt.FieldEqualPredicate(field="metric", equal=metric)
-    clients = alt.Chart(CLIENTS).transform_filter(in_panel).encode(**looks)
+    clients = alt.Chart(ROWS).transform_filter(in_panel).encode(**looks)
     means = alt.Chart(MEANS).transform_filter(in_panel).encode(**looks)
     shape = method_shape(methods, legend)
-    ground = alt.Chart(alt.NamedData(name="means")).transform_filter(in_panel).mark_bar(opacity=0.05)
+    ground = alt.Chart(MEANS).transform_filter(in_panel).mark_bar(opacity=0.05)
     layers: list[alt.Chart] = [
         ground.encode(y=y, x=alt.value(0), x2=alt.value("width"), color=alt.value("gray")),
         *_zero(x, measured),
@@ -192,14 +188,12 @@ def _by_client(
     return alt.layer(*layers).properties(width=WIDTH, height=height, title=panel_title(metric))
 
 
-def _by_method(
-    rows: Sequence[Row], x: alt.X, metric: str, measured: Measured
-) -> alt.LayerChart:
+def _by_method(rows: Sequence[Row], x: alt.X, metric: str, measured: Measured) -> alt.LayerChart:
     """Draw a row per method, in which every client is a tick."""
     methods = methods_in(rows)
     looks = {"y": method_axis(methods), "color": method_colour(methods, None)}
     in_panel = alt.FieldEqualPredicate(field="metric", equal=metric)
-    clients = alt.Chart(CLIENTS).transform_filter(in_panel).encode(**looks)
+    clients = alt.Chart(ROWS).transform_filter(in_panel).encode(**looks)
     means = alt.Chart(MEANS).transform_filter(in_panel).encode(**looks)
     diamonds = means.mark_point(shape="diamond", size=100, filled=True, opacity=1)
     layers = [

@@ -38,7 +38,7 @@ def accuracy_chart(methods: Methods) -> Chart | None:
     last = max(row["round"] for row in rows)
     x = round_axis(last, planned=max(run.experiment.rounds for runs in methods.values() for run in runs))
     marked = spread([row["round"] for row in rows])
-    panels = []
+    panels: list[alt.LayerChart] = []
     for metric in PANELS:
         in_panel = alt.FieldEqualPredicate(field="metric", equal=metric)
         y = accuracy_axis([row for row in rows if row["metric"] == metric], what="accuracy (%)")
@@ -52,8 +52,8 @@ def accuracy_chart(methods: Methods) -> Chart | None:
         more={"rows": drawn(rows)},
         name="accuracy",
         title="Accuracy over rounds",
-        caption="Mean accuracy of the clients in percent after every tested round, on the data set's own test images and "
-        f"on each client's held-out test half.{seeds_note(rows)}",
+        caption="Mean accuracy of the clients in percent after every tested round, on the data set's own test images "
+        f"and on each client's held-out test half.{seeds_note(rows)}",
         alt_text=f"Global accuracy up to round {last}: {listing(found)}.",
         is_beside=True,
     )

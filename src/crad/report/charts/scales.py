@@ -9,9 +9,7 @@ FEW_ROUNDS = 10  # each of them is named
 STEPS = (1, 2, 5, 10)
 
 
-def padded_domain(
-    values: Sequence[float], *, least: float, bounds: tuple[float, float] | None = None
-) -> list[float]:
+def padded_domain(values: Sequence[float], *, least: float, bounds: tuple[float, float] | None = None) -> list[float]:
     """Return a domain around the values with a little room at its ends; never narrower than `least`.
 
     `bounds`: what no value can leave, such as 0 and 100 percent; beyond them there is only room for half a mark.
