@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from crad.config import Experiment
+from tests.chromium import Chromium
 from tests.cpu_times import pytest_addoption, pytest_configure, read_slow_tests
 
 __all__ = ["pytest_addoption", "pytest_configure"]  # the option --cpu-times
@@ -38,6 +40,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         taken = slow.get(item.nodeid.partition("[")[0])
         if taken is not None:
             item.add_marker(pytest.mark.slow(reason=f"takes {taken:g} s"))
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Chromium]:
+    """One browser for all tests of pages; skipped where there is none."""
+    with Chromium() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="session")

@@ -21,17 +21,19 @@ from crad.errors import ConfigError, RunError
 from crad.methods import METHODS, PAPER_METHODS
 from crad.report import charts
 from crad.report.charts.chart_files import to_svg
+from crad.report.charts.scales import padded_domain, round_domain, round_ticks
 from crad.report.charts.style import NAME_LETTERS, STYLES, method_styles, short_names, theme
 from tests.records import made_run
 
 LONG = "organisation.department.federated.methods:WEIGHTED_BY_AGE"
 HOSTILE = "</script><b>'\"&\\"
-ORDER = ["accuracy", "gains", "classes", "support", "context", "partition", "trust", "cost", "bytes"]
+ORDER = ["gains", "clients", "accuracy", "classes", "support", "context", "partition", "trust", "cost", "bytes"]
 # Titles of the axes (x, y) that a chart must have; numbers say their unit.
 AXES = {
     "accuracy": [("round", "accuracy (%)")],
-    "gains": [("global accuracy over training alone (points)", "method")],
-    "classes": [("class (private samples)", "global accuracy (%)")],
+    "gains": [("gain over training alone (points)", "method")],
+    "clients": [("accuracy (%)", "client")],
+    "classes": [("global accuracy (%)", "class (private samples)")],
     "support": [("place in a client's own order of classes (mean private samples)", "global accuracy (%)")],
     "context": [("class", "client"), ("class", "client")],
     "partition": [("class", "client")],
@@ -78,6 +80,11 @@ def chart_named(found, name):
     return next(chart for chart in found if chart.name == name)
 
 
+def case_with(name):
+    """A case that has the chart: what every client reached is shown where nobody trained alone."""
+    return "one method, one seed" if name == "clients" else "all methods"
+
+
 def views(spec):
     """Every view of a specification that has an encoding, layers and panels laid open."""
     inner = [spec, *(part for key in ("layer", "hconcat", "vconcat") for part in spec.get(key, []))]
@@ -108,7 +115,7 @@ def test_every_chart_is_told_in_words(case, made):
 
 @pytest.mark.parametrize("name", ORDER)
 def test_every_chart_is_valid(name, made):
-    spec = chart_named(made("all methods"), name).spec
+    spec = chart_named(made(case_with(name)), name).spec
     altair.Chart.from_dict({**spec, "datasets": {}})  # raises where the grammar is broken
 
 
@@ -123,11 +130,12 @@ def test_every_chart_is_drawn_without_a_warning(case, made, capfd):
 
 @pytest.mark.parametrize("name", ORDER)
 def test_every_axis_has_a_title_with_its_unit(name, made):
-    chart = chart_named(made("all methods"), name)
+    chart = chart_named(made(case_with(name)), name)
     titled = [
         (view["encoding"]["x"]["title"], view["encoding"]["y"]["title"])
         for view in views(chart.spec)
         if {"x", "y"} <= view["encoding"].keys() and "title" in view["encoding"]["y"]
+        if "value" not in view["encoding"]["x"]  # the ground of a row goes from edge to edge
     ]
     assert set(titled) == set(AXES[name])
     shown = texts(to_svg(chart))
@@ -171,11 +179,11 @@ def test_no_colour_of_text_or_background_is_fixed(made):
 
 def test_a_single_run_that_exchanges_nothing_has_no_gains_trust_or_bytes(made):
     names = [chart.name for chart in made("one round, one client, alone")]
-    assert names == ["accuracy", "classes", "support", "context", "partition", "cost"]
+    assert names == ["clients", "accuracy", "classes", "support", "context", "partition", "cost"]
 
 
 def test_all_methods_have_all_charts(made):
-    assert [chart.name for chart in made("all methods")] == ORDER
+    assert [chart.name for chart in made("all methods")] == [name for name in ORDER if name != "clients"]
 
 
 def test_without_a_tested_round_there_is_no_chart():
@@ -215,6 +223,86 @@ def test_the_alternative_text_says_where_every_method_ends(made):
     runs = {run.experiment.method: run for run in paper_runs()}
     for method, run in runs.items():
         assert f"{method} ends at {run.summary['last_global_accuracy']:.1f} %" in text
+
+
+def marks_of(chart):
+    return {view["mark"]["type"] for view in views(chart.spec)}
+
+
+def test_classes_are_names_so_no_line_joins_them(made):
+    for case in ("one method, one seed", "several seeds", "all methods"):
+        assert "line" not in marks_of(chart_named(made(case), "classes"))
+        assert "point" in marks_of(chart_named(made(case), "classes"))
+    assert "line" in marks_of(chart_named(made("all methods"), "accuracy"))
+
+
+def test_few_clients_and_methods_have_a_row_per_client_and_others_a_tick_each(made):
+    few, many = (chart_named(made(case), "gains") for case in ("several seeds", "all methods"))
+    assert {"all clients", "client 0", "client 1"} <= set(texts(to_svg(few)))
+    assert "tick" in marks_of(many)
+    assert "tick" not in marks_of(few)
+    assert [row["seeds"] for row in few.spec["datasets"]["means"]] == [3, 3]
+
+
+def test_both_panels_of_gains_have_one_axis_that_holds_zero(made):
+    for case in ("several seeds", "all methods"):
+        domains = {
+            tuple(view["encoding"]["x"]["scale"]["domain"])
+            for view in views(chart_named(made(case), "gains").spec)
+            if "scale" in view["encoding"]["x"]
+        }
+        ((low, high),) = domains
+        assert low < 0 < high
+
+
+def test_attackers_are_named_in_the_chart_of_clients():
+    run = made_run(clients=3, attack="noise", attackers=1)
+    run = replace(run, summary={**run.summary, "attackers": [2]})
+    shown = texts(to_svg(chart_named(charts.make_charts([run]), "clients")))
+    assert "client 2, lies" in shown
+    assert "client 1" in shown
+
+
+# --- axes of runs that have hardly begun
+
+
+@pytest.mark.parametrize(
+    ("last", "planned", "domain", "ticks"),
+    [
+        (1, 1, [0.5, 1.5], [1]),  # never an axis from 0 to 1 round
+        (1, 300, [0.5, 10.5], list(range(1, 11))),
+        (4, 6, [0.5, 6.5], list(range(1, 7))),
+        (12, 300, [0, 20], [0, 5, 10, 15, 20]),
+        (170, 300, [0, 200], [0, 50, 100, 150, 200]),
+        (300, 300, [0, 300], [0, 50, 100, 150, 200, 250, 300]),
+        (30, 30, [0, 30], [0, 5, 10, 15, 20, 25, 30]),
+    ],
+)
+def test_an_axis_of_rounds_shows_where_the_run_is_and_grows_with_it(last, planned, domain, ticks):
+    assert round_domain(last, planned) == domain
+    assert round_ticks(domain) == ticks
+
+
+@pytest.mark.parametrize("values", [[50.0], [0.0, 0.0], [100.0], [99.0, 100.0], [0.0, 100.0], [41.0, 73.0]])
+def test_an_axis_of_percent_never_collapses_and_hardly_leaves_what_is_possible(values):
+    low, high = padded_domain(values, least=10, bounds=(0, 100))
+    assert low <= min(values) <= max(values) <= high
+    assert high - low >= 9.99
+    assert low >= -2.01
+    assert high <= 102.01
+
+
+def test_a_live_run_with_one_result_has_axes_in_percent_and_whole_rounds():
+    run = made_run(clients=3, rounds=300)
+    begun = replace(run, rounds=run.rounds[:1])
+    chart = chart_named(charts.make_charts([begun]), "accuracy")
+    scales = [(view["encoding"]["x"]["scale"], view["encoding"]["y"]["scale"]) for view in views(chart.spec)]
+    for x, y in scales:
+        assert x["domain"] == [0.5, 10.5]
+        assert y["domain"][1] - y["domain"][0] == pytest.approx(10)
+    shown = texts(to_svg(chart))
+    assert {"1", "2", "10"} <= set(shown)
+    assert "0.5" not in shown
 
 
 def test_a_band_is_drawn_for_several_seeds_only(made):

@@ -211,7 +211,8 @@ def test_data_and_scripts_cannot_end_their_element():
 
 def commands_on(html):
     """The commands of a page, as a shell would split them."""
-    return [shlex.split(unescape(text)) for text in re.findall(r'<pre tabindex="0">(crad .*?)</pre>', html)]
+    found = re.findall(r'<pre tabindex="0">(.*?)</pre>', html)
+    return [shlex.split(unescape(re.sub(r"</?span>", "", text))) for text in found]
 
 
 @pytest.mark.usefixtures("without_charts")
@@ -389,7 +390,7 @@ def stated(runs):
     """What a page may show beside the records: sums, means, spreads and paired differences that it names as such."""
     by_key = {(run.summary["method"], run.summary["seed"]): run.summary for run in runs}
     methods, seeds = (list(dict.fromkeys(parts)) for parts in zip(*by_key, strict=True))
-    values: list[float] = [len(methods)]
+    values: list[float] = [len(methods), 95]  # percent, of the intervals that a caption speaks of
     for metric in ("global_accuracy", "local_accuracy"):
         means = {m: [by_key[m, seed][metric] for seed in seeds] for m in methods}
         values += [statistics.fmean([by_key[m, seed][f"{metric}_spread"] for seed in seeds]) for m in methods]

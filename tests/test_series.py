@@ -15,10 +15,12 @@ from crad.analysis.series import (
     TRUST_NUMBERS,
     accuracy_rows,
     class_rows,
+    client_rows,
     context_rows,
     context_run,
     cost_rows,
     gain_rows,
+    mean_rows,
     partition_rows,
     support_rows,
     traffic_rows,
@@ -125,17 +127,49 @@ def test_gains_are_paired_by_seed_and_client():
         "local": [made_run("local", seed=2), made_run("local", seed=1)],
     }
     rows = gain_rows(methods)
-    assert rows[0] == {"method": "crad", "seed": 1, "client": 0, "accuracy": 35.0, "alone": 15.0, "gain": 20.0}
-    assert [(row["seed"], row["client"], row["gain"]) for row in rows] == [
-        (1, 0, 20.0),
-        (1, 1, 20.0),
-        (2, 0, 20.0),
-        (2, 1, 20.0),
+    about = {"method": "crad", "metric": GLOBAL, "seed": 1, "client": 0}
+    assert rows[0] == {**about, "accuracy": 35.0, "alone": 15.0, "gain": 20.0}
+    assert [(row["metric"], row["seed"], row["client"], row["gain"]) for row in rows] == [
+        (metric, seed, client, gain)
+        for metric, gain in ((GLOBAL, 20.0), (LOCAL, 0.0))
+        for seed in (1, 2)
+        for client in (0, 1)
     ]
 
 
 def test_without_training_alone_there_are_no_gains():
-    assert gain_rows({"crad": [made_run()]}) == []
+    methods = {"crad": [made_run()]}
+    assert gain_rows(methods) == []
+    assert [(row["metric"], row["client"], row["accuracy"]) for row in client_rows(methods)] == [
+        (GLOBAL, 0, 15.0),
+        (GLOBAL, 1, 25.0),
+        (LOCAL, 0, 40.25),
+        (LOCAL, 1, 40.375),
+    ]
+
+
+def test_a_ceiling_is_no_method_that_somebody_joins():
+    methods = {name: [made_run(name)] for name in ("local", "centralized", "crad")}
+    assert {row["method"] for row in gain_rows(methods)} == {"crad"}
+    assert {row["method"] for row in client_rows({"local": [made_run("local")]})} == {"local"}
+
+
+def test_the_interval_of_a_mean_gain_is_over_seeds_and_of_one_seed_over_its_clients():
+    def rows(*gains_by_seed):
+        about = {"method": "crad", "metric": GLOBAL}
+        return [
+            {**about, "seed": seed, "client": client, "gain": gain}
+            for seed, gains in enumerate(gains_by_seed)
+            for client, gain in enumerate(gains)
+        ]
+
+    (both,) = mean_rows(rows([1.0, 3.0], [4.0, 4.0]), "gain")  # seeds' means 2 and 4: 3 +- 12.706 * 1
+    assert (both["gain"], both["seeds"]) == (3.0, 2)
+    assert (both["low"], both["high"]) == (pytest.approx(-9.706, abs=1e-3), pytest.approx(15.706, abs=1e-3))
+    (single,) = mean_rows(rows([1.0, 3.0, 5.0]), "gain")  # clients 1, 3, 5: 3 +- 4.303 * 2 / sqrt(3)
+    assert (single["low"], single["high"]) == (pytest.approx(-1.968, abs=1e-3), pytest.approx(7.968, abs=1e-3))
+    (lonely,) = mean_rows(rows([1.0]), "gain")
+    assert (lonely["gain"], lonely["low"], lonely["high"]) == (1.0, None, None)
 
 
 def test_classes_go_from_most_to_fewest_private_samples():

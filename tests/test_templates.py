@@ -11,10 +11,12 @@ import pytest
 from jinja2 import UndefinedError
 
 from crad.report.charts import Chart
-from crad.report.headline import Headline, Tile
+from crad.report.class_tracks import TrackMark, TrackRow
+from crad.report.headline import Headline
 from crad.report.inspector_tab import InspectorSection
 from crad.report.live.bar import starting_page, waiting_page, with_live_bar
 from crad.report.markup import render
+from crad.report.method_tiles import MethodTiles, Tile
 from crad.report.page_table import PageTable
 from crad.report.svg import partition_heat_map
 from tests.pages import script_data
@@ -32,6 +34,7 @@ class Shown(HTMLParser):
     def __init__(self, html: str) -> None:
         super().__init__()
         self.texts: list[str] = []
+        self.read = ""  # one after the other: the words of a command are elements of their own
         self.scripts: list[str] = []
         self.attributes: set[str] = set()
         self._is_script = False
@@ -53,14 +56,18 @@ class Shown(HTMLParser):
             self.scripts[-1] += data
         else:
             self.texts.append(data)
+            self.read += data
 
 
 def table(place: str) -> PageTable:
     rows = [[hostile(f"{place} head"), hostile(f"{place} cell")]]
-    return PageTable([hostile(f"{place} column"), "number"], rows, hostile(f"{place} caption"))
+    return PageTable(
+        [hostile(f"{place} column"), "number"], rows, hostile(f"{place} caption"), title=hostile(f"{place} title")
+    )
 
 
 CHART = Chart(hostile("chart name"), hostile("chart title"), hostile("chart caption"), hostile("alt"), {}, [])
+TILE = Tile(hostile("tile name"), hostile("tile value"), hostile("tile note"), is_best=True)
 PICTURE = partition_heat_map({"class_names": [hostile("class")], "counts": [[3]]})
 FRAME: dict[str, Any] = {
     "title": hostile("title"),
@@ -76,11 +83,12 @@ REPORT: dict[str, Any] = {
         verdict=hostile("verdict"),
         kind=hostile("kind"),
         detail=[hostile("detail")],
-        whose=hostile("whose"),
-        tiles=[Tile(hostile("tile name"), hostile("tile value"), hostile("tile note"))],
         left_out=hostile("left out"),
     ),
     "outcome": {
+        "clients_charts": [CHART],
+        "methods": [MethodTiles(hostile("method"), hostile("about"), hostile("colour"), [TILE])],
+        "round_charts": [CHART],
         "gains": table("gains"),
         "attack": "",
         "honest": None,
@@ -106,7 +114,7 @@ PAGES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **FRAME,
             "headline": {"verdict": hostile("verdict"), "lines": [hostile("line")]},
-            "tables": [(hostile("table title"), table("study"))],
+            "tables": [table("study")],
             "charts": [CHART],
             "details": [hostile("detail page")],
             "command": hostile("command"),
@@ -122,7 +130,11 @@ PAGES: dict[str, tuple[str, dict[str, Any]]] = {
                 "warning": hostile("warning"),
                 "detail": hostile("detail"),
             },
-            "outcome": table("outcome"),
+            "outcome": {
+                "tracks": [TrackRow(hostile("class"), 4, [TrackMark("alone", 50.0, 20.0, 80.0)])],
+                "tiles": [TILE],
+                "table": table("outcome"),
+            },
             "trust": {
                 "shares": table("shares"),
                 "unused": [hostile("unused")],
@@ -155,7 +167,7 @@ def test_every_text_of_a_page_stays_text_and_is_shown(template, view):
     shown = Shown(render(template, **view))
     expected = texts_in({name: value for name, value in view.items() if name != "data"})
     assert len(expected) >= 3
-    assert [text for text in expected if not any(text in one for one in shown.texts)] == []
+    assert [text for text in expected if not any(text in one for one in [*shown.texts, shown.read])] == []
     assert len(shown.scripts) == OWN_SCRIPTS[template]
     assert not any("alert(" in script for script in shown.scripts[1:]), "only the data may hold a text, as JSON"
     assert "onload" not in shown.attributes
@@ -209,7 +221,8 @@ def test_the_live_bar_is_one_script_that_gets_its_status_as_data():
 
 def test_a_command_is_copied_as_it_is():
     html = render("study.html", **{**PAGES["study"][1], "command": "crad reproduce --rows a,b"})
-    assert '<pre tabindex="0">crad reproduce --rows a,b</pre>' in html
+    words = "".join(f"<span>{word}</span> " for word in ("crad", "reproduce", "--rows", "a,b"))
+    assert f'<pre tabindex="0">{words.strip()}</pre>' in html
 
 
 def test_every_row_of_a_table_fills_its_columns():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import statistics
 from dataclasses import replace
 
@@ -360,8 +361,13 @@ def test_the_page_opens_with_the_verdict_in_its_colour(crad, css, said, monkeypa
     assert "Joining helped." not in html
 
 
-def test_the_tiles_are_of_the_method_that_did_best_and_say_that_this_was_known_afterwards(monkeypatch):
+def test_every_method_has_tiles_of_its_own_and_the_best_of_those_that_join_is_marked(monkeypatch):
     monkeypatch.setattr("crad.report.charts.charts_available", lambda: False)
-    text = Page(report_page(runs_of(local=[(70, 80)], crad=[(71, 80)], uniform=[(81, 82)]))).text
-    assert "uniform at round 1 (highest validation accuracy); of 2 methods the one with the highest global" in text
-    assert "known only afterwards" in text
+    html = report_page(runs_of(local=[(70, 80)], crad=[(71, 80)], uniform=[(81, 79)]))
+    marked = re.findall(r'<div class="best"><dt>([^<]*)</dt><dd>([^<]*)</dd>', html)
+    assert marked == [("local accuracy", "80.00 %"), ("global accuracy", "81.00 %")]
+    text = Page(html).text
+    assert "81.00 % +11.00 points over alone" in text
+    assert "71.00 % +1.00 points over alone" in text
+    assert "2 of 2 better on one accuracy, worse on neither" in text, "crad"
+    assert "0 of 2 better on one accuracy, worse on neither" in text, "uniform fell locally"

@@ -21,12 +21,6 @@ setTimeout(() => {{ long.style.height = "3000px"; }}, 150);  // as a chart does 
 </script></body></html>"""
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Chromium]:
-    with Chromium() as browser:
-        yield browser
-
-
 @pytest.fixture
 def server() -> Iterator[PageServer]:
     server = PageServer(0)
@@ -47,9 +41,9 @@ def opened(browser: Chromium, server: PageServer) -> Tab:
     return tab
 
 
-def test_a_new_page_is_fetched_and_the_reader_stays_where_they_were(browser, server):
+def test_a_new_page_is_fetched_and_the_reader_stays_where_they_were(chromium, server):
     show(server, "v1", "round 1")
-    tab = opened(browser, server)
+    tab = opened(chromium, server)
     assert tab.value("document.getElementById('crad-live').textContent") == "round 1"
     tab.value("more.open = true; all.checked = true; who.value = '2'; who.focus(); scrollTo(0, 1234)")
     show(server, "v2", "round 2")
@@ -63,18 +57,18 @@ def test_a_new_page_is_fetched_and_the_reader_stays_where_they_were(browser, ser
     assert tab.complaints() == []
 
 
-def test_news_of_the_run_need_no_new_page(browser, server):
+def test_news_of_the_run_need_no_new_page(chromium, server):
     show(server, "v1", "round 1")
-    tab = opened(browser, server)
+    tab = opened(chromium, server)
     tab.value("window.mark = 1")
     show(server, "v1", "round 2")
     tab.wait_for("document.getElementById('crad-live').textContent === 'round 2'")
     assert tab.value("window.mark") == 1
 
 
-def test_a_reader_who_marks_words_is_not_disturbed(browser, server):
+def test_a_reader_who_marks_words_is_not_disturbed(chromium, server):
     show(server, "v1", "round 1")
-    tab = opened(browser, server)
+    tab = opened(chromium, server)
     tab.value("getSelection().selectAllChildren(document.getElementById('end'))")
     show(server, "v2", "round 2")
     tab.wait_for("document.getElementById('crad-live').textContent === 'round 2'")
@@ -84,9 +78,9 @@ def test_a_reader_who_marks_words_is_not_disturbed(browser, server):
     tab.wait_for("document.title === 'v2'")
 
 
-def test_a_finished_page_asks_no_more(browser, server):
+def test_a_finished_page_asks_no_more(chromium, server):
     show(server, "v1", "round 1")
-    tab = opened(browser, server)
+    tab = opened(chromium, server)
     show(server, "v2", "Finished.", is_finished=True)
     tab.wait_for("document.title === 'v2' && document.getElementById('long')?.offsetHeight === 3000")
     asked = len(tab.requests())
@@ -95,10 +89,10 @@ def test_a_finished_page_asks_no_more(browser, server):
     assert tab.value("document.getElementById('crad-live').textContent") == "Finished."
 
 
-def test_a_run_that_no_longer_answers_leaves_the_page_and_says_so(browser):
+def test_a_run_that_no_longer_answers_leaves_the_page_and_says_so(chromium):
     server = PageServer(0)
     show(server, "v1", "round 1")
-    tab = opened(browser, server)
+    tab = opened(chromium, server)
     server.close()
     tab.wait_for("document.getElementById('crad-live').textContent === 'Gone.'")
     assert tab.value("document.title") == "v1"

@@ -10,6 +10,7 @@ from functools import cache
 from crad.analysis.comparison import Figure, over_seeds
 
 LEVEL = 0.95
+NORMAL_QUANTILE = 1.959964  # what a normal value stays within on both sides, at that level
 
 
 @dataclass(frozen=True)
@@ -22,11 +23,7 @@ class Paired:
     @property
     def interval(self) -> tuple[float, float] | None:
         """Return where the mean difference lies with 95 % confidence, by Student's t; None of one seed alone."""
-        number = len(self.figure.values)
-        if number < 2:
-            return None
-        half = t_quantile(number - 1) * self.figure.deviation / math.sqrt(number)
-        return self.figure.mean - half, self.figure.mean + half
+        return t_interval(self.figure)
 
     @property
     def sign(self) -> int:
@@ -43,6 +40,29 @@ def paired(own: Mapping[int, float], theirs: Mapping[int, float]) -> Paired | No
     if not seeds:
         return None
     return Paired(over_seeds([own[seed] - theirs[seed] for seed in seeds]), seeds)
+
+
+def t_interval(figure: Figure) -> tuple[float, float] | None:
+    """Return where a mean lies with 95 % confidence, by Student's t over its values; None of one value alone."""
+    number = len(figure.values)
+    if number < 2:
+        return None
+    half = t_quantile(number - 1) * figure.deviation / math.sqrt(number)
+    return figure.mean - half, figure.mean + half
+
+
+def share_interval(hits: int, count: int) -> tuple[float, float]:
+    """Return between which percents a share of hits lies with 95 % confidence, after Wilson; all of them of no samples.
+
+    Unlike the textbook's it has a width where all samples, or none, are hits, which is common of twenty.
+    """
+    if not count:
+        return 0.0, 100.0
+    share, spread = hits / count, NORMAL_QUANTILE**2 / count
+    middle = share + spread / 2
+    half = math.sqrt(spread * (share * (1 - share) + spread / 4))
+    ends = ((middle - half) / (1 + spread), (middle + half) / (1 + spread))
+    return max(0.0, 100 * ends[0]), min(100.0, 100 * ends[1])
 
 
 @cache

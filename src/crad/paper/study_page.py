@@ -31,7 +31,7 @@ def study_page(
         data={"charts": {chart.name: chart.spec for chart in made}, "inspections": []},
         library=charts.javascript() if made else "",
         headline=_headline(paper, find_compared(paper, cells, finished)),
-        tables=[(one.title, _page_table(one, paper)) for one in make_study_tables(paper, cells, finished)],
+        tables=[_page_table(one, paper) for one in make_study_tables(paper, cells, finished)],
         charts=made,
         details=details,
         command=_command(paper, cells),
@@ -45,7 +45,7 @@ def _page_table(shown: Table, paper: PaperExperiment) -> PageTable:
         section = shown.sections.get(number, section)
         rows.append([row[0].text, section, *(f"{cell.text} (best)" if cell.is_best else cell.text for cell in row[1:])])
     caption = shown.caption.removeprefix(f"{paper.caption} ")  # the page opens with it
-    return PageTable([shown.header[0], "on", *shown.header[1:]], rows, caption, num_heads=2)
+    return PageTable([shown.header[0], "on", *shown.header[1:]], rows, caption, num_heads=2, title=shown.title)
 
 
 def _command(paper: PaperExperiment, cells: Sequence[PlannedCell]) -> str:

@@ -26,11 +26,11 @@ def gain_table(runs: Sequence[RunRecords]) -> PageTable | None:
         by_name.setdefault(gain.name, []).append(gain)
     rows = [[name, *(cell for gain in own for cell in _gain_cells(gain))] for name, own in by_name.items()]
     caption = (
-        "What joining brought: every client's accuracy minus what it reaches alone with the same seed, in points. "
+        "Every client's accuracy minus what it reaches alone with the same seed, in points. "
         "Mean over clients, how many clients gained, and the clients that gained least and most."
         + (" The honest clients alone, at the round that these select." if runs[0].experiment.attack else "")
     )
-    return PageTable(header, rows, caption) if rows else None
+    return PageTable(header, rows, caption, title="What joining brought") if rows else None
 
 
 def client_table(runs: Sequence[RunRecords], metric: str) -> PageTable:
@@ -59,7 +59,7 @@ def client_table(runs: Sequence[RunRecords], metric: str) -> PageTable:
     difference = "; Δ: points over training alone" if alone is not None and len(ordered) > 1 else ""
     where = "on the common test images" if metric == "global_accuracy" else "on the client's own held-out images"
     caption = f"{TITLES[metric]} per client in percent, {where}, at each run's selected round{difference}."
-    return PageTable(header, rows, caption, num_heads)
+    return PageTable(header, rows, caption, num_heads, title=f"{TITLES[metric]} per client")
 
 
 def attack_sentence(experiment: Experiment) -> str:
@@ -88,7 +88,8 @@ def honest_table(runs: Sequence[RunRecords]) -> PageTable | None:
         "Means over the honest clients alone, in percent, at the round with their highest validation accuracy. Trigger "
         "works: common test images of other classes that get class 0 once they carry the backdoor's patch."
     )
-    return PageTable(["method", "seed", "attackers", "round", *(title for _, title in shown)], rows, caption)
+    header = ["method", "seed", "attackers", "round", *(title for _, title in shown)]
+    return PageTable(header, rows, caption, title="Honest clients alone")
 
 
 def class_table(runs: Sequence[RunRecords]) -> PageTable:
@@ -107,7 +108,7 @@ def class_table(runs: Sequence[RunRecords]) -> PageTable:
         rows.append(cells)
     over = ", mean over seeds" if len(seeds) > 1 else ""
     caption = f"Global accuracy per class in percent, mean over clients{over}; the most private samples first."
-    return PageTable(["class", "private samples", "test images", *names], rows, caption)
+    return PageTable(["class", "private samples", "test images", *names], rows, caption, title="Accuracy per class")
 
 
 def _gain_cells(gain: Gain) -> list[str]:

@@ -7,31 +7,19 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from crad.analysis.comparable import named, run_title
-from crad.analysis.comparison import METRICS, ComparisonRow
-from crad.analysis.gains import NOT_JOINED, client_gains
-from crad.analysis.verdict import JoiningVerdict, css_class, joining_verdict
-from crad.report.tables import mib
+from crad.analysis.comparison import ComparisonRow
+from crad.analysis.gains import NOT_JOINED
+from crad.analysis.verdict import css_class, joining_verdict
 from crad.runs.run_records import RunRecords
 
 
 @dataclass(frozen=True)
-class Tile:
-    """One figure with its name and what it means."""
-
-    name: str
-    value: str
-    note: str
-
-
-@dataclass(frozen=True)
 class Headline:
-    """A verdict with its reason, the figures of one method, and the runs that are not on the page."""
+    """A verdict with its reason, and the runs that are not on the page."""
 
     verdict: str
     kind: str  # the verdict's, as the style names it: the accent colour follows it
     detail: Sequence[str]
-    whose: str  # the method that the tiles are of
-    tiles: list[Tile]
     left_out: str
 
 
@@ -76,17 +64,13 @@ def sentence(runs: Sequence[RunRecords]) -> str:
 def make_headline(
     runs: Sequence[RunRecords], rows: Sequence[ComparisonRow], left_out: Sequence[RunRecords]
 ) -> Headline:
-    """Return whether joining helped, and the figures that one looks for first."""
+    """Return whether joining helped, and which runs the page leaves out."""
     found = joining_verdict(runs)
     said, detail = _without_alone(runs) if found is None else (found.sentence, found.lines)
-    joined = [row for row in rows if row.method not in NOT_JOINED and not row.is_variant] or list(rows)
-    row = max(joined, key=lambda one: one.figures["global_accuracy"].mean)
     return Headline(
         verdict=said,
         kind=css_class("not shown" if found is None else found.kind),
         detail=detail,
-        whose=_whose(runs, row, len(joined)),
-        tiles=_tiles(runs, row, found),
         left_out=", ".join(named(run) for run in left_out),
     )
 
@@ -101,28 +85,3 @@ def _without_alone(runs: Sequence[RunRecords]) -> tuple[str, list[str]]:
         "Whether joining helped is still open.",
         ["No run of training alone is on this page; Outcome says how to add it."],
     )
-
-
-def _whose(runs: Sequence[RunRecords], row: ComparisonRow, num_joined: int) -> str:
-    """Name the method that the tiles are of, and that it was chosen by its outcome where there were others."""
-    selected = ", ".join(str(run.summary["best_round"]) for run in runs if run.summary["name"] == row.name)
-    said = f"{row.name} at round {selected} (highest validation accuracy)"
-    if num_joined == 1:
-        return said
-    return f"{said}; of {num_joined} methods the one with the highest global accuracy here, known only afterwards"
-
-
-def _tiles(runs: Sequence[RunRecords], row: ComparisonRow, found: JoiningVerdict | None) -> list[Tile]:
-    own = {gain.metric: gain for gain in client_gains(runs) if gain.name == row.name}
-    tiles = []
-    for metric, name in zip(METRICS, ("global accuracy", "local accuracy"), strict=True):
-        note = f"{own[metric].mean:+.2f} points over training alone" if own else "mean over clients"
-        tiles.append(Tile(name, f"{row.figures[metric].mean:.2f} %", note))
-    for verdict in () if found is None else found.verdicts:
-        if verdict.name == row.name:
-            gained = f"{verdict.num_gained} of {verdict.num_pairs}"
-            tiles.insert(1, Tile("clients that gained", gained, "better on one accuracy, worse on neither"))
-    about = f"{row.cost.payload_counts}, per client and round"
-    tiles.append(Tile("payload", f"{mib(row.payload_bytes)} MiB", about))
-    tiles.append(Tile("time", f"{row.cost.round_seconds:.2f} s", "per round, median"))
-    return tiles

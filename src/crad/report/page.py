@@ -20,6 +20,7 @@ from crad.report.detail_tables import attack_sentence, class_table, client_table
 from crad.report.frame import framed_page
 from crad.report.headline import make_headline, sentence, status, title
 from crad.report.inspector_tab import inspector_data, inspector_section
+from crad.report.method_tiles import method_tiles
 from crad.report.page_table import PageTable
 from crad.report.svg import partition_heat_map
 from crad.report.tables import (
@@ -33,7 +34,7 @@ from crad.report.tables import (
 )
 from crad.runs.run_records import RunRecords
 
-COST_CHARTS = ("cost", "bytes")
+CLIENT_CHARTS, ROUND_CHARTS, COST_CHARTS = ("gains", "clients"), ("accuracy",), ("cost", "bytes")
 
 
 def report_page(runs: Sequence[RunRecords], *, is_live: bool = False) -> str:
@@ -51,7 +52,7 @@ def report_page(runs: Sequence[RunRecords], *, is_live: bool = False) -> str:
         library=charts.javascript() if made else "",
         status=status(shown) if is_live else None,
         headline=make_headline(shown, rows, left_out),
-        outcome=_outcome(shown),
+        outcome=_outcome(shown, rows, made),
         tables=[_comparison_table(rows), class_table(shown), client_table(shown, "local_accuracy")],
         figures=_figures(shown, made),
         cost=_cost(rows, made),
@@ -60,11 +61,16 @@ def report_page(runs: Sequence[RunRecords], *, is_live: bool = False) -> str:
     )
 
 
-def _outcome(runs: Sequence[RunRecords]) -> Mapping[str, Any]:
-    """Return what says, client by client, whether joining helped."""
+def _outcome(
+    runs: Sequence[RunRecords], rows: Sequence[ComparisonRow], made: Sequence[Chart] | None
+) -> Mapping[str, Any]:
+    """Return what says whether joining helped: pictures of clients and rounds, the methods' figures, every client."""
     attack = runs[0].experiment.attack
     is_alone_missing = not attack and ALONE not in {run.summary["method"] for run in runs}
     return {
+        "clients_charts": _charts_named(made, CLIENT_CHARTS),
+        "methods": method_tiles(runs, rows),
+        "round_charts": _charts_named(made, ROUND_CHARTS),
         "gains": gain_table(runs),
         "attack": attack_sentence(runs[0].experiment) if attack else "",
         "honest": honest_table(runs) if attack else None,
@@ -75,21 +81,27 @@ def _outcome(runs: Sequence[RunRecords]) -> Mapping[str, Any]:
 
 
 def _comparison_table(rows: Sequence[ComparisonRow]) -> PageTable:
-    return PageTable(COMPARISON_HEADER, comparison_cells(rows), comparison_caption(rows))
+    title = "All methods" if len(rows) > 1 else "The run"
+    return PageTable(COMPARISON_HEADER, comparison_cells(rows), comparison_caption(rows), title=title)
 
 
 def _figures(runs: Sequence[RunRecords], made: Sequence[Chart] | None) -> Mapping[str, Any]:
     """Return the charts, or where they cannot be made the picture of the partition that needs no library."""
     if made is None:
         return {"charts": [], "partition": partition_heat_map(runs[0].partition)}
-    return {"charts": [chart for chart in made if chart.name not in COST_CHARTS], "partition": None}
+    elsewhere = (*CLIENT_CHARTS, *ROUND_CHARTS, *COST_CHARTS)
+    return {"charts": [chart for chart in made if chart.name not in elsewhere], "partition": None}
 
 
 def _cost(rows: Sequence[ComparisonRow], made: Sequence[Chart] | None) -> Mapping[str, Any]:
     return {
-        "table": PageTable(COST_HEADER, cost_cells(rows), COST_CAPTION),
-        "charts": [chart for chart in made or () if chart.name in COST_CHARTS],
+        "table": PageTable(COST_HEADER, cost_cells(rows), COST_CAPTION, title="Costs"),
+        "charts": _charts_named(made, COST_CHARTS),
     }
+
+
+def _charts_named(made: Sequence[Chart] | None, names: Sequence[str]) -> list[Chart]:
+    return [chart for chart in made or () if chart.name in names]
 
 
 def _facts(summary: Mapping[str, Any]) -> Mapping[str, str]:

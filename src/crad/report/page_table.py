@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PageTable:
-    """Texts in rows and columns; the first `num_heads` columns name the row."""
+    """Texts in rows and columns; the first `num_heads` columns name the row. Its file is named by its title."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str
     num_heads: int = 1
+    title: str = ""
 
     def __post_init__(self) -> None:
         assert all(len(row) == len(self.header) for row in self.rows), "every row has a cell for every column"

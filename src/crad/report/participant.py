@@ -9,8 +9,11 @@ from typing import Any
 
 from crad.analysis.confusions import confused_members, confusion_sentence
 from crad.analysis.verdict import Face, Verdict, commonest_share, judge
+from crad.report.class_tracks import class_tracks
 from crad.report.frame import framed_page
+from crad.report.method_tiles import Tile
 from crad.report.page_table import PageTable
+from crad.report.tables import mib
 from crad.runs.records import Record
 
 
@@ -140,7 +143,7 @@ def participant_page(record: Mapping[str, Any], *, versions: Mapping[str, str]) 
         versions=", ".join(f"{name} {version}" for name, version in versions.items()),
         data={},
         headline=_headline(record),
-        outcome=_class_table(record),
+        outcome={"tracks": class_tracks(record), "tiles": _tiles(record), "table": _class_table(record)},
         trust={
             "shares": _share_table(record),
             "unused": [*_absence_lines(record), *_confusion_lines(record)],
@@ -157,6 +160,18 @@ def participant_verdict(record: Mapping[str, Any]) -> Verdict:
     joined, alone = ({0: [record[key]["local_accuracy"]]} for key in ("federated", "alone"))
     face = Face("local_accuracy", joined, alone, chance=commonest_share(counts), num_images=sum(counts))
     return judge("", [face])
+
+
+def _tiles(record: Mapping[str, Any]) -> list[Tile]:
+    """Return the figures that a member looks for first."""
+    sent = sum(size for pieces in record["left"].values() for size in pieces.values())
+    return [
+        Tile("alone", f"{record['alone']['local_accuracy']:.2f} %", f"at round {record['alone']['round']}"),
+        Tile("joined", f"{record['federated']['local_accuracy']:.2f} %", f"at round {record['federated']['round']}"),
+        Tile("difference", f"{record['difference']:+.2f}", "points"),
+        Tile("rounds", str(record["rounds_taken_part"]), f"of {record['rounds_agreed']} agreed"),
+        Tile("sent", f"{mib(sent)} MiB", "in all rounds, to all receivers"),
+    ]
 
 
 def _headline(record: Mapping[str, Any]) -> Mapping[str, str]:
@@ -192,7 +207,8 @@ def _class_table(record: Mapping[str, Any]) -> PageTable:
         for row in record["per_class"]
     ]
     header = ("class", "test images", "federated %", "alone %", "difference")
-    return PageTable(header, rows, "Accuracy per class on the own test images; -: no test images of the class.")
+    caption = "Accuracy per class on the own test images; -: no test images of the class."
+    return PageTable(header, rows, caption, title="Accuracy per class")
 
 
 def _share_table(record: Mapping[str, Any]) -> PageTable | None:
@@ -200,7 +216,7 @@ def _share_table(record: Mapping[str, Any]) -> PageTable | None:
     names = [row["name"] for row in record["per_class"]]
     rows = [[row["member"], *(f"{100 * share:.1f}" for share in row["shares"])] for row in record["trusted"]]
     caption = "Share of the say each member had in our targets, per class in percent, mean over the rounds we learned."
-    return PageTable(("member", *names), rows, caption) if rows else None
+    return PageTable(("member", *names), rows, caption, title="Whose say") if rows else None
 
 
 def _absence_lines(record: Mapping[str, Any]) -> list[str]:
@@ -235,7 +251,7 @@ def _ledger_table(record: Mapping[str, Any]) -> PageTable:
         "Bytes that left this machine, by receiver; ledger.jsonl has every piece, repeats within a minute as one line "
         "with a count."
     )
-    return PageTable(("receiver", "what", "bytes"), rows, caption)
+    return PageTable(("receiver", "what", "bytes"), rows, caption, title="What left this machine")
 
 
 def _counts_sentence(budget: Mapping[str, Any]) -> str:

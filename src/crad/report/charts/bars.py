@@ -1,72 +1,17 @@
-"""Charts with a row per method: what joining brought every client, and what it cost."""
+"""What a round of every method costs: a bar each."""
 
 from __future__ import annotations
-
-import statistics
 
 import altair as alt
 
 from crad.analysis.groups import Methods
-from crad.analysis.series import ALONE, Row, cost_rows, gain_rows
+from crad.analysis.series import Row, cost_rows
 from crad.report.charts.chart import Chart, on_page
 from crad.report.charts.parts import ROWS, finished, listing, method_axis, method_colour, methods_in
 from crad.report.charts.style import PLOT_WIDTH
 from crad.report.tables import mib
 
-ROW_HEIGHT = 30
 WIDTH = PLOT_WIDTH - 50  # names of methods stand beside it
-
-
-@on_page(20)
-def gains_chart(methods: Methods) -> Chart | None:
-    """Show what joining brought every client over training alone."""
-    rows = gain_rows(methods)
-    if not rows:
-        return None
-    names = methods_in(rows)
-    y, colour = method_axis(names), method_colour(names, None)
-    x = alt.X("gain:Q", title="global accuracy over training alone (points)", axis=alt.Axis(tickCount=6))
-    hints = [
-        alt.Tooltip("method:N", title="method"),
-        alt.Tooltip("client:Q", title="client"),
-        alt.Tooltip("seed:Q", title="seed"),
-        alt.Tooltip("accuracy:Q", title="joined (%)", format=".2f"),
-        alt.Tooltip("alone:Q", title="alone (%)", format=".2f"),
-        alt.Tooltip("gain:Q", title="difference (points)", format="+.2f"),
-    ]
-    clients = (
-        alt.Chart(ROWS).mark_tick(thickness=2, size=18, opacity=0.65).encode(x=x, y=y, color=colour, tooltip=hints)
-    )
-    means: list[Row] = [
-        {"method": name, "gain": statistics.fmean(row["gain"] for row in rows if row["method"] == name)}
-        for name in names
-    ]
-    middle = (
-        alt.Chart(alt.NamedData(name="means"))
-        .mark_point(shape="diamond", size=90, filled=True, opacity=1)
-        .encode(
-            x=x,
-            y=y,
-            color=colour,
-            tooltip=[
-                alt.Tooltip("method:N", title="method"),
-                alt.Tooltip("gain:Q", title="mean (points)", format="+.2f"),
-            ],
-        )
-    )
-    zero = alt.Chart(alt.NamedData(name="zero")).mark_rule(strokeDash=[3, 3]).encode(x=x)
-    found = [f"{one['method']} {one['gain']:+.1f} points ({_helped(rows, one['method'])})" for one in means]
-    return finished(
-        (zero + clients + middle).properties(width=WIDTH, height=max(50, ROW_HEIGHT * len(names))),
-        rows=rows,
-        more={"means": means, "zero": [{"gain": 0}]},
-        name="gains",
-        title="What joining brought every client",
-        caption=f"Global accuracy of every client minus its accuracy when it trains alone (method {ALONE!r}, same "
-        "seed), in percentage points, each at its selected round. A tick is a client, the diamond the mean; right of "
-        "the dashed line a client is better off.",
-        alt_text=f"Mean difference to training alone: {listing(found)}.",
-    )
 
 
 @on_page(80)
@@ -117,8 +62,3 @@ def _bars(rows: list[Row], field: str, label: str, title: str) -> alt.LayerChart
 
 def _seconds(value: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def _helped(rows: list[Row], method: str) -> str:
-    gains = [row["gain"] for row in rows if row["method"] == method]
-    return f"{sum(gain > 0 for gain in gains)} of {len(gains)} clients better"

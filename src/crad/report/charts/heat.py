@@ -56,7 +56,7 @@ def context_chart(methods: Methods) -> Chart | None:
         name="context",
         title="What clients hold and what they know",
         caption=f"{title_of(run.experiment)}, selected round {run.summary['best_round']}. "
-        "Left: validation samples of a client per class, its support (square-root shades). Right: share of the global "
+        "Blue: validation samples of a client per class, its support (square-root shades). Orange: share of the global "
         "test images of the class that its model gets right, in percent.",
         alt_text=_context_words(held, unheld),
     )
@@ -160,7 +160,7 @@ def _shaded(base: alt.Chart, shade: Shade, run: RunRecords, *, width: float) -> 
 
 
 def _class_axis(names: Sequence[str], width: float) -> alt.X:
-    axis = alt.Axis(**slanted(width / len(names)), labelLimit=100)
+    axis = alt.Axis(**slanted(width / len(names), longest=max(map(len, names))), labelLimit=100)
     return alt.X("class:N", title="class", scale=alt.Scale(domain=list(names)), axis=axis)
 
 

@@ -1,4 +1,4 @@
-"""Charts with a line per method: accuracy over rounds, per class, by support, and against bytes."""
+"""Charts of a method's accuracy: over rounds, per class, by support, and against bytes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,19 @@ import altair as alt
 from crad.analysis.groups import Methods
 from crad.analysis.series import METRICS, Row, accuracy_rows, class_rows, support_rows, traffic_rows
 from crad.report.charts.chart import Chart, on_page
-from crad.report.charts.curves import MARKS_PER_LINE, by_place, drawn, levels, lines, split, spread
-from crad.report.charts.parts import finished, listing, methods_in, seeds_note
+from crad.report.charts.curves import (
+    MARKS_PER_LINE,
+    accuracy_axis,
+    by_place,
+    drawn,
+    levels,
+    lines,
+    round_axis,
+    split,
+    spread,
+)
+from crad.report.charts.dots import class_dots
+from crad.report.charts.parts import PANELS, finished, listing, methods_in, panel_title, seeds_note
 from crad.report.charts.style import PLOT_HEIGHT, PLOT_WIDTH
 
 LOG_RATIO = 8  # totals further apart than this are unreadable on a linear axis
@@ -25,25 +36,26 @@ def accuracy_chart(methods: Methods) -> Chart | None:
     if not rows:
         return None
     last = max(row["round"] for row in rows)
-    x = alt.X("round:Q", title="round", scale=alt.Scale(domain=[0, last], nice=False), axis=_round_axis(last))
-    layers = lines(rows, x, marked=spread([row["round"] for row in rows]), field="round", what="accuracy (%)")
-    figure = (
-        layers.properties(width=PLOT_WIDTH, height=200)
-        .facet(facet=alt.Facet("metric:N", title=None, sort=list(METRICS.values()), header=_panel_header()), columns=1)
-        .resolve_scale(y="independent")
-        .resolve_axis(x="independent")
-    )
+    x = round_axis(last, planned=max(run.experiment.rounds for runs in methods.values() for run in runs))
+    marked = spread([row["round"] for row in rows])
+    panels: list[alt.LayerChart] = []
+    for metric in PANELS:
+        in_panel = alt.FieldEqualPredicate(field="metric", equal=metric)
+        y = accuracy_axis([row for row in rows if row["metric"] == metric], what="accuracy (%)")
+        layers = lines(rows, x, y, marked=marked, field="round", is_first=not panels).transform_filter(in_panel)
+        panels.append(layers.properties(width=PLOT_WIDTH, height=200, title=panel_title(metric)))
     ends = {row["method"]: row for row in rows if row["metric"] == METRICS["global_accuracy"]}
     found = [f"{method} ends at {row['accuracy']:.1f} %" for method, row in ends.items()]
     return finished(
-        figure,
+        alt.vconcat(*panels, spacing=16),
         rows=rows,
         more={"rows": drawn(rows)},
         name="accuracy",
         title="Accuracy over rounds",
-        caption="Mean accuracy of the clients in percent after every tested round: above on the data set's own test "
-        f"images, below on each client's held-out test half.{seeds_note(rows)}",
+        caption="Mean accuracy of the clients in percent after every tested round, on the data set's own test images "
+        f"and on each client's held-out test half.{seeds_note(rows)}",
         alt_text=f"Global accuracy up to round {last}: {listing(found)}.",
+        is_beside=True,
     )
 
 
@@ -54,8 +66,7 @@ def classes_chart(methods: Methods) -> Chart | None:
     if not rows:
         return None
     samples = {row["place"]: row["private_samples"] for row in rows}
-    names = {row["place"]: f"{row['class']} ({row['private_samples']:g})" for row in rows}
-    figure = by_place(rows, names, title="class (private samples)")
+    figure = class_dots(rows)
     rarest = [row for row in rows if row["place"] == max(samples)]
     found = [f"{row['method']} {row['accuracy']:.1f} %" for row in rarest]
     even = " All clients together hold equally many of every class." if len(set(samples.values())) == 1 else ""
@@ -66,7 +77,7 @@ def classes_chart(methods: Methods) -> Chart | None:
         name="classes",
         title="Global accuracy per class",
         caption="Mean global accuracy of the clients per class in percent, at the selected round; classes from most to "
-        f"fewest private samples of all clients, which stand in brackets.{even}{seeds_note(rows)}",
+        f"fewest private samples of all clients, which stand in brackets.{even}{seeds_note(rows, spans='bar')}",
         alt_text=f"On {rarest[0]['class']}, the last class with {rarest[0]['private_samples']:g} private samples: "
         f"{listing(found)}.",
     )
@@ -109,10 +120,11 @@ def bytes_chart(methods: Methods) -> Chart | None:
     ticks = {"values": _steps([row["mib"] for row in paid]), "labelOverlap": False} if is_log else {"tickCount": 5}
     axis = alt.Axis(format=",~r", **ticks)
     x = alt.X("mib:Q", title=title, scale=scale, axis=axis)
-    layers = lines(paid, x, marked=spread([row["round"] for row in paid]), field="round", methods=methods_in(rows))
+    marked, names = spread([row["round"] for row in paid]), methods_in(rows)
+    layers = lines(paid, x, accuracy_axis(rows), marked=marked, field="round", methods=names)
     free = [of_method[-1] for of_method in split(rows).values() if of_method[-1]["payload_bytes"] == 0]
     if free:
-        layers += levels(free, methods_in(rows))
+        layers += levels(free, accuracy_axis(rows), names)
     found = [f"{row['method']} {row['accuracy']:.1f} % for {row['mib']:.3g} MiB" for row in _ends(paid)]
     level = f" Level lines: {', '.join(row['method'] for row in free)}, without exchange, at the end." if free else ""
     return finished(
@@ -140,12 +152,3 @@ def _steps(values: Sequence[float]) -> list[float]:
 
 def _ends(rows: Sequence[Row]) -> list[Row]:
     return [of_method[-1] for of_method in split(rows).values()]
-
-
-def _round_axis(last: int) -> alt.Axis:
-    # Left alone, an axis of one round has ticks at halves, named like whole ones.
-    return alt.Axis(format="d", grid=False, **({"values": list(range(last + 1))} if last <= 6 else {"tickCount": 6}))
-
-
-def _panel_header() -> alt.Header:
-    return alt.Header(labelAnchor="start", labelFontSize=14, labelPadding=4)

@@ -7,11 +7,16 @@ from typing import Any
 
 import altair as alt
 
-from crad.analysis.series import Row
+from crad.analysis.series import METRICS, Row
 from crad.report.charts.chart import Chart
 from crad.report.charts.style import PLOT_WIDTH, SIZES, SOLID, label_expression, method_styles, short_names
 
 ROWS = alt.NamedData(name="rows")
+LONG = 99  # letters of a name that surely does not fit
+PANELS = {
+    METRICS["global_accuracy"]: "Global: on the common test images",
+    METRICS["local_accuracy"]: "Local: on each client's own held-out images",
+}
 
 
 def finished(
@@ -23,16 +28,25 @@ def finished(
     title: str,
     caption: str,
     alt_text: str,
+    is_beside: bool = False,
 ) -> Chart:
     """Return the chart with its words; its specification holds all data and no colour of text or background.
 
     `more`: data beside the rows, by the name that the figure knows it by. Altair never sees any of it: it would check
-    every number against the grammar, which takes half a minute for a hundred clients.
+    every number against the grammar, which takes half a minute for a hundred clients. `is_beside`: a page that is wide
+    enough puts its panels beside each other.
     """
     spec: dict[str, Any] = figure.properties(background="transparent").configure(**SIZES).to_dict(validate=False)
     # Vega puts the description on the drawing, where a screen reader finds it.
     spec |= {"description": alt_text, "datasets": {"rows": rows, **(more or {})}}
+    if is_beside:
+        spec["usermeta"] = {"beside": True}
     return Chart(name, title, caption, alt_text, spec, rows)
+
+
+def panel_title(metric: str) -> alt.TitleParams:
+    """Return what stands above the panel of a metric."""
+    return alt.TitleParams(text=PANELS[metric], frame="group")
 
 
 def methods_in(rows: Sequence[Row]) -> list[str]:
@@ -85,13 +99,18 @@ def method_axis(methods: Sequence[str]) -> alt.Y:
     )
 
 
-def slanted(spacing: float) -> dict[str, Any]:
-    """Return how names stand below an axis with so many pixels for each; only where they cannot are some left out."""
+def slanted(spacing: float, *, longest: int = LONG) -> dict[str, Any]:
+    """Return how names stand below an axis with so many pixels for each; only where they cannot are some left out.
+
+    Names of so few letters that they fit stay level, also on a page of half the width.
+    """
+    if 8 * longest + 2 <= 0.6 * spacing:
+        return {"labelAngle": 0, "labelOverlap": False}
     return {"labelAngle": -45 if spacing >= 19 else -90, "labelOverlap": spacing < 15}
 
 
-def seeds_note(rows: Sequence[Row]) -> str:
-    """Say what lines and bands are where there are several seeds, and of how many."""
+def seeds_note(rows: Sequence[Row], *, spans: str = "band") -> str:
+    """Say what dots or lines and bars or bands are where there are several seeds, and of how many."""
     seeds = {row["method"]: row["seeds"] for row in rows}
     if max(seeds.values()) == 1:
         return ""
@@ -99,7 +118,7 @@ def seeds_note(rows: Sequence[Row]) -> str:
         words = f"{max(seeds.values())} seeds"
     else:
         words = "seeds (" + ", ".join(f"{method} {number}" for method, number in seeds.items()) + ")"
-    return f" Mean over {words}; the band spans the lowest to the highest."
+    return f" Mean over {words}; the {spans} spans the lowest to the highest."
 
 
 def listing(parts: Sequence[str], *, most: int = 10) -> str:

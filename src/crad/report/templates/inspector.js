@@ -10,6 +10,7 @@ const TOP_CLASSES = 10;
 
 // Rounded as crad explain does it, halves upwards.
 const percent = (share) => (Math.floor(share * 1000 + 0.5) / 10).toFixed(1);
+const whole = (share) => Math.floor(share * 100 + 0.5);
 const samples = (count) => String(Math.floor(count * 100 + 0.5) / 100);
 const at = (share) => `left:${Math.min(100, Math.max(0, share * 100))}%`;
 
@@ -71,17 +72,35 @@ class Inspector {
   }
 
   fillCases() {
-    const groups = ["success", "failure"].map((kind) => {
-      const own = this.run.cases.filter((one) => one.kind === kind);
-      const buttons = own.map((one, i) => this.caseButton(one, `${kind === "success" ? "Success" : "Failure"} ${i + 1}`));
-      const rule = make("p", {}, `${this.run.rules[kind]} Searched: the first ${this.run.searched_images} test images.`);
-      return make("div", { class: "case-group", role: "group", "aria-label": `Clearest cases: ${kind}` }, make("div", {}, ...buttons), rule);
+    const names = { success: "Where the rule did clearly well", failure: "Where it did clearly badly" };
+    const groups = Object.entries(names).map(([kind, name]) => {
+      const buttons = this.run.cases.filter((one) => one.kind === kind).map((one) => this.caseButton(one));
+      const rule = `${this.run.rules[kind]} Searched: the first ${this.run.searched_images} test images.`;
+      return make(
+        "div", { class: "case-group", role: "group", "aria-label": name },
+        make("h3", {}, name),
+        buttons.length ? make("div", { class: "buttons" }, ...buttons) : make("p", {}, "None was found."),
+        make("p", {}, rule),
+      );
     });
     this.find(".cases").replaceChildren(...groups);
   }
 
-  caseButton(one, name) {
-    const button = make("button", { type: "button", title: `by ${percent(one.margin)} points` }, name);
+  /** A picture, whose it is, and what the true class got from a uniform average and from the rule. */
+  caseButton(one) {
+    const image = this.run.images.findIndex((other) => other.index === one.image);
+    const own = this.run.students.find((student) => student.client === one.student);
+    const [uniform, target] = ["uniform", "target"].map((key) => whole(own[key][image][one.class]));
+    const button = make(
+      "button", { type: "button", class: "case", title: `uniform average → target, by ${percent(one.margin)} points` },
+      make("img", { src: `data:image/png;base64,${this.run.images[image].png}`, alt: "" }),
+      make(
+        "span", {},
+        make("span", { class: "whose" }, `${this.run.classes[one.class]}, client ${one.student}:`),
+        " ",
+        make("span", { class: "change" }, `${uniform} → ${target} %`),
+      ),
+    );
     button.addEventListener("click", () => this.openCase(one));
     button.shows = one;
     return button;
@@ -156,7 +175,8 @@ class Inspector {
     picture.alt = truth;
     this.find("figcaption").textContent = `T${truth.slice(1)}; student: client ${run.students[student].client}, round ${run.round}`;
     const words = `--student ${run.students[student].client} --image ${shown.index} --class ${label}`;
-    this.find(".explain-command").textContent = `crad explain ${run.run} ${words}`;
+    const command = `crad explain ${run.run} ${words}`.split(" ").flatMap((word) => [make("span", {}, word), " "]);
+    this.find(".explain-command").replaceChildren(...command.slice(0, -1));
   }
 
   teacherTable(trace) {
@@ -181,13 +201,13 @@ class Inspector {
       return make(
         "tr", {},
         make("th", { scope: "row", class: "words", title: one.architecture }, `client ${one.client}${one.isLiar ? ", lies" : ""}`),
-        make("td", {}, samples(one.count)),
+        make("td", { "data-label": "samples" }, samples(one.count)),
         plotCell(trace, one.says, state.sign, state.kind),
-        make("td", {}, percent(one.says)),
+        make("td", { class: "says", "data-label": "says %" }, percent(one.says)),
         make("td", { class: `words state ${state.kind}` }, `${state.sign} ${state.word}`),
-        make("td", {}, percent(one.weight)),
-        make("td", {}, percent(one.accuracy)),
-        ...(isVerified ? [make("td", {}, percent(one.alarms))] : []),
+        make("td", { "data-label": "weight %" }, percent(one.weight)),
+        make("td", { "data-label": "accuracy %" }, percent(one.accuracy)),
+        ...(isVerified ? [make("td", { "data-label": "false alarms %" }, percent(one.alarms))] : []),
       );
     });
     const foot = [
@@ -199,7 +219,7 @@ class Inspector {
         "tr", {},
         make("th", { scope: "row", class: "words", colspan: 2 }, `${sign} ${name === "uniform" ? "uniform average" : name}`),
         plotCell(trace, share, sign, name),
-        make("td", {}, percent(share)),
+        make("td", { class: "says" }, percent(share)),
         make("td", { class: "words", colspan: isVerified ? 4 : 3 }, words),
       ),
     );
@@ -236,12 +256,14 @@ class Inspector {
       return make(
         "tr", { "aria-current": i === label ? "true" : null },
         make("th", { scope: "row", class: "words" }, button, i === truth ? " ✓" : ""),
-        make("td", {}, track),
+        make("td", { class: "axis" }, track),
         make("td", {}, percent(target[i])),
         make("td", {}, percent(uniform[i])),
       );
     });
-    const heads = ["class", "", "target", "uniform"].map((text, i) => make("th", { scope: "col", class: i ? null : "words" }, text));
+    const heads = ["class", "", "target", "uniform"].map((text, i) =>
+      make("th", { scope: "col", class: ["words", "axis"][i] ?? null }, text),
+    );
     this.find("#caption-classes").textContent = `${title}, in percent. Bar: target; ◇: uniform average; ✓: the true class.`;
     return [make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...rows)];
   }

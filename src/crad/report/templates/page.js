@@ -1,4 +1,4 @@
-// The report's tabs, its colour scheme and its charts. Without this script all parts stand one below the other.
+// The report's tabs and its colour scheme. Without this script all parts stand one below the other.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const TABS = [...document.querySelectorAll("nav a")];
@@ -26,9 +26,9 @@ function openTab(chosen) {
     tab.tabIndex = isChosen ? 0 : -1;
     panelOf(tab).hidden = !isChosen;
   }
-  // On a narrow screen the tabs scroll: the open one shall be seen.
+  // On a narrow screen the tabs scroll: the open one shall be seen, between what fades out at both ends.
   const bar = chosen.parentElement;
-  bar.scrollLeft = chosen.offsetLeft - bar.offsetLeft - 16;
+  bar.scrollLeft = chosen.offsetLeft - bar.offsetLeft - (bar.clientWidth - chosen.offsetWidth) / 2;
   if (location.hash !== chosen.hash) history.replaceState(null, "", chosen.hash);
 }
 
@@ -89,52 +89,5 @@ function makeThemeButton() {
   say();
 }
 
-// --- charts: drawn as SVG when they come into view, in the page's own colours, so that they follow its scheme
-
-const CHART_COLOURS = {
-  background: null,
-  axis: {
-    labelColor: "var(--ink)", titleColor: "var(--ink)", gridColor: "var(--grid)",
-    domainColor: "var(--muted)", tickColor: "var(--muted)",
-  },
-  legend: { labelColor: "var(--ink)", titleColor: "var(--ink)" },
-  header: { labelColor: "var(--ink)", titleColor: "var(--ink)" },
-  title: { color: "var(--ink)", subtitleColor: "var(--muted)" },
-  text: { color: "var(--ink)" },
-  view: { stroke: "var(--line)" },
-};
-
-function merged(under, over) {
-  const isPlain = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
-  if (!isPlain(under) || !isPlain(over)) return over;
-  const result = { ...under };
-  for (const [key, value] of Object.entries(over)) result[key] = merged(under[key], value);
-  return result;
-}
-
-function draw(plot) {
-  if (plot.classList.contains("is-drawn")) return;
-  plot.classList.add("is-drawn");
-  const spec = { ...DATA.charts[plot.dataset.chart] };
-  spec.config = merged(spec.config ?? {}, CHART_COLOURS);
-  delete spec.background;
-  const options = { actions: false, renderer: "svg", ast: true, mode: "vega-lite" };
-  window.vegaEmbed(plot, spec, options).catch((error) => {
-    plot.textContent = `This figure could not be drawn: ${error.message}`;
-    console.error(error);
-  });
-}
-
-function drawWhenSeen() {
-  const plots = [...document.querySelectorAll(".plot")];
-  const watcher = new IntersectionObserver(
-    (seen) => seen.filter((one) => one.isIntersecting).forEach((one) => draw(one.target)),
-    { rootMargin: "300px" },
-  );
-  plots.forEach((plot) => watcher.observe(plot));
-  addEventListener("beforeprint", () => plots.forEach(draw));
-}
-
 makeTabs();
 makeThemeButton();
-if (window.vegaEmbed) drawWhenSeen();
