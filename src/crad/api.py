@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from crad.aggregation import Rule
 from crad.config import Experiment
+from crad.data.dataset import Dataset
 from crad.device import reset_peak_memory
 from crad.engines import make_engine
 from crad.errors import ConfigError, RunError
@@ -25,15 +27,18 @@ from crad.federation.tasks import Engine
 from crad.inspection import RunInspector, is_inspectable, write_inspection
 from crad.methods import resolve_method
 from crad.models import ARCHITECTURES, Architecture, resolve_architecture
+from crad.plugins import passing
 from crad.randomness import repeatable
 from crad.report.page import report_page
 from crad.report.svg import partition_picture
-from crad.runs.callbacks import Callback, CallbackList
+from crad.results.result import Result
+from crad.runs.callbacks import Callback, CallbackList, LambdaCallback
 from crad.runs.directory import PARTITION_FILE, RunDirectory
 from crad.runs.loop import RunLoop
+from crad.runs.passed_objects import AnyMethod, AnyModel, Passed, check_passed_again, name_objects
 from crad.runs.records import Record, partition_record
 from crad.runs.resolution import resolve_experiment
-from crad.runs.result import Result
+from crad.runs.run_models import MODELS_FILE, KeptFolder, RunModels, models_record
 from crad.runs.run_records import RunRecords
 from crad.runs.selection import best_round
 from crad.runs.summary import summarise
@@ -42,23 +47,44 @@ from crad.runs.summary import summarise
 def run(
     experiment: Experiment,
     *,
+    data: Dataset | Path | str | None = None,
+    models: Sequence[AnyModel] | None = None,
+    method: AnyMethod | None = None,
+    rule: Rule | str | None = None,
     output: Path | str | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Run an experiment. With `output` it writes a run directory and survives interruption; without, nothing.
 
+    What is passed as `data`, `models`, `method` or `rule` takes the place of the experiment's own name for it: a
+    `crad.Dataset`, functions `build(num_classes, in_channels) -> nn.Module` beside names, a method object, a
+    `crad.Rule`. Such objects live in this process: records call them `object:NAME` (data also by a hash), the clients
+    run in one process where a model or a method is among them, and to continue the run they must be passed again.
+
     `resume=True` continues the run in `output` from its last complete round; a complete one is just read.
+
+    Example:
+        >>> data = crad.Dataset.from_arrays(x_train, y_train, x_test, y_test)  # doctest: +SKIP
+        >>> experiment = crad.Experiment(clients=3, rounds=5, width=0.25)  # doctest: +SKIP
+        >>> crad.run(experiment, data=data, models=[my_build, "cnn6"]).models[0].predict(x_test)  # doctest: +SKIP
     """
-    callback = CallbackList(callbacks)
+    passed = name_objects(experiment, data=data, models=models, method=method, rule=rule)
+    notices: list[str] = []
+    callback = CallbackList([LambdaCallback(on_notice=notices.append), *callbacks])
     directory = None if output is None else RunDirectory(Path(output))
-    callback.on_run_begin(experiment, None if directory is None else directory.path)
-    result = _run(resolve_experiment(experiment), directory, resume=resume, callback=callback)
+    callback.on_run_begin(passed.experiment, None if directory is None else directory.path)
+    with passing(passed.objects):
+        result = _run(passed, directory, resume=resume, callback=callback)
+    result = replace(result, notices=tuple(notices), _objects=passed.objects)
     callback.on_run_end(result)
     return result
 
 
-def _run(experiment: Experiment, directory: RunDirectory | None, *, resume: bool, callback: Callback) -> Result:
+def _run(passed: Passed, directory: RunDirectory | None, *, resume: bool, callback: Callback) -> Result:
+    if directory is not None and resume:
+        check_passed_again(directory.experiment(), passed.objects, where=directory.path)
+    experiment = resolve_experiment(passed.experiment)
     if directory is not None and resume:
         directory.check_same(experiment)
         if directory.summary_file.is_file():
@@ -70,7 +96,7 @@ def _run(experiment: Experiment, directory: RunDirectory | None, *, resume: bool
         resolve_architecture(name.partition("@")[0])
     context = build_run_context(experiment)
     _check_proxy(method, context.data)
-    running = _Simulation(method, context, directory, callback)
+    running = _Simulation(method, context, directory, callback, objects=passed.objects)
     # Before the directory is made: an engine that cannot be had leaves none behind.
     with closing(make_engine(context, method, notice=callback.on_notice)) as engine:
         if directory is None:
@@ -99,11 +125,20 @@ def _check_proxy(method: Method, data: FederatedData) -> None:
 class _Simulation:
     """One execution of one experiment, with all peers in this process's hands."""
 
-    def __init__(self, method: Method, context: RunContext, directory: RunDirectory | None, callback: Callback) -> None:
+    def __init__(
+        self,
+        method: Method,
+        context: RunContext,
+        directory: RunDirectory | None,
+        callback: Callback,
+        *,
+        objects: Mapping[str, Any],
+    ) -> None:
         self._method, self._context, self._experiment = method, context, context.experiment
-        self._directory, self._callback = directory, callback
+        self._directory, self._callback, self._objects = directory, callback, objects
         self._partition = partition_record(context.data)
         self._members = method.roster(context)
+        self._models = models_record(context, self._members)
         # Every kind of model is built and tried before anything is written: a faulty one leaves no directory behind.
         with repeatable(context.experiment.seed, "roster", device=context.device):
             for architecture in dict.fromkeys(member.architecture for member in self._members if not member.build):
@@ -115,11 +150,14 @@ class _Simulation:
         if self._directory is not None:
             self._describe(self._directory, is_new=is_new)
             return self._execute_in(self._directory.checkpoint_folder, engine, is_new=is_new)
-        # A worker that is about to be ended may still write there.
-        with tempfile.TemporaryDirectory(prefix="crad-", ignore_cleanup_errors=True) as folder:
-            return self._execute_in(Path(folder), engine, is_new=is_new)
+        kept = KeptFolder()  # goes with the result, which reads its models there
+        try:
+            return self._execute_in(kept.path, engine, is_new=is_new, kept=kept)
+        except BaseException:
+            kept.remove()
+            raise
 
-    def _execute_in(self, folder: Path, engine: Engine, *, is_new: bool) -> Result:
+    def _execute_in(self, folder: Path, engine: Engine, *, is_new: bool, kept: KeptFolder | None = None) -> Result:
         roster = Roster(self._context, self._members, folder)
         loop = RunLoop(self._method, roster, exchange=MemoryExchange(), engine=engine, directory=self._directory)
         records = [] if is_new else loop.restore()
@@ -131,7 +169,16 @@ class _Simulation:
             loop.run(records, callback=self._callback, on_progress=tell)
         finally:
             roster.forget_messages()
-        return self._finish(self._records(records, workers=engine.workers))
+        run = self._finish(self._records(records, workers=engine.workers))
+        models = RunModels(
+            self._experiment,
+            self._models,
+            loop.best_states(records),
+            run.summary["best_round"],
+            self._objects,
+            kept,
+        )
+        return Result(self._experiment, run.summary, run.rounds, run.path, run.partition, _models=models)
 
     def _describe(self, directory: RunDirectory, *, is_new: bool) -> None:
         """Write down how the data is divided; in a resumed run it must be as it was."""
@@ -139,6 +186,7 @@ class _Simulation:
             directory.check_same_data(self._partition)
         else:
             directory.write_json(PARTITION_FILE, self._partition)
+        directory.write_json(MODELS_FILE, self._models)
         directory.write_text("partition.svg", partition_picture(self._partition))
 
     def _tell(self, rounds: list[Record], *, workers: int) -> None:
@@ -162,12 +210,12 @@ class _Simulation:
         path = None if self._directory is None else self._directory.path
         return RunRecords(self._experiment, self._partition, list(rounds), summary, path=path)
 
-    def _finish(self, run: RunRecords) -> Result:
+    def _finish(self, run: RunRecords) -> RunRecords:
         if self._directory is not None:
             run = replace(run, inspection=self._inspect(self._directory))
             self._directory.write_text("report.html", report_page([run]))
             self._directory.write_json("summary.json", run.summary)
-        return Result(self._experiment, run.summary, run.rounds, run.path)
+        return run
 
     def _inspect(self, directory: RunDirectory) -> Record | None:
         """Write `inspection.json`: how teachers were combined for some test images, if the method has a rule."""

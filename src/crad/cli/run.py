@@ -19,8 +19,8 @@ from crad.errors import ConfigError
 
 if TYPE_CHECKING:
     from crad.cli.progress import Display
+    from crad.results.result import Result
     from crad.runs.callbacks import Callback
-    from crad.runs.result import Result
 
 ResumeFlag = Annotated[
     Path | None, typer.Option("--resume", metavar="DIR", help="Continue the run in this directory where it stopped.")

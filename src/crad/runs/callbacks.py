@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from crad.config import Experiment
 from crad.federation.rounds import Step
 from crad.runs.records import Record
-from crad.runs.result import Result
 from crad.runs.run_records import RunRecords
+
+if TYPE_CHECKING:  # a result can make pages, which stand above
+    from crad.results.result import Result
 
 
 class Callback:
