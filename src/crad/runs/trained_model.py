@@ -186,10 +186,11 @@ def empty_network(
 ) -> torch.nn.Module:
     """Build a card's network, untrained; `build` in place of what its name means."""
     architecture = Architecture.parse(card.architecture)
-    if build is not None:
-        architecture = Architecture(f"{OBJECT}build", architecture.width)
-    with passing({f"{OBJECT}build": build}):
+    if build is None:
         return build_model(architecture, **vars(card.network_shape), seed=seed)
+    given = f"{OBJECT}<given>"  # no object that is passed to a run is called so
+    with passing({given: build}):
+        return build_model(Architecture(given, architecture.width), **vars(card.network_shape), seed=seed)
 
 
 def _load_onnx(path: Path) -> TrainedModel:
