@@ -513,6 +513,96 @@ def test_curves_are_a_chart_of_the_rounds(result):
     }
 
 
+# --- comparisons
+
+
+@pytest.fixture(scope="module")
+def compared(tiny, data):
+    short = change(tiny, rounds=2, models=("cnn6",), alpha=1.0)
+    rule = crad.Rule(keep_all, lambda evidence, selection: equal(evidence, selection))
+    return crad.compare(short, methods=["local", rule, Alone(k=1)], seeds=[1, 2], data=data)
+
+
+def test_a_comparison_has_every_method_with_every_seed(compared):
+    assert [row.name for row in compared.rows] == ["local", "object:keep_all-lambda", "object:Alone"]
+    frame = compared.to_frame()
+    assert frame["seed"].tolist() == [1, 1, 1, 2, 2, 2]
+    by_method = frame.groupby("method")
+    assert by_method["global_accuracy"].mean()["local"] == pytest.approx(
+        compared.rows[0].figures["global_accuracy"].mean
+    )
+    own = frame[frame["method"] == "object:Alone"]
+    assert own["global_accuracy_difference"].tolist() == [0, 0], "it trains alone, as local does"
+    assert own["local_accuracy_difference"].tolist() == [0, 0]
+    gained = by_method["global_accuracy_difference"].mean()["object:keep_all-lambda"]
+    assert gained == pytest.approx(compared.rows[1].difference["global_accuracy"].mean)
+
+
+def test_a_comparison_shows_its_verdict_and_table(compared):
+    assert "local" in repr(compared)
+    assert compared.verdict
+    html = compared._repr_html_()
+    assert html.count("<tr>") == 1 + 3
+    assert "&lt;" not in html.split("<table>")[1].split("</table>")[0]
+    assert len(compared["local"]) == 2
+    assert compared["object:Alone"][1].summary["seed"] == 2
+    with pytest.raises(KeyError, match="'crad' was not compared; there are local, object:keep_all-lambda"):
+        compared["crad"]
+
+
+def test_curves_of_a_comparison_have_a_line_per_method(compared):
+    pytest.importorskip("altair")
+    rows = compared.curves().to_dict()["datasets"]["rows"]
+    assert {row["method"] for row in rows} == {row.name for row in compared.rows}
+    assert {row["seeds"] for row in rows} == {2}
+
+
+def test_finished_runs_are_compared_as_they_are(compared):
+    again = crad.compare(compared.results)
+    assert again.rows == compared.rows
+    with pytest.raises(RunError, match="a run"):
+        crad.compare([])
+
+
+def test_a_comparison_in_a_folder_continues_and_is_what_the_command_writes(tiny, data, tmp_path):
+    short = change(tiny, rounds=1, models=("cnn6",))
+    wanted = {"methods": ["local", Alone(k=1)], "data": data, "output": tmp_path / "both"}
+    with pytest.raises(StopError):
+        crad.compare(short, **wanted, callbacks=[LateStop()])
+    done = crad.compare(short, **wanted)
+    assert sorted(path.name for path in (tmp_path / "both").iterdir()) == [
+        *("comparison.json", "comparison.md", "local-seed5", "object.Alone-seed5", "report.html")
+    ]
+    written = json.loads((tmp_path / "both" / "comparison.json").read_text())
+    assert [row["name"] for row in written["rows"]] == [row.name for row in done.rows]
+    assert done.directory == tmp_path / "both"
+    paths = [tmp_path / "both" / name for name in ("local-seed5", "object.Alone-seed5")]
+    assert crad.compare(paths).rows == done.rows
+
+
+class LateStop(crad.Callback):
+    """Stops at the end of the second run's first round."""
+
+    def __init__(self):
+        self.rounds = 0
+
+    def on_round(self, record):
+        self.rounds += 1
+        if self.rounds == 2:
+            raise StopError
+
+
+def test_settings_of_a_compared_method_name_it(tiny, data):
+    short = change(tiny, rounds=1, models=("cnn6",), method_settings={"fedmkd.mu": 0.25}, proxy_size=20)
+    done = crad.compare(short, methods=["local", "fedmkd"], data=data)
+    assert done["fedmkd"][0].experiment.method_settings["mu"] == 0.25
+    with pytest.raises(ConfigError, match=r"'mu' names no compared method; write METHOD.mu with one of local"):
+        crad.compare(change(short, method_settings={"mu": 0.25}), methods=["local"], data=data)
+
+
+# --- what is public
+
+
 def test_completion_shows_the_public_names_and_nothing_else():
     import crad.api
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from crad.aggregation import RULES, Rule, Trace, aggregate, explain
-    from crad.api import run
+    from crad.api import compare, run
     from crad.config import Experiment
     from crad.data.dataset import Dataset
     from crad.errors import CradError
+    from crad.results.comparison import Comparison
     from crad.results.result import Result, load
     from crad.runs.callbacks import Callback, LambdaCallback
     from crad.runs.trained_model import TrainedModel, load_model
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "RULES": "crad.aggregation",
     "Callback": "crad.runs.callbacks",
+    "Comparison": "crad.results.comparison",
     "CradError": "crad.errors",
     "Dataset": "crad.data.dataset",
     "Experiment": "crad.config",
@@ -32,6 +34,7 @@ _HOMES = {
     "Trace": "crad.aggregation",
     "TrainedModel": "crad.runs.trained_model",
     "aggregate": "crad.aggregation",
+    "compare": "crad.api",
     "explain": "crad.aggregation",
     "load": "crad.results.result",
     "load_model": "crad.runs.trained_model",
@@ -41,6 +44,7 @@ _HOMES = {
 __all__ = [
     "RULES",
     "Callback",
+    "Comparison",
     "CradError",
     "Dataset",
     "Experiment",
@@ -50,6 +54,7 @@ __all__ = [
     "Trace",
     "TrainedModel",
     "aggregate",
+    "compare",
     "explain",
     "load",
     "load_model",

@@ -1,4 +1,4 @@
-"""`crad.run`: one experiment from settings to a run directory. The command line stands on this."""
+"""`crad.run`: one experiment from settings to a run directory; `crad.compare`: several of them, side by side."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from crad.config import Experiment
 from crad.data.dataset import Dataset
 from crad.device import reset_peak_memory
 from crad.engines import make_engine
+from crad.engines.processes import kept_workers
 from crad.errors import ConfigError, RunError
 from crad.federation.context import RunContext, build_run_context
 from crad.federation.exchange import MemoryExchange
@@ -29,9 +30,11 @@ from crad.methods import resolve_method
 from crad.models import ARCHITECTURES, Architecture, resolve_architecture
 from crad.plugins import passing
 from crad.randomness import repeatable
+from crad.report.comparison_folder import run_folder, write_comparison
 from crad.report.page import report_page
 from crad.report.svg import partition_picture
-from crad.results.result import Result
+from crad.results.comparison import Comparison, compare_results
+from crad.results.result import Result, load
 from crad.runs.callbacks import Callback, CallbackList, LambdaCallback
 from crad.runs.directory import PARTITION_FILE, RunDirectory
 from crad.runs.loop import RunLoop
@@ -79,6 +82,72 @@ def run(
     result = replace(result, notices=tuple(notices), _objects=passed.objects)
     callback.on_run_end(result)
     return result
+
+
+def compare(
+    experiment: Experiment | Sequence[Result | Path | str],
+    *,
+    methods: Sequence[AnyMethod | Rule] = ("local", "uniform", "crad"),
+    seeds: Sequence[int] | None = None,
+    data: Dataset | Path | str | None = None,
+    models: Sequence[AnyModel] | None = None,
+    output: Path | str | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Comparison:
+    """Run several methods with several seeds on identical partitions, and put them side by side.
+
+    Methods are names or objects; differences are against the first. With `output` the runs, a table and a page are
+    written there, and the same call continues after a stop. A list of results or run directories in place of the
+    experiment is compared as it is. `experiment.method_settings` may have `METHOD.NAME` for one of the methods.
+
+    Example:
+        >>> experiment = crad.Experiment(preset="demo", rounds=3)
+        >>> crad.compare(experiment, methods=["local", "crad"], seeds=[1, 2, 3])  # doctest: +SKIP
+        >>> crad.compare(["runs/first", "runs/second"])  # doctest: +SKIP
+    """
+    if not isinstance(experiment, Experiment):
+        return compare_results([one if isinstance(one, Result) else load(one) for one in experiment])
+    folder = None if output is None else Path(output)
+    results = []
+    with kept_workers():
+        for seed in [experiment.seed] if seeds is None else seeds:  # so that an early stop leaves whole comparisons
+            for method in methods:
+                keyword = "rule" if isinstance(method, Rule) else "method"
+                given: dict[str, Any] = {"data": data, "models": models, keyword: method}
+                one = _experiment_of(experiment, method, methods, seed=seed)
+                place = {} if folder is None else _place_of(folder, one, given)
+                results.append(run(one, **given, **place, callbacks=callbacks))
+    compared = compare_results(results, directory=folder)
+    if folder is not None:
+        write_comparison(folder, results)
+    return compared
+
+
+def _experiment_of(
+    experiment: Experiment, method: AnyMethod | Rule, methods: Sequence[AnyMethod | Rule], *, seed: int
+) -> Experiment:
+    """Return one of the compared experiments: another seed, and of the method settings those that are its own."""
+    names = [f"{one}." for one in methods if isinstance(one, str)]
+    for key in experiment.method_settings:
+        if not key.startswith(tuple(names)):
+            raise ConfigError(
+                f"method_settings: {key!r} names no compared method; write METHOD.{key.rpartition('.')[2]} with one of "
+                f"{', '.join(name.removesuffix('.') for name in names)}, or set it on a method object"
+            )
+    own = {
+        key.removeprefix(f"{method}."): value
+        for key, value in experiment.method_settings.items()
+        if isinstance(method, str) and key.startswith(f"{method}.")
+    }
+    return Experiment(**{**experiment.model_dump(), "seed": seed, "method_settings": own})
+
+
+def _place_of(folder: Path, experiment: Experiment, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return where a run of a comparison goes, and whether it goes on."""
+    passed = name_objects(experiment, **given)
+    with passing(passed.objects):
+        path, is_there = run_folder(folder, passed.experiment)
+    return {"output": path, "resume": is_there}
 
 
 def _run(passed: Passed, directory: RunDirectory | None, *, resume: bool, callback: Callback) -> Result:
