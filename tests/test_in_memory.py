@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import doctest
 import gc
+import inspect
 import json
 import tomllib
 import types
@@ -610,13 +612,37 @@ def test_completion_shows_the_public_names_and_nothing_else():
     assert dir(crad) == sorted(crad.__all__)
 
 
-@pytest.mark.parametrize("name", crad.__all__)
-def test_every_public_name_is_documented(name):
-    found = getattr(crad, name)
-    if name == "RULES":
+PUBLIC = {name: getattr(crad, name) for name in crad.__all__ if name != "RULES"}  # a plain dictionary
+METHODS = {
+    f"{one.__name__}.{name}": getattr(one, name)
+    for one in (crad.Comparison, crad.Dataset, crad.Result, crad.TrainedModel)
+    for name, member in vars(one).items()
+    if not name.startswith("_") and (isinstance(member, classmethod) or inspect.isfunction(member))
+}
+
+
+@pytest.mark.parametrize("name", [*PUBLIC, *METHODS])
+def test_every_public_name_is_documented_with_an_example_that_works(name):
+    found = {**PUBLIC, **METHODS}[name]
+    if name == "Result.records":
+        assert found.__doc__
         return
-    assert found.__doc__
-    assert len(found.__doc__) > 20
+    assert "Example:" in found.__doc__
+    [test] = doctest.DocTestFinder(recurse=False).find(found, name, globs={"crad": crad})
+    said: list[str] = []
+    outcome = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(test, out=said.append)
+    assert outcome.failed == 0, "".join(said)
+
+
+@pytest.mark.parametrize("name", [*PUBLIC, *METHODS])
+def test_every_public_function_is_typed(name):
+    found = {**PUBLIC, **METHODS}[name]
+    if inspect.isclass(found):
+        return
+    signature = inspect.signature(found)
+    assert signature.return_annotation is not signature.empty
+    for one in list(signature.parameters.values()):
+        assert one.name == "self" or one.annotation is not one.empty
 
 
 def test_errors_are_of_one_kind():

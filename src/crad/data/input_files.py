@@ -39,7 +39,7 @@ def _read_array(path: Path, key: str | None) -> NDArray[Any]:
         if not isinstance(archive, np.lib.npyio.NpzFile):
             if key is not None:
                 raise DataError(f"{path}: holds a single array, so there is no {key!r} in it: leave out --key")
-            return archive
+            return np.asarray(archive)
         with archive:
             return read_array(archive, _chosen(archive.files, key, path=path), path=path)
 
