@@ -210,22 +210,24 @@ def test_the_exported_model_has_both_faces(tiny, tmp_path):
     from safetensors import safe_open
 
     from crad.runs.export import export_onnx, export_safetensors
+    from crad.runs.model_card import make_card
 
     context = build_run_context(change(tiny, local_loss="balanced"))
     peer = Peer(context, one_peer_per_client(context)[2])
     assert peer.log_prior_C is not None
     model = peer.model.eval().requires_grad_(False)
-    export_safetensors(model, context.data, tmp_path / "m.safetensors", architecture="x", log_prior_C=peer.log_prior_C)
+    card = make_card(context.data, architecture="x", log_prior_C=peer.log_prior_C)
+    export_safetensors(model, card, tmp_path / "m.safetensors")
     with safe_open(tmp_path / "m.safetensors", "pt") as file:
         about = file.metadata()
     assert json.loads(about["log_prior"]) == pytest.approx(peer.log_prior_C.tolist())
     assert "logits + log_prior" in about["faces"]
-    export_onnx(model, context.data, tmp_path / "m.onnx", log_prior_C=peer.log_prior_C)
+    export_onnx(model, card, tmp_path / "m.onnx")
     session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"])
     assert [output.name for output in session.get_outputs()] == ["probabilities", "local_probabilities"]
-    images = context.data.global_test.images[:4].float()
-    plain, local = (torch.from_numpy(array) for array in session.run(None, {"pixels": images.numpy()}))
-    logits = model(context.data.preprocessor.inputs(images))
+    pixels = context.data.dataset.test_images[:4]
+    plain, local = (torch.from_numpy(array) for array in session.run(None, {"pixels": pixels}))
+    logits = model(context.data.preprocessor.inputs(context.data.global_test.images[:4]))
     assert torch.allclose(plain, torch.softmax(logits, dim=1), atol=1e-5)
     assert torch.allclose(local, torch.softmax(logits + peer.log_prior_C, dim=1), atol=1e-5)
     assert not torch.allclose(plain, local, atol=1e-2)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 
 import crad
@@ -47,6 +48,23 @@ def run_crad_in_examples(*arguments):
 
 def test_a_method_of_ones_own_takes_less_than_forty_lines():
     assert len((EXAMPLES / "own_method.py").read_text().splitlines()) < 40
+
+
+def test_three_peers_in_memory_in_less_than_thirty_lines(tmp_path):
+    pytest.importorskip("onnxscript")
+    assert len((EXAMPLES / "in_memory.py").read_text().splitlines()) < 30
+    model = tmp_path / "peer-0.onnx"
+    command = [sys.executable, "examples/in_memory.py", str(model)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    result, predicted, path = done.stdout.splitlines()
+    assert result.startswith("<Result crad, seed 1024 on object:arrays@")
+    said, _, true = predicted.partition(" are ")
+    assert said == true == "['left' 'right' 'left' 'right']"
+    assert path == str(model)
+    bright = np.full((1, 16, 16, 3), 60, np.uint8)
+    bright[:, :, :8] += 90
+    assert crad.load_model(model).predict(bright).tolist() == ["left"]
 
 
 @pytest.mark.parametrize("method", ["examples.own_rule:METHOD", OWN_METHOD])

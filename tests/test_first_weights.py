@@ -19,6 +19,7 @@ from crad.models import Architecture, FirstWeights, build_model, load_first_weig
 from crad.network.agreement import make_agreement
 from crad.runs.callbacks import LambdaCallback
 from crad.runs.export import export_safetensors
+from crad.runs.model_card import make_card
 from crad.runs.resolution import resolve_experiment
 from crad.site.local_peer import prepare_local_peer
 from crad.site.settings import read_site
@@ -117,7 +118,7 @@ def test_half_precision_and_files_without_counters_are_understood_and_the_rest_o
 
 def test_what_a_run_exports_can_begin_another(tiny, tmp_path):
     peer = Federation(change(tiny, models=("cnn6",))).peer(0)
-    export_safetensors(peer.model, peer.data, tmp_path / "model.safetensors", architecture="cnn6@0.125")
+    export_safetensors(peer.model, make_card(peer.data, architecture="cnn6@0.125"), tmp_path / "model.safetensors")
     loaded = load_first_weights(network(), tmp_path / "model.safetensors", name="cnn6")
     assert loaded == FirstWeights(len(peer.model.state_dict()), (), ())
 

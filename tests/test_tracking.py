@@ -14,10 +14,10 @@ import pytest
 import crad
 from crad.cli import main
 from crad.config import Experiment, to_toml
+from crad.results.result import Result
 from crad.runs.callbacks import Callback, LambdaCallback
 from crad.runs.directory import RunDirectory
 from crad.runs.records import Record
-from crad.runs.result import Result
 from crad.runs.tracking.mlflow import MLflowLog
 from crad.runs.tracking.scalars import hyperparameters, round_scalars, summary_scalars
 from crad.runs.tracking.tensorboard import TensorBoardLog

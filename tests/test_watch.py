@@ -25,8 +25,8 @@ from crad.report.live import watch as watch_module
 from crad.report.live.bar import waiting_page, with_live_bar
 from crad.report.live.local_server import PageServer, Shown
 from crad.report.live.watch import Watch
+from crad.results.result import Result
 from crad.runs.callbacks import LambdaCallback
-from crad.runs.result import Result
 from crad.runs.run_records import RunRecords
 from tests.conftest import change
 

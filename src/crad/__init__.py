@@ -10,36 +10,54 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from crad.aggregation import RULES, Rule, Trace, aggregate, explain
-    from crad.api import run
+    from crad.api import compare, run
     from crad.config import Experiment
+    from crad.data.dataset import Dataset
+    from crad.errors import CradError
+    from crad.results.comparison import Comparison
+    from crad.results.result import Result, load
     from crad.runs.callbacks import Callback, LambdaCallback
-    from crad.runs.result import Result
+    from crad.runs.trained_model import TrainedModel, load_model
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "RULES": "crad.aggregation",
     "Callback": "crad.runs.callbacks",
+    "Comparison": "crad.results.comparison",
+    "CradError": "crad.errors",
+    "Dataset": "crad.data.dataset",
+    "Experiment": "crad.config",
     "LambdaCallback": "crad.runs.callbacks",
+    "Result": "crad.results.result",
     "Rule": "crad.aggregation",
     "Trace": "crad.aggregation",
+    "TrainedModel": "crad.runs.trained_model",
     "aggregate": "crad.aggregation",
+    "compare": "crad.api",
     "explain": "crad.aggregation",
-    "Experiment": "crad.config",
-    "Result": "crad.runs.result",
+    "load": "crad.results.result",
+    "load_model": "crad.runs.trained_model",
     "run": "crad.api",
 }
 
 __all__ = [
     "RULES",
     "Callback",
+    "Comparison",
+    "CradError",
+    "Dataset",
     "Experiment",
     "LambdaCallback",
     "Result",
     "Rule",
     "Trace",
+    "TrainedModel",
     "aggregate",
+    "compare",
     "explain",
+    "load",
+    "load_model",
     "run",
 ]
 
@@ -48,3 +66,8 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401  # any public name
     if name not in _HOMES:
         raise AttributeError(f"module 'crad' has no attribute {name!r}; public names: {', '.join(__all__)}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names, for completion: not the modules that happen to be imported."""
+    return list(__all__)

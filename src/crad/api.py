@@ -1,19 +1,22 @@
-"""`crad.run`: one experiment from settings to a run directory. The command line stands on this."""
+"""`crad.run`: one experiment from settings to a run directory; `crad.compare`: several of them, side by side."""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from crad.aggregation import Rule
 from crad.config import Experiment
+from crad.data.dataset import Dataset
 from crad.device import reset_peak_memory
 from crad.engines import make_engine
+from crad.engines.processes import kept_workers
 from crad.errors import ConfigError, RunError
 from crad.federation.context import RunContext, build_run_context
 from crad.federation.exchange import MemoryExchange
@@ -25,15 +28,20 @@ from crad.federation.tasks import Engine
 from crad.inspection import RunInspector, is_inspectable, write_inspection
 from crad.methods import resolve_method
 from crad.models import ARCHITECTURES, Architecture, load_first_weights, resolve_architecture
+from crad.plugins import passing
 from crad.randomness import repeatable
+from crad.report.comparison_folder import run_folder, write_comparison
 from crad.report.page import report_page
 from crad.report.svg import partition_picture
-from crad.runs.callbacks import Callback, CallbackList
+from crad.results.comparison import Comparison, compare_results
+from crad.results.result import Result, load
+from crad.runs.callbacks import Callback, CallbackList, LambdaCallback
 from crad.runs.directory import PARTITION_FILE, WEIGHTS_FILE, RunDirectory
 from crad.runs.loop import RunLoop
+from crad.runs.passed_objects import AnyMethod, AnyModel, Passed, check_passed_again, name_objects
 from crad.runs.records import Record, partition_record, weights_record
 from crad.runs.resolution import resolve_experiment
-from crad.runs.result import Result
+from crad.runs.run_models import MODELS_FILE, KeptFolder, RunModels, models_record
 from crad.runs.run_records import RunRecords
 from crad.runs.selection import best_round
 from crad.runs.summary import summarise
@@ -42,23 +50,110 @@ from crad.runs.summary import summarise
 def run(
     experiment: Experiment,
     *,
+    data: Dataset | Path | str | None = None,
+    models: Sequence[AnyModel] | None = None,
+    method: AnyMethod | None = None,
+    rule: Rule | str | None = None,
     output: Path | str | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Run an experiment. With `output` it writes a run directory and survives interruption; without, nothing.
 
+    What is passed as `data`, `models`, `method` or `rule` takes the place of the experiment's own name for it: a
+    `crad.Dataset`, functions `build(num_classes, in_channels) -> nn.Module` beside names, a method object, a
+    `crad.Rule`. Such objects live in this process: records call them `object:NAME` (data also by a hash), the clients
+    run in one process where a model or a method is among them, and to continue the run they must be passed again.
+
     `resume=True` continues the run in `output` from its last complete round; a complete one is just read.
+
+    Example:
+        >>> data = crad.Dataset.from_arrays(x_train, y_train, x_test, y_test)  # doctest: +SKIP
+        >>> experiment = crad.Experiment(clients=3, rounds=5, width=0.25)  # doctest: +SKIP
+        >>> crad.run(experiment, data=data, models=[my_build, "cnn6"]).models[0].predict(x_test)  # doctest: +SKIP
     """
-    callback = CallbackList(callbacks)
+    passed = name_objects(experiment, data=data, models=models, method=method, rule=rule)
+    notices: list[str] = []
+    callback = CallbackList([LambdaCallback(on_notice=notices.append), *callbacks])
     directory = None if output is None else RunDirectory(Path(output))
-    callback.on_run_begin(experiment, None if directory is None else directory.path)
-    result = _run(resolve_experiment(experiment), directory, resume=resume, callback=callback)
+    callback.on_run_begin(passed.experiment, None if directory is None else directory.path)
+    with passing(passed.objects):
+        result = _run(passed, directory, resume=resume, callback=callback)
+    result = replace(result, notices=tuple(notices), _objects=passed.objects)
     callback.on_run_end(result)
     return result
 
 
-def _run(experiment: Experiment, directory: RunDirectory | None, *, resume: bool, callback: Callback) -> Result:
+def compare(
+    experiment: Experiment | Sequence[Result | Path | str],
+    *,
+    methods: Sequence[AnyMethod | Rule] = ("local", "uniform", "crad"),
+    seeds: Sequence[int] | None = None,
+    data: Dataset | Path | str | None = None,
+    models: Sequence[AnyModel] | None = None,
+    output: Path | str | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Comparison:
+    """Run several methods with several seeds on identical partitions, and put them side by side.
+
+    Methods are names or objects; differences are against the first. With `output` the runs, a table and a page are
+    written there, and the same call continues after a stop. A list of results or run directories in place of the
+    experiment is compared as it is. `experiment.method_settings` may have `METHOD.NAME` for one of the methods.
+
+    Example:
+        >>> experiment = crad.Experiment(preset="demo", rounds=3)
+        >>> crad.compare(experiment, methods=["local", "crad"], seeds=[1, 2, 3])  # doctest: +SKIP
+        >>> crad.compare(["runs/first", "runs/second"])  # doctest: +SKIP
+    """
+    if not isinstance(experiment, Experiment):
+        return compare_results([one if isinstance(one, Result) else load(one) for one in experiment])
+    folder = None if output is None else Path(output)
+    results = []
+    with kept_workers():
+        for seed in [experiment.seed] if seeds is None else seeds:  # so that an early stop leaves whole comparisons
+            for method in methods:
+                keyword = "rule" if isinstance(method, Rule) else "method"
+                given: dict[str, Any] = {"data": data, "models": models, keyword: method}
+                one = _experiment_of(experiment, method, methods, seed=seed)
+                place = {} if folder is None else _place_of(folder, one, given)
+                results.append(run(one, **given, **place, callbacks=callbacks))
+    compared = compare_results(results, directory=folder)
+    if folder is not None:
+        write_comparison(folder, results)
+    return compared
+
+
+def _experiment_of(
+    experiment: Experiment, method: AnyMethod | Rule, methods: Sequence[AnyMethod | Rule], *, seed: int
+) -> Experiment:
+    """Return one of the compared experiments: another seed, and of the method settings those that are its own."""
+    names = [f"{one}." for one in methods if isinstance(one, str)]
+    for key in experiment.method_settings:
+        if not key.startswith(tuple(names)):
+            raise ConfigError(
+                f"method_settings: {key!r} names no compared method; write METHOD.{key.rpartition('.')[2]} with one of "
+                f"{', '.join(name.removesuffix('.') for name in names)}, or set it on a method object"
+            )
+    own = {
+        key.removeprefix(f"{method}."): value
+        for key, value in experiment.method_settings.items()
+        if isinstance(method, str) and key.startswith(f"{method}.")
+    }
+    return Experiment(**{**experiment.model_dump(), "seed": seed, "method_settings": own})
+
+
+def _place_of(folder: Path, experiment: Experiment, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return where a run of a comparison goes, and whether it goes on."""
+    passed = name_objects(experiment, **given)
+    with passing(passed.objects):
+        path, is_there = run_folder(folder, passed.experiment)
+    return {"output": path, "resume": is_there}
+
+
+def _run(passed: Passed, directory: RunDirectory | None, *, resume: bool, callback: Callback) -> Result:
+    if directory is not None and resume:
+        check_passed_again(directory.experiment(), passed.objects, where=directory.path)
+    experiment = resolve_experiment(passed.experiment)
     if directory is not None and resume:
         directory.check_same(experiment)
         if directory.summary_file.is_file():
@@ -70,7 +165,7 @@ def _run(experiment: Experiment, directory: RunDirectory | None, *, resume: bool
         resolve_architecture(Architecture.parse(name).name)
     context = build_run_context(experiment)
     _check_proxy(method, context.data)
-    running = _Simulation(method, context, directory, callback)
+    running = _Simulation(method, context, directory, callback, objects=passed.objects)
     # Before the directory is made: an engine that cannot be had leaves none behind.
     with closing(make_engine(context, method, notice=callback.on_notice)) as engine:
         if directory is None:
@@ -99,11 +194,20 @@ def _check_proxy(method: Method, data: FederatedData) -> None:
 class _Simulation:
     """One execution of one experiment, with all peers in this process's hands."""
 
-    def __init__(self, method: Method, context: RunContext, directory: RunDirectory | None, callback: Callback) -> None:
+    def __init__(
+        self,
+        method: Method,
+        context: RunContext,
+        directory: RunDirectory | None,
+        callback: Callback,
+        *,
+        objects: Mapping[str, Any],
+    ) -> None:
         self._method, self._context, self._experiment = method, context, context.experiment
-        self._directory, self._callback = directory, callback
+        self._directory, self._callback, self._objects = directory, callback, objects
         self._partition = partition_record(context.data)
         self._members = method.roster(context)
+        self._models = models_record(context, self._members)
         # Every kind of model is built and tried before anything is written: a faulty one leaves no directory behind.
         with repeatable(context.experiment.seed, "roster", device=context.device):
             for architecture in dict.fromkeys(member.architecture for member in self._members if not member.build):
@@ -116,11 +220,14 @@ class _Simulation:
         if self._directory is not None:
             self._describe(self._directory, is_new=is_new)
             return self._execute_in(self._directory.checkpoint_folder, engine, is_new=is_new)
-        # A worker that is about to be ended may still write there.
-        with tempfile.TemporaryDirectory(prefix="crad-", ignore_cleanup_errors=True) as folder:
-            return self._execute_in(Path(folder), engine, is_new=is_new)
+        kept = KeptFolder()  # goes with the result, which reads its models there
+        try:
+            return self._execute_in(kept.path, engine, is_new=is_new, kept=kept)
+        except BaseException:
+            kept.remove()
+            raise
 
-    def _execute_in(self, folder: Path, engine: Engine, *, is_new: bool) -> Result:
+    def _execute_in(self, folder: Path, engine: Engine, *, is_new: bool, kept: KeptFolder | None = None) -> Result:
         roster = Roster(self._context, self._members, folder)
         loop = RunLoop(self._method, roster, exchange=MemoryExchange(), engine=engine, directory=self._directory)
         records = [] if is_new else loop.restore()
@@ -132,7 +239,16 @@ class _Simulation:
             loop.run(records, callback=self._callback, on_progress=tell)
         finally:
             roster.forget_messages()
-        return self._finish(self._records(records, workers=engine.workers))
+        run = self._finish(self._records(records, workers=engine.workers))
+        models = RunModels(
+            self._experiment,
+            self._models,
+            loop.best_states(records),
+            run.summary["best_round"],
+            self._objects,
+            kept,
+        )
+        return Result(self._experiment, run.summary, run.rounds, run.path, run.partition, _models=models)
 
     def _describe(self, directory: RunDirectory, *, is_new: bool) -> None:
         """Write down how the data is divided and who begins with which weights; in a resumed run all is as it was."""
@@ -144,6 +260,7 @@ class _Simulation:
             if weights:
                 directory.write_json(WEIGHTS_FILE, weights)
             directory.write_json(PARTITION_FILE, self._partition)
+        directory.write_json(MODELS_FILE, self._models)
         directory.write_text("partition.svg", partition_picture(self._partition))
 
     def _tell(self, rounds: list[Record], *, workers: int) -> None:
@@ -167,12 +284,12 @@ class _Simulation:
         path = None if self._directory is None else self._directory.path
         return RunRecords(self._experiment, self._partition, list(rounds), summary, path=path)
 
-    def _finish(self, run: RunRecords) -> Result:
+    def _finish(self, run: RunRecords) -> RunRecords:
         if self._directory is not None:
             run = replace(run, inspection=self._inspect(self._directory))
             self._directory.write_text("report.html", report_page([run]))
             self._directory.write_json("summary.json", run.summary)
-        return Result(self._experiment, run.summary, run.rounds, run.path)
+        return run
 
     def _inspect(self, directory: RunDirectory) -> Record | None:
         """Write `inspection.json`: how teachers were combined for some test images, if the method has a rule."""

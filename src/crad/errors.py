@@ -26,7 +26,16 @@ MAX_QUOTED = 120  # characters of a peer's words in a message
 
 
 class CradError(Exception):
-    """Base of every error that is the input's fault, not the program's."""
+    """Base of every error that is the input's fault, not the program's.
+
+    Example:
+        >>> import crad
+        >>> try:
+        ...     crad.Experiment(clients=0)
+        ... except crad.CradError as error:
+        ...     print(error)
+        clients = 0: input should be greater than or equal to 1
+    """
 
 
 class ConfigError(CradError):

@@ -23,7 +23,14 @@ from crad.errors import unknown_name
 
 @dataclass(frozen=True)
 class Trace:
-    """How one target came about, for every teacher, sample and class."""
+    """How one target came about, for every teacher, sample and class.
+
+    Example:
+        >>> import crad, torch
+        >>> q = torch.tensor([[[0.9, 0.1]], [[0.8, 0.2]], [[0.1, 0.9]]])  # three teachers, one sample, two classes
+        >>> crad.explain(q, torch.full((3, 2), 50), torch.full((3, 2), 0.8)).state[:, 0, 0].tolist()
+        ['kept', 'kept', 'outlier']
+    """
 
     state: NDArray[np.str_]  # [K,B,C] of "kept", "unsupported", "outlier"
     weight: Tensor  # [K,B,C], normalised per class over the teachers
@@ -64,6 +71,12 @@ def aggregate(
     """Combine the teachers' soft predictions q [K,B,C] into one target [B,C] with rows on the simplex.
 
     `support`, `false_alarms` and `others` [K,C] are what a student counted itself; see docs/methods/crad-plus.md.
+
+    Example:
+        >>> import crad, torch
+        >>> q = torch.tensor([[[0.9, 0.1]], [[0.8, 0.2]], [[0.1, 0.9]]])  # three teachers, one sample, two classes
+        >>> crad.aggregate(q, torch.full((3, 2), 50), torch.full((3, 2), 0.8)).round(decimals=2).tolist()
+        [[0.8500000238418579, 0.15000000596046448]]
     """
     with torch.inference_mode():  # nothing is differentiated: a seventh of the time is saved
         stats = TeacherStats(counts, accuracies, cross_entropy, support, false_alarms, others)
@@ -86,7 +99,14 @@ def explain(
     false_alarms: Tensor | None = None,
     others: Tensor | None = None,
 ) -> Trace:
-    """Combine as `aggregate` does, and return who was kept, dropped and trusted at every step."""
+    """Combine as `aggregate` does, and return who was kept, dropped and trusted at every step.
+
+    Example:
+        >>> import crad, torch
+        >>> q = torch.tensor([[[0.9, 0.1]], [[0.8, 0.2]], [[0.1, 0.9]]])  # three teachers, one sample, two classes
+        >>> crad.explain(q, torch.full((3, 2), 50), torch.full((3, 2), 0.8)).weight[:, 0, 0].tolist()
+        [0.5, 0.5, 0.0]
+    """
     stats = TeacherStats(counts, accuracies, cross_entropy, support, false_alarms, others)
     return trace(check_evidence(q, stats, min_support=min_support, epsilon=epsilon), rule, unsupported=unsupported)
 

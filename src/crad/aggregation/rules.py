@@ -21,7 +21,14 @@ from crad.plugins import resolve
 
 @dataclass(frozen=True)
 class Rule:
-    """One way to combine teachers: a filter and a weight over the shared combiner."""
+    """One way to combine teachers: a filter and a weight over the shared combiner.
+
+    Example:
+        >>> import crad
+        >>> from crad.aggregation.filters import median_filter
+        >>> surest = crad.Rule(keep=median_filter, weigh=lambda evidence, selection: evidence.q_KBC**2)
+        >>> crad.run(crad.Experiment(preset="demo"), rule=surest)  # doctest: +SKIP
+    """
 
     keep: Callable[[Evidence], Selection]
     weigh: Callable[[Evidence, Selection], Tensor]

@@ -21,6 +21,8 @@ VERBS = {
     "reproduce": ("crad.cli.reproduce:reproduce_command", "Rerun the paper's tables and figures, ours beside theirs."),
     "report": ("crad.cli.report:report_command", "Write one page about one or several runs, and its figures as files."),
     "explain": ("crad.cli.explain:explain_command", "Show every teacher's part in a target of a run."),
+    "export": ("crad.cli.export:export_command", "Write a client's model as one file, ONNX or safetensors."),
+    "predict": ("crad.cli.predict:predict_command", "Say what an exported model makes of images."),
     "peer": ("crad.cli.peer:app", "Take part in a federation across organisations."),
     "data": ("crad.cli.data:app", "List, download and check data sets."),
 }

@@ -17,8 +17,8 @@ from crad.config import Experiment, make_experiment
 from crad.errors import ConfigError
 
 if TYPE_CHECKING:
+    from crad.results.result import Result
     from crad.runs.callbacks import Callback
-    from crad.runs.result import Result
 
 DEFAULT_METHODS = "local,uniform,crad"
 

@@ -20,8 +20,8 @@ from crad.errors import ConfigError, RunError
 if TYPE_CHECKING:
     from crad.analysis.verdict import JoiningVerdict
     from crad.cli.progress import Display
+    from crad.results.result import Result
     from crad.runs.callbacks import Callback
-    from crad.runs.result import Result
     from crad.runs.run_records import RunRecords
 
 ResumeFlag = Annotated[

@@ -43,7 +43,13 @@ from crad.files import read_toml
 
 
 class Experiment(BaseModel):
-    """Everything that decides the outcome of a run, and how it is executed. Frozen; an unknown key is refused."""
+    """Everything that decides the outcome of a run, and how it is executed. Frozen; an unknown key is refused.
+
+    Example:
+        >>> import crad
+        >>> crad.Experiment(preset="demo", method="crad", seed=1).clients
+        6
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

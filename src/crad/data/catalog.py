@@ -15,6 +15,7 @@ from crad.data.image_folder import read_image_folder
 from crad.data.npz import read_npz
 from crad.data.subsets import balanced_subset
 from crad.errors import DataError, unknown_name
+from crad.plugins import is_object, passed_object
 from crad.randomness import stream
 
 Reader = Callable[[Path], Splits]
@@ -155,7 +156,7 @@ DATASETS: dict[str, Source] = {source.name: source for source in _SOURCES}
 
 def absolute_name(name_or_path: str) -> str:
     """Return a known name as it is; anything else that exists as its full path."""
-    if name_or_path in DATASETS or not Path(name_or_path).expanduser().exists():
+    if name_or_path in DATASETS or is_object(name_or_path) or not Path(name_or_path).expanduser().exists():
         return name_or_path
     return str(Path(name_or_path).expanduser().resolve())
 
@@ -168,8 +169,11 @@ def load_dataset(
     seed: int,
     data_dir: Path | None = None,
 ) -> Dataset:
-    """Load a known data set, a .npz file or a folder of images; the limits keep a class-balanced subset."""
-    dataset = read_found(locate(name_or_path, data_dir=data_dir))
+    """Load a known data set, a .npz file, a folder of images or what was passed; the limits keep a balanced subset."""
+    if is_object(name_or_path):
+        dataset: Dataset = passed_object("data set", name_or_path)
+    else:
+        dataset = read_found(locate(name_or_path, data_dir=data_dir))
     train = _limit(dataset.train_images, dataset.train_labels, limit=train_limit, split="train", seed=seed)
     test = _limit(dataset.test_images, dataset.test_labels, limit=test_limit, split="test", seed=seed)
     return replace(dataset, train_images=train[0], train_labels=train[1], test_images=test[0], test_labels=test[1])

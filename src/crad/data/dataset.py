@@ -5,6 +5,7 @@ N images, H height, W width, C channels (1 or 3).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +36,17 @@ class Splits:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Training and test images [N, H, W, C] with their labels [N], and how to augment and pad them."""
+    """Training and test images [N, H, W, C] with their labels [N], and how to augment and pad them.
+
+    From memory: `Dataset.from_arrays`, `Dataset.from_torch`, `Dataset.from_huggingface`; then
+    `crad.run(experiment, data=dataset)`. Data sets with a name and files are settings: `crad.Experiment(dataset=...)`.
+
+    Example:
+        >>> import crad, numpy as np
+        >>> x, y = np.zeros((20, 8, 8), np.uint8), ["cat", "dog"] * 10
+        >>> crad.Dataset.from_arrays(x, y, x, y).class_names
+        ('cat', 'dog')
+    """
 
     name: str
     train_images: Images
@@ -45,6 +56,113 @@ class Dataset:
     class_names: tuple[str, ...]
     augmentation: str  # "crop-flip", "flips" or "none"
     pad_to: int | None  # zero pad both sides to this many pixels; None leaves the images as they are
+
+    @classmethod
+    def from_arrays(
+        cls,
+        x_train: object,
+        y_train: object,
+        x_test: object,
+        y_test: object,
+        classes: Sequence[str] | None = None,
+        site: Sequence[object] | None = None,
+        *,
+        name: str = "arrays",
+        augmentation: str | None = None,
+    ) -> Dataset:
+        """Make a data set of arrays in memory: numpy, torch, or anything that numpy understands.
+
+        Images are uint8 [N, H, W], [N, H, W, C] or [N, C, H, W] with 1 or 3 channels (floats in 0..1, as torchvision's
+        ToTensor makes them of such pixels, are turned back exactly). Labels are strings, or whole numbers: with
+        `classes`, places in that list counted from 0, or from 1 where they are 1..C; without, every value that occurs
+        is a class of that name. `name` is what records call the data, beside its hash. `augmentation` is "none",
+        "crop-flip" or "flips"; by default colour images get "crop-flip". `site` (whose sample it is) is kept for data
+        that comes divided, which is not supported yet.
+
+        Example:
+            >>> import crad, numpy as np
+            >>> x = np.zeros((40, 3, 16, 16), np.uint8)  # channels first is fine
+            >>> data = crad.Dataset.from_arrays(x, [1, 2] * 20, x, [1, 2] * 20, classes=["benign", "malignant"])
+            >>> data.train_images.shape, data.train_labels[:2].tolist()
+            ((40, 16, 16, 3), [0, 1])
+        """
+        from crad.data.arrays import dataset_from_arrays
+
+        if site is not None:
+            raise DataError(
+                "site: data that comes divided by site is not supported yet; leave it out, and "
+                "crad.Experiment(partition=...) divides the samples among the clients"
+            )
+        return dataset_from_arrays(
+            x_train, y_train, x_test, y_test, classes=classes, name=name, augmentation=augmentation
+        )
+
+    @classmethod
+    def from_torch(
+        cls,
+        train: Any,  # noqa: ANN401  # anything with a length and items
+        test: Any,  # noqa: ANN401
+        classes: Sequence[str] | None = None,
+        *,
+        name: str = "torch",
+        augmentation: str | None = None,
+    ) -> Dataset:
+        """Read two map-style data sets, such as torchvision's, whose items are (image, label).
+
+        An image is a Pillow image, an array or a tensor, as for `from_arrays`; class names are `train.classes` where
+        it has them. Every item is read once, so a random transform would be frozen: leave it out.
+
+        Example:
+            >>> import crad, torch
+            >>> x, y = torch.zeros(20, 1, 8, 8, dtype=torch.uint8), torch.arange(20) % 2
+            >>> pairs = torch.utils.data.TensorDataset(x, y)
+            >>> crad.Dataset.from_torch(pairs, pairs, classes=["zero", "one"]).num_classes
+            2
+        """
+        from crad.data.arrays import dataset_from_items
+
+        return dataset_from_items(train, test, classes=classes, name=name, augmentation=augmentation)
+
+    @classmethod
+    def from_huggingface(
+        cls,
+        dataset_dict: Mapping[str, Any],
+        image: str = "image",
+        label: str = "label",
+        *,
+        train: str = "train",
+        test: str = "test",
+        classes: Sequence[str] | None = None,
+        name: str = "huggingface",
+        augmentation: str | None = None,
+    ) -> Dataset:
+        """Read a `datasets.DatasetDict`, or any mapping of splits to columns, one with images and one with labels.
+
+        Class names are those of the column's ClassLabel where it is one. `datasets` itself is not needed here.
+
+        Example:
+            >>> import crad, numpy as np
+            >>> split = {"img": np.zeros((20, 8, 8), np.uint8), "kind": ["cat", "dog"] * 10}
+            >>> crad.Dataset.from_huggingface({"train": split, "test": split}, image="img", label="kind").class_names
+            ('cat', 'dog')
+        """
+        from crad.data.arrays import dataset_from_columns
+
+        return dataset_from_columns(
+            dataset_dict,
+            image=image,
+            label=label,
+            train=train,
+            test=test,
+            classes=classes,
+            name=name,
+            augmentation=augmentation,
+        )
+
+    def __repr__(self) -> str:
+        sides = _shape(self.train_images.shape[1:])
+        sizes = f"{len(self.train_labels)} training and {len(self.test_labels)} test images {sides}"
+        return f"<Dataset {self.name}: {sizes}, {self.num_classes} classes>"
 
     @property
     def num_classes(self) -> int:

@@ -6,6 +6,7 @@ the same in every run, is kept for the test set.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,8 +85,13 @@ def _class_files(folder: Path) -> list[Path]:
     raise DataError(f"{folder}: the class folder is empty, expected images ({known}): fill or remove it")
 
 
-def _read_images(files: tuple[Path, ...]) -> Images:
-    """Read all images [N, H, W, C], grayscale only if every one of them is."""
+def read_pictures(files: Sequence[Path], *, channels: int) -> Images:
+    """Read image files of one size as [N, H, W, channels], made gray or coloured where they are not."""
+    return _read_images(tuple(files), mode="L" if channels == 1 else "RGB")
+
+
+def _read_images(files: tuple[Path, ...], *, mode: str | None = None) -> Images:
+    """Read all images [N, H, W, C] in this colour mode; without one, grayscale only if every one of them is."""
     assert files
     headers = [_read_header(file) for file in files]
     first_shape = headers[0][0]
@@ -95,7 +101,7 @@ def _read_images(files: tuple[Path, ...]) -> Images:
                 f"{file}: the image is {shape[0]}x{shape[1]} but {files[0]} is"
                 f" {first_shape[0]}x{first_shape[1]} (height x width): resize them to one shape"
             )
-    mode = "L" if all(mode in _GRAY_MODES for _, mode in headers) else "RGB"
+    mode = mode or ("L" if all(one in _GRAY_MODES for _, one in headers) else "RGB")
     images = np.empty((len(files), *first_shape, 1 if mode == "L" else 3), dtype=np.uint8)
     for index, file in enumerate(files):
         images[index] = _read_pixels(file, mode=mode).reshape(images.shape[1:])

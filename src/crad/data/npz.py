@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +24,19 @@ def read_npz(path: Path, *, with_validation: bool = False) -> Splits:
     """Read the four arrays of a .npz file, and its `class_names` if it has them; `val_*` only if asked for."""
     if not path.is_file():
         raise DataError(f"{path}: no such file, expected a .npz: {_HOW}")
+    with open_arrays(path) as archive:
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise DataError(f"{path}: holds a single array, expected a .npz with {', '.join(KEYS)}: {_HOW}")
+        with archive:
+            return _read_arrays(archive, path=path, with_validation=with_validation)
+
+
+@contextmanager
+def open_arrays(path: Path) -> Iterator[Any]:
+    """Open a .npz or .npy file without unpickling; whatever numpy says of it while it is read becomes one line."""
     try:
         with path.open("rb") as file:
-            archive = np.load(file, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise DataError(f"{path}: holds a single array, expected a .npz with {', '.join(KEYS)}: {_HOW}")
-            with archive:
-                return _read_arrays(archive, path=path, with_validation=with_validation)
+            yield np.load(file, allow_pickle=False)
     except (
         OSError,
         EOFError,
@@ -39,24 +47,26 @@ def read_npz(path: Path, *, with_validation: bool = False) -> Splits:
         MemoryError,
         RuntimeError,
     ) as error:
-        raise DataError(f"{path}: not a readable .npz file ({_one_line(error)}): fetch or write it again") from error
+        kind = path.suffix or ".npz"
+        raise DataError(f"{path}: not a readable {kind} file ({_one_line(error)}): fetch or write it again") from error
 
 
 def _read_arrays(archive: np.lib.npyio.NpzFile, *, path: Path, with_validation: bool) -> Splits:
     missing = [key for key in KEYS if key not in archive.files]
     if missing:
         raise DataError(f"{path}: lacks {', '.join(missing)}, has {', '.join(archive.files) or 'nothing'}: {_HOW}")
-    arrays = {key: _read_array(archive, key, path=path) for key in KEYS}
+    arrays = {key: read_array(archive, key, path=path) for key in KEYS}
     names = None
     if "class_names" in archive.files:
-        names = _class_names(_read_array(archive, "class_names", path=path), path=path)
+        names = _class_names(read_array(archive, "class_names", path=path), path=path)
     if not with_validation or not set(VALIDATION_KEYS) <= set(archive.files):
         return Splits(**arrays, class_names=names)
-    images, labels = (_read_array(archive, key, path=path) for key in VALIDATION_KEYS)
+    images, labels = (read_array(archive, key, path=path) for key in VALIDATION_KEYS)
     return Splits(**arrays, class_names=names, validation_images=images, validation_labels=labels)
 
 
-def _read_array(archive: np.lib.npyio.NpzFile, key: str, *, path: Path) -> NDArray[Any]:
+def read_array(archive: np.lib.npyio.NpzFile, key: str, *, path: Path) -> NDArray[Any]:
+    """Return one array of a .npz file; refuse one that would have to be unpickled."""
     try:
         array: NDArray[Any] = archive[key]
     except ValueError as error:

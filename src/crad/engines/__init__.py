@@ -12,6 +12,7 @@ from crad.errors import ConfigError
 from crad.federation.context import RunContext
 from crad.federation.method import Method
 from crad.federation.tasks import Engine
+from crad.plugins import OBJECT, is_object
 
 
 def make_engine(context: RunContext, method: Method, *, notice: Callable[[str], None] = lambda text: None) -> Engine:
@@ -20,9 +21,12 @@ def make_engine(context: RunContext, method: Method, *, notice: Callable[[str], 
     `notice` hears of what went wrong and was put right, such as a worker that died.
     """
     experiment = context.experiment
-    if experiment.engine in ("processes", "ray") and _only_in_this_process(experiment):
+    private = _only_in_this_process(experiment)
+    if private and is_object(private):
+        return _in_this_process(context, method, private, notice=notice)
+    if experiment.engine in ("processes", "ray") and private:
         raise ConfigError(
-            f"{_only_in_this_process(experiment)!r} is known to this process alone, so engine {experiment.engine} "
+            f"{private!r} is known to this process alone, so engine {experiment.engine} "
             "cannot use it: put it into a module"
         )
     if experiment.engine == "ray":
@@ -30,7 +34,6 @@ def make_engine(context: RunContext, method: Method, *, notice: Callable[[str], 
 
         return RayEngine(context, workers=experiment.workers, address=experiment.ray_address, notice=notice)
     workers = min(count_workers(context), len(method.roster(context)))
-    private = _only_in_this_process(experiment)
     if private and workers > 1 and experiment.engine == "auto":
         notice(f"{private!r} is known to this process alone: one worker; put it into a module to use all cores")
     if experiment.engine == "serial" or (experiment.engine == "auto" and (workers == 1 or private)):
@@ -38,6 +41,19 @@ def make_engine(context: RunContext, method: Method, *, notice: Callable[[str], 
     from crad.engines.processes import ProcessEngine
 
     return ProcessEngine(context, workers=workers, notice=notice)
+
+
+def _in_this_process(
+    context: RunContext, method: Method, private: str, *, notice: Callable[[str], None]
+) -> SerialEngine:
+    """Return one process, and say why where more were to be had."""
+    experiment = context.experiment
+    if experiment.engine in ("processes", "ray") or min(count_workers(context), len(method.roster(context))) > 1:
+        notice(
+            f"{private.removeprefix(OBJECT)!r} is an object in this process's memory: one process instead of several; "
+            "put it into a module and name it by import path to use all cores"
+        )
+    return SerialEngine(context, method)
 
 
 def count_workers(context: RunContext) -> int:
@@ -69,6 +85,6 @@ def _container_cores() -> int | None:
 
 
 def _only_in_this_process(experiment: Experiment) -> str | None:
-    """Return a model or method of a script or notebook, which no other process can import."""
+    """Return a model or method of a script or notebook, or one passed in memory: no other process can import it."""
     names = (*experiment.models, experiment.method)
-    return next((name for name in names if name.startswith("__main__:")), None)
+    return next((name for name in names if name.startswith("__main__:") or is_object(name)), None)

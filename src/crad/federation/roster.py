@@ -10,6 +10,8 @@ from pathlib import Path
 from crad.federation.context import RunContext
 from crad.federation.peer import Evaluation, PeerSpec
 
+STATES = "states"  # the folder of the resting states
+
 
 @dataclass(frozen=True)
 class PeerSlot:
@@ -46,7 +48,7 @@ class Roster:
     @property
     def states(self) -> Path:
         """Return the folder of the resting states."""
-        return self.folder / "states"
+        return self.folder / STATES
 
     def __iter__(self) -> Iterator[PeerSlot]:
         return iter(self._slots.values())

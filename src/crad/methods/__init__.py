@@ -1,5 +1,6 @@
 """The methods by name: one file per family. A method of your own is an entry point in `crad.methods` or an
-import path: `package.module:Class` of a `MethodSpec`, or `package.module:METHOD` of a finished `Method`.
+import path: `package.module:Class` of a `MethodSpec`, or `package.module:METHOD` of a finished `Method`; or an object
+that was passed to `crad.run`.
 """
 
 from __future__ import annotations
@@ -42,6 +43,12 @@ def resolve_method(name: str, settings: Mapping[str, object] | None = None) -> M
     if isinstance(found, type) and issubclass(found, MethodSpec):
         spec = _with_settings(name, found, settings or {})
         return spec.build(name) if name in METHODS else _built(name, spec)
+    if isinstance(found, MethodSpec):  # passed in memory, with its settings
+        method = _built(name, found)
+        changed = [key for key, value in (settings or {}).items() if method.settings.get(key) != value]
+        if changed:
+            raise ConfigError(f"method {name!r} was passed with {changed[0]} = {method.settings.get(changed[0])!r}")
+        return method
     if not isinstance(found, Method):
         kind = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
         raise ConfigError(f"method {name!r} is {kind}, expected a crad.federation.method.Method or a MethodSpec class")

@@ -103,11 +103,18 @@ def resolve_foreign(name: str) -> ForeignBuilder:
     if is_timm(name):
         check_timm(name)
         return functools.partial(build_timm, name)
+    build = resolve_builder(name)
+    return lambda num_classes, in_channels, image_size: build(num_classes, in_channels)
+
+
+def resolve_builder(name: str) -> Callable[[int, int], object]:
+    """Import a user's own function of (num_classes, in_channels) by its path or entry point."""
     build = resolve("model", name, known=ARCHITECTURES, group=ENTRY_POINT_GROUP)
     if not callable(build):
         kind = type(build).__name__
         raise ConfigError(f"model {name!r}: expected a function of (num_classes, in_channels), got {kind}")
-    return lambda num_classes, in_channels, image_size: build(num_classes, in_channels)
+    found: Callable[[int, int], object] = build
+    return found
 
 
 def scale_channels(channels: Sequence[int], width: float) -> list[int]:

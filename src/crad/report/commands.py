@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from crad.analysis.gains import ALONE
 from crad.config import PUBLISHED, Experiment, changed_settings, names_of, names_where, to_flags
+from crad.plugins import OBJECT, is_object
 from crad.runs.names import variant
 from crad.runs.run_records import RunRecords
 
@@ -17,14 +19,21 @@ _OF_RECIPE = frozenset(names_of("recipe"))
 
 
 def repeating_commands(runs: Sequence[RunRecords]) -> list[str]:
-    """Return one `crad run` or `crad compare`, or a `crad run` each where more than method and seed differ."""
+    """Return one `crad run` or `crad compare`, or a `crad run` each where more than method and seed differ.
+
+    What was passed as an object in Python has no command: the call stands there instead.
+    """
+    if any(_passed_names(run.experiment) for run in runs):
+        return [_python_call(run.experiment) for run in runs]
     if len(runs) == 1 or not _is_comparison(runs):
         return [_run_command(run.experiment) for run in runs]
     return [_compare_command(runs)]
 
 
 def alone_commands(run: RunRecords) -> list[str]:
-    """Return what adds training alone to a run: the run, and a page of both."""
+    """Return what adds training alone to a run: the run, and a page of both; nothing where objects were passed."""
+    if _passed_names(run.experiment):
+        return []
     without = _OF_A_RUN | _OF_TEACHERS
     others = {key: value for key, value in _changed(run.experiment).items() if key not in without}
     loss = run.experiment.recipe.local_loss  # the same, also where the method stands for it
@@ -39,6 +48,28 @@ def alone_commands(run: RunRecords) -> list[str]:
 def run_name(run: RunRecords) -> str:
     """Return the run directory as a command names it."""
     return "RUN" if run.path is None else shlex.quote(str(run.path))
+
+
+def _passed_names(experiment: Experiment) -> list[str]:
+    return [name for name in (experiment.dataset, *experiment.models, experiment.method) if is_object(name)]
+
+
+def _python_call(experiment: Experiment) -> str:
+    """Return the call in Python; an object stands there by its name in angle brackets."""
+    roles = {"data": experiment.dataset, "models": experiment.models, "method": experiment.method}
+    objects = {role: repr(names) for role, names in roles.items() if any(map(is_object, _listed(names)))}
+    shown = {role: re.sub(rf"'{OBJECT}([^']*)'", r"<\1>", text) for role, text in objects.items()}
+    own = _changed(experiment)
+    if "method" in shown:
+        own.pop("method_settings", None)  # they are the object's
+    keys = {"data": "dataset", "models": "models", "method": "method"}
+    rest = {key: value for key, value in own.items() if key not in {keys[role] for role in shown}}
+    settings = ", ".join(f"{key}={value!r}" for key, value in {"preset": experiment.preset, **rest}.items())
+    return f"crad.run(crad.Experiment({settings}), {', '.join(f'{role}={text}' for role, text in shown.items())})"
+
+
+def _listed(names: str | Sequence[str]) -> Sequence[str]:
+    return [names] if isinstance(names, str) else names
 
 
 def _run_command(experiment: Experiment) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from crad.analysis.comparable import comparable_runs
 from crad.analysis.comparison import ComparisonRow, compare, to_json
@@ -24,8 +25,10 @@ from crad.report.tables import (
 )
 from crad.runs.directory import RunDirectory
 from crad.runs.resolution import resolve_experiment
-from crad.runs.result import Result
 from crad.runs.run_records import RunRecords, load_run
+
+if TYPE_CHECKING:  # a result can make pages, which stand above
+    from crad.results.result import Result
 
 
 def run_folder(folder: Path, experiment: Experiment) -> tuple[Path, bool]:

@@ -7,16 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from crad.config import Experiment
 from crad.federation.rounds import Step
 from crad.runs.records import Record
-from crad.runs.result import Result
 from crad.runs.run_records import RunRecords
+
+if TYPE_CHECKING:  # a result can make pages, which stand above
+    from crad.results.result import Result
 
 
 class Callback:
-    """Hears of one run after the other; override what is of interest."""
+    """Hears of one run after the other; override what is of interest.
+
+    Example:
+        >>> import crad
+        >>> class Stopwatch(crad.Callback):
+        ...     def on_round(self, record):
+        ...         print(record["round"], record["timing"]["seconds"])
+        >>> crad.run(crad.Experiment(preset="demo"), callbacks=[Stopwatch()])  # doctest: +SKIP
+    """
 
     wants_records = False  # they cost a summary each round: made only where somebody wants them
 
@@ -49,7 +60,13 @@ class Callback:
 
 
 class LambdaCallback(Callback):
-    """A callback made of functions, for those who want to hear of one or two things."""
+    """A callback made of functions, for those who want to hear of one or two things.
+
+    Example:
+        >>> import crad
+        >>> show = crad.LambdaCallback(on_round=lambda record: print(record["validation_accuracy"]))
+        >>> crad.run(crad.Experiment(preset="demo"), callbacks=[show])  # doctest: +SKIP
+    """
 
     def __init__(
         self,

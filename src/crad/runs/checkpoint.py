@@ -15,7 +15,7 @@ from typing import Any
 
 from crad.errors import RunError
 from crad.federation.peer import evaluation_from_json, evaluation_to_json
-from crad.federation.roster import PeerSlot, Roster
+from crad.federation.roster import STATES, PeerSlot, Roster
 from crad.federation.tasks import load_tensors
 from crad.files import flush_file, flush_folder, write_atomically
 
@@ -57,6 +57,16 @@ def load_checkpoint(roster: Roster, *, round_index: int) -> None:
             roster.update(place.index, evaluation=evaluation_from_json(entry["standing"]), state=state)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, struct.error) as error:
         raise RunError(f"checkpoint {file} cannot be read ({error}); remove it to go on from an older one") from error
+
+
+def states_at(folder: Path, round_index: int) -> dict[int, Path | None]:
+    """Return where every peer's state after a round lies; None: it had not learned yet."""
+    file = round_file(folder, round_index)
+    try:
+        peers = json.loads(file.read_text())["peers"]
+        return {int(one["index"]): None if one["state"] is None else folder / STATES / one["state"] for one in peers}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"checkpoint {file} cannot be read ({error}), so the models of that round are gone") from error
 
 
 def latest_round(folder: Path) -> int | None:

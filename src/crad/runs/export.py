@@ -1,13 +1,16 @@
-"""A member's selected model as files that others can load: safetensors, and ONNX where its exporter is there.
+"""A trained model as one file that others can load: safetensors, and ONNX where its exporter is there.
 
-Under the balanced loss a model has two faces: plain, for images from anywhere, and with the logarithm of the member's
-class shares added to its logits, for images like the member's own. The files have both, and say which is which.
+A model has two faces: plain, for images from anywhere, and with the logarithm of its owner's class shares added to its
+logits, for images like the owner's own. The files have both, the preprocessing and the class names, and their metadata
+says which is which. The ONNX graph takes raw pixels, so nothing but the file is needed to run it.
+
+Shapes: B images, H height, W width, C classes.
 """
 
 from __future__ import annotations
 
+import copy
 import importlib.util
-import json
 import logging
 import warnings
 from collections.abc import Iterator
@@ -15,38 +18,42 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 
-from crad.errors import ConfigError
+from crad.errors import ConfigError, RunError, unknown_name
 from crad.federation.context import RunContext
-from crad.federation.federated_data import FederatedData
 from crad.federation.peer import PeerSpec, first_model
 from crad.federation.tasks import load_tensors
+from crad.files import replacing
+from crad.runs.model_card import ModelCard
+from crad.runs.trained_model import TrainedModel
 
-FACES = (
-    "plain logits: for images from anywhere; logits + log_prior: for images in which classes are as frequent as among "
-    "the owner's"
-)
+SUFFIXES = {"safetensors": ".safetensors", "onnx": ".onnx"}
 MODEL = "model."  # before the names of a resting state's weights
+FACE_NAMES = ("probabilities", "local_probabilities")  # of the graph's outputs
 
 
 class WithPreparation(torch.nn.Module):
-    """Takes pixels from 0 to 255 and gives class probabilities: nothing has to be known beside the file."""
+    """Takes raw pixels and gives class probabilities of both faces: nothing has to be known beside the file."""
 
-    def __init__(self, model: torch.nn.Module, data: FederatedData, log_prior_C: torch.Tensor | None = None) -> None:
+    def __init__(self, model: torch.nn.Module, card: ModelCard) -> None:
         super().__init__()
         self.model = model
-        self.log_prior_C = None if log_prior_C is None else torch.nn.Buffer(log_prior_C.cpu().clone())
-        self.mean = torch.nn.Buffer(data.preprocessor.mean.clone())
-        self.std = torch.nn.Buffer(data.preprocessor.std.clone())
+        preprocessor = card.preprocessor()
+        self.mean, self.std = torch.nn.Buffer(preprocessor.mean), torch.nn.Buffer(preprocessor.std)
+        self.log_prior_C = torch.nn.Buffer(torch.tensor(card.log_prior or (0.0,) * card.num_classes))
+        height, width, _ = card.input_shape
+        below, right = (max(0, (card.pad_to or 0) - side) for side in (height, width))
+        self.border = (right // 2, right - right // 2, below // 2, below - below // 2)
 
-    def forward(self, pixels: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Pixels [B,channels,H,W] as floats to probabilities [B,C]; with a prior plain ones and local ones."""
-        logits_BC = self.model((pixels - self.mean) / self.std)
-        plain_BC = torch.softmax(logits_BC, dim=1)
-        if self.log_prior_C is None:
-            return plain_BC
-        return plain_BC, torch.softmax(logits_BC + self.log_prior_C, dim=1)
+    def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take pixels uint8 [B,H,W,channels]; return probabilities [B,C], plain and with the owner's prior."""
+        images = pixels.permute(0, 3, 1, 2).to(torch.float32)
+        if any(self.border):
+            images = F.pad(images, self.border)
+        logits_BC = self.model((images - self.mean) / self.std)
+        return torch.softmax(logits_BC, dim=1), torch.softmax(logits_BC + self.log_prior_C, dim=1)
 
 
 def trained_model(context: RunContext, member: PeerSpec, state: Path) -> torch.nn.Module:
@@ -55,56 +62,64 @@ def trained_model(context: RunContext, member: PeerSpec, state: Path) -> torch.n
     model.load_state_dict(
         {name[len(MODEL) :]: tensor for name, tensor in load_tensors(state).items() if name.startswith(MODEL)}
     )
-    return model.cpu().to(memory_format=torch.contiguous_format).eval().requires_grad_(False)  # type: ignore[call-overload, no-any-return]
+    return _for_export(model).requires_grad_(False)
 
 
-def export_safetensors(
-    model: torch.nn.Module,
-    data: FederatedData,
-    path: Path,
-    *,
-    architecture: str,
-    log_prior_C: torch.Tensor | None = None,
-) -> None:
+def file_name(format: str, client: int) -> str:  # as people call it
+    """Return what a client's exported model is called where nobody says otherwise."""
+    if format not in SUFFIXES:
+        raise unknown_name("format", format, SUFFIXES)
+    return f"client-{client}{SUFFIXES[format]}"
+
+
+def export_model(model: TrainedModel, format: str, path: Path) -> Path:
+    """Write a model in one of the formats, whole or not at all; return where."""
+    if format not in SUFFIXES:
+        raise unknown_name("format", format, SUFFIXES)
+    if path.is_dir() or not path.parent.is_dir():
+        what = "is a folder" if path.is_dir() else "lies in no folder that exists"
+        raise ConfigError(f"{path} {what}: name the file to write, such as {path.name or 'model'}{SUFFIXES[format]}")
+    write = export_safetensors if format == "safetensors" else export_onnx
+    try:
+        with replacing(path) as beside:
+            write(model.module, model.card, beside)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
+    return path
+
+
+def export_safetensors(model: torch.nn.Module, card: ModelCard, path: Path) -> None:
     """Write the weights, with what is needed to use them in the file's metadata."""
-    about = {
-        "architecture": architecture,
-        "classes": json.dumps(list(data.dataset.class_names)),
-        "image_shape": json.dumps([*data.dataset.image_size, data.dataset.in_channels]),
-        "mean": json.dumps(data.preprocessor.mean.flatten().tolist()),
-        "std": json.dumps(data.preprocessor.std.flatten().tolist()),
-    }
-    if log_prior_C is not None:
-        about |= {"log_prior": json.dumps(log_prior_C.tolist()), "faces": FACES}
-    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, path, metadata=about)
+    weights = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
+    save_file(weights, path, metadata=card.to_metadata())
 
 
-def export_onnx(
-    model: torch.nn.Module, data: FederatedData, path: Path, *, log_prior_C: torch.Tensor | None = None
-) -> None:
-    """Write the model with its preparation as one ONNX graph: pixels 0..255 [B,channels,H,W] in, probabilities out.
-
-    With a prior there is a second output, `local_probabilities`.
-    """
+def export_onnx(model: torch.nn.Module, card: ModelCard, path: Path) -> None:
+    """Write the model as one ONNX graph from raw pixels uint8 [B,H,W,channels] to the probabilities of both faces."""
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f"writing ONNX needs {' and '.join(missing)}: pip install 'crad[onnx]'")
-    sides = data.dataset.image_size
-    example = torch.zeros(2, data.dataset.in_channels, *sides)
-    whole = WithPreparation(model, data, log_prior_C).cpu().eval()
+    example = torch.zeros(2, *card.input_shape, dtype=torch.uint8)
+    whole = WithPreparation(_for_export(copy.deepcopy(model)), card).eval()
     with warnings.catch_warnings(), _quiet("torch.onnx"):
         warnings.simplefilter("ignore")  # the exporter's own: deprecations inside torch, operators that we do not use
-        torch.onnx.export(
+        program = torch.onnx.export(
             whole,
             (example,),
-            path,
             input_names=["pixels"],
-            output_names=["probabilities"] if log_prior_C is None else ["probabilities", "local_probabilities"],
+            output_names=list(FACE_NAMES),
             dynamic_shapes=({0: torch.export.Dim("batch")},),
             external_data=False,
             dynamo=True,
             verbose=False,
         )
+    assert program is not None, "the exporter of today returns a program"
+    program.model.metadata_props.update(card.to_metadata())
+    program.save(path, external_data=False)
+
+
+def _for_export(model: torch.nn.Module) -> torch.nn.Module:
+    return model.cpu().to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload, no-any-return]
 
 
 @contextmanager

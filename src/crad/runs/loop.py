@@ -16,7 +16,7 @@ from crad.federation.roster import Roster
 from crad.federation.rounds import Round, RoundRunner
 from crad.federation.tasks import Engine
 from crad.runs.callbacks import Callback
-from crad.runs.checkpoint import latest_round, load_checkpoint, save_checkpoint
+from crad.runs.checkpoint import latest_round, load_checkpoint, save_checkpoint, states_at
 from crad.runs.directory import RunDirectory
 from crad.runs.records import Record, round_record
 from crad.runs.selection import best_round
@@ -40,6 +40,7 @@ class RunLoop:
     ) -> None:
         self._rounds = RoundRunner(method, roster, exchange=exchange, engine=engine)
         self._roster, self._directory, self._has_gaps = roster, directory, has_gaps
+        self._best_states: dict[int, Path | None] = {}  # without a directory: everybody's at the selected round
 
     def restore(self) -> list[Record]:
         """Return the records up to the last complete round, with the roster as it was after it."""
@@ -80,6 +81,13 @@ class RunLoop:
             raise RunError(f"{self._place}: this member never learned; was it ever drawn to take part?")
         return dict(best), state
 
+    def best_states(self, records: list[Record]) -> dict[int, Path | None]:
+        """Return where everybody's state at the selected round lies; None: it had not learned yet."""
+        best = best_round(records)
+        if self._directory is None or best is None:
+            return self._best_states
+        return states_at(self._roster.folder, best["round"])
+
     @property
     def _place(self) -> Path:
         return self._roster.folder if self._directory is None else self._directory.path
@@ -94,14 +102,16 @@ class RunLoop:
             )
 
     def _save(self, records: list[Record], done: Round) -> None:
+        best = best_round(records)
         if self._directory is None:
-            self._roster.forget_states()
+            if best is not None and best["round"] == records[-1]["round"]:
+                self._best_states = {slot.index: slot.state for slot in self._roster.own()}
+            self._roster.forget_states(keep=[state for state in self._best_states.values() if state is not None])
             return
         for learned in done.learned.values():
             for name, content in learned.artifacts.items():
                 self._directory.write_artifact(name, content)
         self._directory.append_round(records[-1])
-        best = best_round(records)
         save_checkpoint(
             self._roster,
             round_index=records[-1]["round"],

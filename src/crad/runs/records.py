@@ -34,7 +34,7 @@ def partition_record(data: FederatedData) -> Record:
         "proxy_size": len(data.proxy),
         "train_images": len(data.dataset.train_labels),
         "global_test_size": len(data.dataset.test_labels),
-        "data_sha256": _fingerprint(data.dataset),
+        "data_sha256": data_fingerprint(data.dataset),
     }
 
 
@@ -163,7 +163,8 @@ def _hits(score: ClassScore) -> Record:
     return {"counts": list(score.counts), "hits": list(score.hits)}
 
 
-def _fingerprint(dataset: Dataset) -> str:
+def data_fingerprint(dataset: Dataset) -> str:
+    """Return a hash of a data set's arrays."""
     digest = hashlib.sha256()
     for array in (dataset.train_labels, dataset.train_images, dataset.test_labels, dataset.test_images):
         digest.update(str(array.shape).encode())

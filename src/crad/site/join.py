@@ -18,6 +18,7 @@ from crad.report.participant import participant_page, participant_record
 from crad.runs.callbacks import Callback, CallbackList, LambdaCallback
 from crad.runs.directory import RunDirectory
 from crad.runs.export import export_onnx, export_safetensors, trained_model
+from crad.runs.model_card import make_card
 from crad.runs.records import Record
 from crad.runs.summary import versions
 from crad.site.certificate import check_own_certificate, watched_certificate
@@ -130,9 +131,11 @@ def _write_outcome(part: LocalPeer, federated: Trained, record: Record, *, callb
     model = trained_model(part.context, part.method.roster(part.context)[part.number], federated.state)
     prior_C = log_prior(part.context, (part.number,))
     weights = part.folder / "model.safetensors"
-    export_safetensors(model, part.context.data, weights, architecture=architecture.id, log_prior_C=prior_C)
+    origin = {"client": part.number, "federation": record["federation"], "member": record["member"]}
+    card = make_card(part.context.data, architecture=architecture.id, log_prior_C=prior_C, origin=origin)
+    export_safetensors(model, card, weights)
     try:
-        export_onnx(model, part.context.data, part.folder / "model.onnx", log_prior_C=prior_C)
+        export_onnx(model, card, part.folder / "model.onnx")
     except ConfigError as error:
         callback.on_notice(f"no model.onnx: {error}")
     directory.write_json("participant.json", record)

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from crad.config import Experiment
 from crad.federation.rounds import Step
@@ -17,8 +18,10 @@ from crad.report.page import report_page
 from crad.runs.callbacks import Callback
 from crad.runs.names import title_of
 from crad.runs.records import Record
-from crad.runs.result import Result
 from crad.runs.run_records import RunRecords, load_run
+
+if TYPE_CHECKING:  # a result can make pages, which stand above
+    from crad.results.result import Result
 
 POLL_SECONDS = 2.0
 LOOKING_SECONDS = 60.0  # who asked within the last minute is looking

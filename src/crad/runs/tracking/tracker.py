@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from crad.config import Experiment
 from crad.runs.callbacks import Callback
 from crad.runs.directory import RunDirectory
 from crad.runs.records import Record
-from crad.runs.result import Result
+
+if TYPE_CHECKING:  # a result can make pages, which stand above
+    from crad.results.result import Result
 
 
 class LogError(Exception):

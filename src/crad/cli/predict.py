@@ -1,0 +1,96 @@
+"""`crad predict MODEL INPUTS`: what an exported model says about images."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from crad.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from crad.runs.trained_model import Probabilities, TrainedModel
+
+MANY_CLASSES = 10  # more than these do not fit in a table: the most probable ones are shown
+SHOWN_BEST = 3
+
+
+class FaceName(StrEnum):
+    """Which of a model's two faces speaks."""
+
+    everywhere = "global"
+    own = "local"
+
+
+ModelFile = Annotated[Path, typer.Argument(metavar="MODEL", help="What crad export wrote: .safetensors or .onnx.")]
+Inputs = Annotated[Path, typer.Argument(metavar="INPUTS", help="An image, a folder of images, a .npy or a .npz file.")]
+FaceFlag = Annotated[
+    FaceName, typer.Option("--face", help="global: images from anywhere; local: images like the model owner's own.")
+]
+Key = Annotated[
+    str | None, typer.Option("--key", metavar="NAME", help="Which array of a .npz (test_images, or the only one).")
+]
+Build = Annotated[
+    str | None, typer.Option("--build", metavar="package.module:build", help="Builds a network that is not built in.")
+]
+
+
+def predict_command(
+    model: ModelFile,
+    inputs: Inputs,
+    face: FaceFlag = FaceName.everywhere,
+    key: Key = None,
+    build: Build = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say the most probable class of every image, and the probabilities.
+
+    Example: crad predict runs/first/client-3.onnx scans/
+    """
+    from crad.data.input_files import read_inputs
+    from crad.models.registry import resolve_builder
+    from crad.runs.trained_model import load_model
+
+    trained = load_model(model, build=None if build is None else resolve_builder(build))
+    names, images = read_inputs(inputs, channels=trained.card.input_shape[2], key=key)
+    probabilities = trained.predict_proba(images, face.value)
+    if as_json:
+        typer.echo(json.dumps(_to_json(trained, names, probabilities, face=face.value), indent=1))
+        return
+    _print(trained, names, probabilities, face=face.value)
+
+
+def _to_json(model: TrainedModel, names: Sequence[str], probabilities: Probabilities, *, face: str) -> object:
+    predictions = [
+        {
+            "input": name,
+            "class": model.classes[int(row.argmax())],
+            "probability": float(row.max()),
+            "probabilities": dict(zip(model.classes, row.tolist(), strict=True)),
+        }
+        for name, row in zip(names, probabilities, strict=True)
+    ]
+    return {"face": face, "classes": list(model.classes), "predictions": predictions}
+
+
+def _print(model: TrainedModel, names: Sequence[str], probabilities: Probabilities, *, face: str) -> None:
+    from rich.console import Console
+
+    from crad.cli.terminal_tables import plain_table
+
+    is_wide = len(model.classes) > MANY_CLASSES
+    header = ["input", "class", "%", *(["then"] if is_wide else [f"{name} %" for name in model.classes])]
+    rows = []
+    for name, row in zip(names, probabilities, strict=True):
+        order = row.argsort()[::-1]
+        after = ", ".join(f"{model.classes[i]} {100 * row[i]:.1f}" for i in order[1:SHOWN_BEST])
+        rest = [after] if is_wide else [f"{100 * value:.1f}" for value in row]
+        rows.append([name, model.classes[int(order[0])], f"{100 * row.max():.1f}", *rest])
+    console = Console() if Console().is_terminal else Console(width=160)
+    console.print(plain_table(header, rows))
+    console.print(f"Probabilities of the {face} face, in percent.", highlight=False)

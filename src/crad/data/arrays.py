@@ -1,0 +1,262 @@
+"""Arrays and collections in memory become a data set: numpy, torch, a torch data set, a Hugging Face one.
+
+Neither torch nor `datasets` is imported: whatever has the methods that are used is taken. N images, H height, W width,
+C channels (1 or 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crad.data.dataset import MAX_CLASSES, Dataset, Images, Labels, Splits, build_dataset
+from crad.errors import ConfigError, DataError, unknown_name
+
+CHANNELS = (1, 3)
+WHOLE_LEVEL = 1e-3  # how far a float pixel may be from one of the 256 levels
+IMAGES_ONLY = (
+    "expected images [N, H, W], [N, H, W, C] or [N, C, H, W] with 1 or 3 channels; tables, texts and signals are not "
+    "supported yet"
+)
+
+
+def dataset_from_arrays(
+    x_train: object,
+    y_train: object,
+    x_test: object,
+    y_test: object,
+    *,
+    classes: Sequence[str] | None,
+    name: str,
+    augmentation: str | None,
+) -> Dataset:
+    """Bring four arrays into the package's own form; see `Dataset.from_arrays`."""
+    train_labels, test_labels, class_names = encode_labels(y_train, y_test, classes)
+    splits = Splits(
+        to_images(x_train, where="x_train"),
+        train_labels,
+        to_images(x_test, where="x_test"),
+        test_labels,
+        class_names,
+    )
+    return build_dataset(splits, name=name, where=name, augmentation=augmentation)
+
+
+def dataset_from_items(
+    train: Any,  # noqa: ANN401  # anything with a length and items
+    test: Any,  # noqa: ANN401
+    *,
+    classes: Sequence[str] | None,
+    name: str,
+    augmentation: str | None,
+) -> Dataset:
+    """Read every pair of image and label of two map-style data sets; see `Dataset.from_torch`."""
+    parts: list[Any] = []
+    for split, source in (("train", train), ("test", test)):
+        pairs = _pairs(source, where=split)
+        parts += [stack_images((image for image, _ in pairs), where=split), [_plain(label) for _, label in pairs]]
+    named = classes if classes is not None else getattr(train, "classes", None)
+    return dataset_from_arrays(
+        *parts, classes=None if named is None else [str(one) for one in named], name=name, augmentation=augmentation
+    )
+
+
+def dataset_from_columns(
+    splits: Mapping[str, Any],
+    *,
+    image: str,
+    label: str,
+    train: str,
+    test: str,
+    classes: Sequence[str] | None,
+    name: str,
+    augmentation: str | None,
+) -> Dataset:
+    """Read two columns of two splits; see `Dataset.from_huggingface`."""
+    parts: list[Any] = []
+    for split in (train, test):
+        if split not in splits:
+            raise unknown_name("split", split, list(splits))
+        columns = getattr(splits[split], "column_names", None) or list(splits[split])
+        for column in (image, label):
+            if column not in columns:
+                raise unknown_name(f"column of {split!r}", column, columns)
+        parts += [stack_images(splits[split][image], where=split), [_plain(one) for one in splits[split][label]]]
+    named = classes if classes is not None else _feature_names(splits[train], label)
+    return dataset_from_arrays(*parts, classes=named, name=name, augmentation=augmentation)
+
+
+def to_images(x: object, *, where: str) -> Images:
+    """Return images as uint8 [N, H, W, C], whichever of the understood shapes and types they come in."""
+    array = _to_numpy(x, where=where)
+    if array.ndim == 4 and array.shape[3] not in CHANNELS and array.shape[1] in CHANNELS:
+        array = array.transpose(0, 2, 3, 1)
+    elif array.ndim == 3:
+        array = array[..., np.newaxis]
+    if array.ndim != 4 or array.shape[3] not in CHANNELS:
+        raise DataError(f"{where} has shape {_to_numpy(x, where=where).shape}: {IMAGES_ONLY}")
+    return _to_pixels(array, where=where)
+
+
+def to_batch(x: object, shape: tuple[int, int, int], *, where: str = "x") -> Images:
+    """Return one image or several as uint8 [N, H, W, C] of this very shape [H, W, C]; refuse any other size."""
+    array = _to_numpy(x, where=where)
+    height, width, channels = shape
+    alone = [(height, width, channels), (channels, height, width), *([(height, width)] if channels == 1 else [])]
+    images = to_images(array[np.newaxis] if array.shape in alone else array, where=where)
+    if images.shape[1:] != shape:
+        raise DataError(
+            f"{where}: images are {_sides(images.shape[1:])}, this model takes {_sides(shape)} (height x width x "
+            "channels): resize or convert them as those it was trained on"
+        )
+    return images
+
+
+def encode_labels(
+    y_train: object, y_test: object, classes: Sequence[str] | None = None
+) -> tuple[Labels, Labels, tuple[str, ...]]:
+    """Return labels as 0..C-1 and what the classes are called.
+
+    Labels are numbers or strings. With `classes`, strings must be among them, and numbers are places in them counted
+    from 0, or from 1 where 0 does not occur and C does. Without, every value that occurs is a class, in sorted order,
+    called by its value: labels 1..C keep their names.
+    """
+    train, test = _flat(y_train, where="y_train"), _flat(y_test, where="y_test")
+    if (train.dtype.kind == "U") != (test.dtype.kind == "U"):
+        raise DataError("y_train and y_test differ: one has strings, the other numbers; give both in one form")
+    values = np.unique(np.concatenate([train, test]))
+    if classes is None:
+        return _by_value(train, test, values)
+    names = tuple(str(one) for one in classes)
+    if len(set(names)) != len(names):
+        twice = next(one for one in names if names.count(one) > 1)
+        raise DataError(f"classes has {twice!r} twice: every class needs a name of its own")
+    if train.dtype.kind == "U":
+        return _by_name(train, names), _by_name(test, names), names
+    first = 1 if values.size and values[0] >= 1 and values[-1] == len(names) else 0
+    for where, labels in (("y_train", train), ("y_test", test)):
+        _check_range(labels - first, len(names), first=first, where=where)
+    return (train - first).astype(np.int64), (test - first).astype(np.int64), names
+
+
+def stack_images(images: Iterable[Any], *, where: str) -> NDArray[Any]:
+    """Return images of one size as one array; Pillow's become uint8, gray only if all are."""
+    loaded = [_from_pillow(one) for one in images]
+    if not loaded:
+        raise DataError(f"{where} is empty, expected at least one image")
+    if {one.ndim for one in loaded} == {2, 3}:
+        loaded = [np.repeat(one[..., np.newaxis], 3, axis=2) if one.ndim == 2 else one for one in loaded]
+    for index, one in enumerate(loaded):
+        if one.shape != loaded[0].shape:
+            raise DataError(
+                f"{where}: image {index} is {_sides(one.shape)} but the first one {_sides(loaded[0].shape)}: resize "
+                "them to one shape"
+            )
+    return np.stack(loaded)
+
+
+def _to_numpy(x: object, *, where: str) -> NDArray[Any]:
+    if hasattr(x, "detach"):  # a torch tensor, wherever it lies
+        x = x.detach().cpu().numpy()
+    try:
+        return np.asarray(x)
+    except ValueError as error:
+        raise DataError(f"{where} is no array ({' '.join(str(error).split())}): give images of one size") from error
+
+
+def _to_pixels(array: NDArray[Any], *, where: str) -> Images:
+    if array.dtype == np.uint8:
+        return np.ascontiguousarray(array)
+    if array.dtype.kind not in "iuf" or array.size == 0:
+        raise DataError(f"{where} has dtype {array.dtype} and shape {array.shape}, expected uint8 pixels 0..255")
+    low, high = float(array.min()), float(array.max())
+    if array.dtype.kind in "iu":
+        if low < 0 or high > 255:
+            raise DataError(f"{where} has values {low:g} to {high:g}, expected uint8 pixels 0..255")
+        return np.ascontiguousarray(array.astype(np.uint8))
+    levels = np.rint(array * 255)
+    if not (low >= 0 and high <= 1 and float(np.abs(array * 255 - levels).max()) < WHOLE_LEVEL):
+        raise DataError(
+            f"{where} has floats {low:g} to {high:g}, expected uint8 pixels 0..255, or 0..1 in steps of 1/255 as "
+            "torchvision's ToTensor makes them: leave out normalisation, the package has its own"
+        )
+    return np.ascontiguousarray(levels.astype(np.uint8))
+
+
+def _flat(y: object, *, where: str) -> NDArray[Any]:
+    labels = _to_numpy(y, where=where)
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1:
+        raise DataError(f"{where} has shape {labels.shape}, expected [N]: one class per image")
+    if labels.dtype.kind == "S":
+        return np.char.decode(labels, "utf-8")
+    if labels.dtype.kind == "O" and all(isinstance(one, str) for one in labels):
+        return labels.astype(str)
+    if labels.dtype.kind not in "iubUT":
+        raise DataError(f"{where} has dtype {labels.dtype}, expected whole numbers or strings")
+    return labels.astype(str) if labels.dtype.kind not in "iub" else labels.astype(np.int64)
+
+
+def _by_value(train: NDArray[Any], test: NDArray[Any], values: NDArray[Any]) -> tuple[Labels, Labels, tuple[str, ...]]:
+    if len(values) > MAX_CLASSES:
+        raise DataError(
+            f"the labels have {len(values)} different values: are they classes? Expected {MAX_CLASSES} at most"
+        )
+    names = tuple(str(one) for one in values.tolist())
+    return np.searchsorted(values, train).astype(np.int64), np.searchsorted(values, test).astype(np.int64), names
+
+
+def _by_name(labels: NDArray[Any], names: tuple[str, ...]) -> Labels:
+    places = {name: place for place, name in enumerate(names)}
+    for label in labels.tolist():
+        if label not in places:
+            raise DataError(str(unknown_name("class", label, names)))
+    return np.array([places[label] for label in labels.tolist()], dtype=np.int64)
+
+
+def _check_range(labels: NDArray[Any], num_classes: int, *, first: int, where: str) -> None:
+    outside = np.flatnonzero((labels < 0) | (labels >= num_classes))
+    if outside.size:
+        index = int(outside[0])
+        raise DataError(
+            f"{where}: label {int(labels[index]) + first} at index {index} names none of the {num_classes} classes: "
+            f"number them 0..{num_classes - 1} or 1..{num_classes}, or give their names"
+        )
+
+
+def _pairs(source: Any, *, where: str) -> list[tuple[Any, Any]]:  # noqa: ANN401
+    if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+        raise ConfigError(f"{where} is a {type(source).__name__}, expected a map-style data set: len(d) and d[i]")
+    pairs = [source[index] for index in range(len(source))]
+    for index, pair in enumerate(pairs):
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise DataError(f"{where}[{index}] is a {type(pair).__name__}, expected (image, label)")
+    return [(pair[0], pair[1]) for pair in pairs]
+
+
+def _plain(label: object) -> object:
+    """Return a label as Python's own number or text, also where it is a tensor of one value."""
+    item = getattr(label, "item", None)
+    return label if item is None else item()
+
+
+def _from_pillow(image: Any) -> NDArray[Any]:  # noqa: ANN401  # Pillow's, a tensor or an array
+    mode = getattr(image, "mode", None)
+    if mode is not None and hasattr(image, "convert"):
+        return np.asarray(image if mode in ("L", "RGB") else image.convert("L" if mode in ("1", "LA") else "RGB"))
+    return _to_numpy(image, where="image")
+
+
+def _feature_names(split: Any, label: str) -> list[str] | None:  # noqa: ANN401
+    """Return the names of a ClassLabel, where the column is one."""
+    features = getattr(split, "features", None) or {}
+    names = getattr(features.get(label), "names", None)
+    return None if names is None else [str(one) for one in names]
+
+
+def _sides(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))

@@ -1,0 +1,153 @@
+"""What `crad.run` returns, and `crad.load` reads back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from crad.config import Experiment
+from crad.data.dataset import Dataset
+from crad.errors import ConfigError, RunError
+from crad.report.notebook import result_html
+from crad.results.figures import accuracy_curves
+from crad.results.frames import frame
+from crad.runs.directory import RunDirectory
+from crad.runs.export import export_model, file_name
+from crad.runs.names import title_of
+from crad.runs.passed_objects import AnyMethod, AnyModel, name_objects
+from crad.runs.records import Record
+from crad.runs.run_models import RunModels, stored_models
+from crad.runs.run_records import RunRecords, load_run
+from crad.runs.selection import clients_at
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What a run came to: `summary` is `summary.json`, `rounds` are the lines of `rounds.jsonl`.
+
+    Example:
+        >>> result = crad.run(crad.Experiment(preset="demo", rounds=2))  # doctest: +SKIP
+        >>> result.summary["global_accuracy"], result.to_frame()  # doctest: +SKIP
+        >>> result.models[0].predict(images)  # doctest: +SKIP
+    """
+
+    experiment: Experiment
+    summary: Record
+    rounds: list[Record]
+    directory: Path | None
+    partition: Record | None = None
+    notices: tuple[str, ...] = ()  # what went otherwise than asked for, and why
+    _models: RunModels | None = field(default=None, repr=False)
+    _objects: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def models(self) -> RunModels:
+        """Return the clients' models at the reported round: `models[3].predict(x)` on images as they were given.
+
+        Each is read from disk when asked for.
+
+        Example:
+            >>> result.models[0].predict_proba(x_test, face="local")  # doctest: +SKIP
+        """
+        if self._models is not None:
+            return self._models
+        if self.directory is None:
+            raise RunError("this result has no models: it was made from records alone")
+        directory = RunDirectory(self.directory)
+        return stored_models(directory, round_index=self.summary["best_round"], objects=self._objects)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Return one row per round and client: accuracies in percent, losses, bytes. Needs pandas.
+
+        A client that was neither active nor tested in a round stands there as it was before.
+
+        Example:
+            >>> result.to_frame().pivot(index="round", columns="client", values="global_accuracy")  # doctest: +SKIP
+        """
+        rows = [
+            {
+                "method": self.summary.get("name", self.summary["method"]),
+                "seed": self.experiment.seed,
+                "round": record["round"],
+                "client": client["client"],
+                "architecture": client["architecture"],
+                "is_active": client["client"] in record["active"],
+                **{key: client.get(key) for key in ("validation_accuracy", "local_accuracy", "global_accuracy")},
+                **{f"{name}_loss": value for name, value in (client.get("losses") or {}).items()},
+                **{key: client.get(key) for key in ("sent_bytes", "received_bytes")},
+            }
+            for record in self.rounds
+            for client in clients_at(self.rounds, record["round"])
+        ]
+        return frame(rows)
+
+    def curves(self) -> Any:  # noqa: ANN401  # an Altair chart, whose package is an extra
+        """Return a chart of global and local accuracy over rounds, which a notebook shows. Needs `crad[report]`.
+
+        Example:
+            >>> result.curves().save("curves.html")  # doctest: +SKIP
+        """
+        return accuracy_curves([self.records()])
+
+    def export(self, format: str = "safetensors", *, client: int, path: Path | str | None = None) -> Path:
+        """Write a client's model as one file with its preprocessing, class names and both faces; return its path.
+
+        `format` is "safetensors" or "onnx" (needs `crad[onnx]`). Without a path it goes into the run directory.
+
+        Example:
+            >>> result.export("onnx", client=3, path="client-3.onnx")  # doctest: +SKIP
+        """
+        if path is None and self.directory is None:
+            raise ConfigError('path: this run has no directory; say where the file goes, such as path="model.onnx"')
+        target = Path(path) if path is not None else Path(self.directory or "") / file_name(format, client)
+        return export_model(self.models[client], format, target)
+
+    def records(self) -> RunRecords:
+        """Return the run's records, as charts, tables and pages read them."""
+        if self.partition is not None:
+            return RunRecords(self.experiment, self.partition, self.rounds, self.summary, path=self.directory)
+        if self.directory is None:
+            raise RunError("this result has no partition: it was made from records alone")
+        return load_run(self.directory)
+
+    def __repr__(self) -> str:
+        summary = self.summary
+        where = "" if self.directory is None else f", {self.directory}"
+        return (
+            f"<Result {title_of(self.experiment)} on {summary['dataset']}: global {summary['global_accuracy']:.2f} %, "
+            f"local {summary['local_accuracy']:.2f} %, round {summary['best_round']} of {summary['rounds']}{where}>"
+        )
+
+    def _repr_html_(self) -> str:
+        """Return the outcome as a small table, for notebooks."""
+        return result_html(self.summary, notices=self.notices)
+
+
+def load(
+    path: Path | str,
+    *,
+    data: Dataset | None = None,
+    models: Sequence[AnyModel] | None = None,
+    method: AnyMethod | None = None,
+) -> Result:
+    """Read a finished run back from its directory.
+
+    Its figures need nothing else. Its models need `models=[...]` where networks were passed to the run as objects:
+    pass the same list again.
+
+    Example:
+        >>> crad.load("runs/first").models[3].predict(x)  # doctest: +SKIP
+    """
+    directory = RunDirectory(Path(path))
+    experiment = directory.experiment()
+    if not directory.summary_file.is_file():
+        raise RunError(f"{path} is not finished: continue it with crad run --resume {path}")
+    objects = name_objects(experiment, data=data, models=models, method=method).objects
+    run = load_run(directory.path)
+    return Result(experiment, run.summary, run.rounds, directory.path, run.partition, _objects=objects)
