@@ -28,6 +28,7 @@ from crad.federation.federated_data import build_federated_data
 from crad.federation.method import MethodSpec, Phase
 from crad.methods.alone import train_alone
 from tests.conftest import change
+from tests.pages import Page
 from tests.test_golden import without_timing
 
 WORDS = np.array(["ant", "bee", "cat", "dog"])
@@ -240,8 +241,8 @@ def test_the_run_directory_says_what_was_an_object(tiny, data, tmp_path):
     name, _, digest = written["dataset"].partition("@")
     assert (name, len(digest)) == ("object:beasts", 12)
     assert written["models"] == ["object:my_build", "cnn6"]
-    page = (tmp_path / "run" / "report.html").read_text()
-    assert f"data=&lt;beasts@{digest}&gt;, models=(&lt;my_build&gt;, &#39;cnn6&#39;)" in page
+    page = Page((tmp_path / "run" / "report.html").read_text()).text
+    assert f"data=<beasts@{digest}>, models=(<my_build>, 'cnn6')" in page
 
 
 def test_other_data_has_another_name(tiny, data, arrays):
