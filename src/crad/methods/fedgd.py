@@ -42,6 +42,7 @@ from crad.randomness import torch_stream
 from crad.training.digest import logits_on, restore_optimizer, store_optimizer
 from crad.training.evaluation import evaluation_mode
 from crad.training.losses import softened_divergence
+from crad.training.uncompiled import uncompiled
 
 TRANSFER = "transfer"
 GENERATOR = "generator"
@@ -119,7 +120,7 @@ class FedGd(DigestSpec):
         self, peer: Peer, snapshots: Sequence[Snapshot], context: RoundContext, refused: dict[str, str]
     ) -> dict[str, float]:
         generator, data, device = peer.model, peer.data, peer.context.device
-        optimizer = torch.optim.Adam(generator.parameters(), lr=self.generator_lr, betas=(0.5, 0.999))
+        optimizer = uncompiled(torch.optim.Adam)(generator.parameters(), lr=self.generator_lr, betas=(0.5, 0.999))
         restore_optimizer(peer.memory, GENERATOR, generator, optimizer)
         probe = data.preprocessor.inputs(self._bank(peer)[0][:PROBED_IMAGES])
         models = trainable_models(peer.context, snapshots, probe, refused)

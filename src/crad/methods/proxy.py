@@ -18,6 +18,7 @@ from crad.federation.method import MethodSpec, RoundContext
 from crad.federation.peer import Peer
 from crad.training.digest import DigestLoss, digest, restore_optimizer, store_optimizer
 from crad.training.optimizer import lr_factor
+from crad.training.uncompiled import uncompiled
 
 PREDICTIONS = "predictions"
 DIGEST = "digest"
@@ -87,7 +88,7 @@ def digest_targets(
     """
     experiment = peer.experiment
     lr = spec.digest_lr * lr_factor(experiment, context.round_index)
-    optimizer = torch.optim.Adam(peer.model.parameters(), lr=lr)
+    optimizer = uncompiled(torch.optim.Adam)(peer.model.parameters(), lr=lr)
     restore_optimizer(peer.memory, DIGEST, peer.model, optimizer)
     losses = [
         digest(

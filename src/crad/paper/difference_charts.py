@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import altair as alt
-
 from crad.analysis.groups import by_method
 from crad.analysis.series import Row
 from crad.paper.experiments import Metric, PaperExperiment, PlannedCell
 from crad.paper.paper_tables import Finished
 from crad.paper.study_tables import difference_rows, find_compared
+from crad.report.charts import vega_lite as alt
 from crad.report.charts.chart import Chart, labelled
 from crad.report.charts.lines import accuracy_chart
 from crad.report.charts.parts import ROWS, finished, listing, method_axis, method_colour, method_shape, methods_in
@@ -70,8 +69,7 @@ def _panel(rows: Sequence[Row], panel: str, names: Sequence[str], title: str | N
         scale=alt.Scale(domain=[low, high], nice=False, zero=False),
         axis=alt.Axis(tickCount=6, labels=title is not None, ticks=title is not None),
     )
-    y, colour, shape = method_axis(own), method_colour(names, None), method_shape(names, None)
-    y = y.title(None)
+    y, colour, shape = method_axis(own, title=None), method_colour(names, None), method_shape(names, None)
     hints = [
         alt.Tooltip("method:N", title="method"),
         alt.Tooltip("panel:N", title="on"),

@@ -7,16 +7,17 @@ from typing import Any
 
 from crad.analysis.groups import by_method
 from crad.errors import ConfigError, RunError
-from crad.report.charts import INSTALL, charts_available
 from crad.runs.run_records import RunRecords
+
+INSTALL = "pip install 'crad[notebook]'"
 
 
 def accuracy_curves(runs: Sequence[RunRecords]) -> Any:  # noqa: ANN401  # an Altair chart, whose package is an extra
     """Return global and local accuracy over rounds, a line per method with a band over its seeds."""
-    if not charts_available():
-        raise ConfigError(f"curves need Altair and vl-convert: {INSTALL}")
-    import altair
-
+    try:
+        import altair
+    except ImportError as error:
+        raise ConfigError(f"curves need Altair: {INSTALL}") from error
     from crad.report.charts.lines import accuracy_chart
 
     chart = accuracy_chart(by_method(runs))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from crad.config import Experiment
+from crad.training.uncompiled import uncompiled
 
 # What torch keeps per parameter, and the name it has in a resting state, before that of the parameter.
 KEPT: dict[str, dict[str, str]] = {
@@ -25,8 +26,8 @@ def make_optimizer(model: nn.Module, experiment: Experiment, *, round_index: int
     """Make the optimiser that the settings name, at the learning rate of the round; what it has learned comes after."""
     lr = experiment.lr * lr_factor(experiment, round_index)
     if experiment.optimizer == "adamw":
-        return torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=experiment.weight_decay)
-    return torch.optim.SGD(
+        return uncompiled(torch.optim.AdamW)(model.parameters(), lr=lr, weight_decay=experiment.weight_decay)
+    return uncompiled(torch.optim.SGD)(
         model.parameters(), lr=lr, momentum=experiment.momentum, weight_decay=experiment.weight_decay
     )
 

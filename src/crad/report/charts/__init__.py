@@ -1,6 +1,7 @@
 """Figures from the records of runs: one Vega-Lite specification each, for the page and for a paper.
 
-Altair and vl-convert are the extra `crad[report]`; they are imported when the first chart is made.
+Making one is cheap (`vega_lite.py`). Drawing it is left to the page, or to vl-convert (the extra `crad[report]`), which
+is imported for files for a paper and once for the script that pages draw with.
 """
 
 from __future__ import annotations
@@ -30,12 +31,8 @@ __all__ = [
 def make_charts(runs: Sequence[RunRecords]) -> list[Chart]:
     """Return every chart for which there is data; runs on other data, or divided otherwise, get charts of their own."""
     if not charts_available():
-        raise ConfigError(f"charts need Altair and vl-convert: {INSTALL}")
-    from altair.utils.schemapi import debug_mode
-
-    # Altair would hold every piece against the grammar, a third of the work; the tests do that for every chart.
-    with debug_mode(False):
-        return [chart for label, own in worlds(runs).items() for chart in _charts_of(own, label)]
+        raise ConfigError(f"charts need vl-convert: {INSTALL}")
+    return [chart for label, own in worlds(runs).items() for chart in _charts_of(own, label)]
 
 
 def _charts_of(runs: Sequence[RunRecords], label: str) -> list[Chart]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import altair as alt
-
 from crad.analysis.groups import Methods
 from crad.analysis.series import Row, cost_rows
+from crad.report.charts import vega_lite as alt
 from crad.report.charts.chart import Chart, on_page
 from crad.report.charts.parts import ROWS, finished, listing, method_axis, method_colour, methods_in
 from crad.report.charts.style import PLOT_WIDTH

@@ -6,10 +6,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import altair as alt
-
 from crad.analysis.groups import Methods
 from crad.analysis.series import Row, context_rows, context_run, partition_rows, trust_rows
+from crad.report.charts import vega_lite as alt
 from crad.report.charts.chart import Chart, on_page
 from crad.report.charts.parts import ROWS, finished, slanted
 from crad.report.charts.style import PLOT_WIDTH

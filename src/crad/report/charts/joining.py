@@ -6,10 +6,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import altair as alt
-
 from crad.analysis.groups import Methods
 from crad.analysis.series import ALONE, METRICS, Row, client_rows, gain_rows, mean_rows
+from crad.report.charts import vega_lite as alt
 from crad.report.charts.chart import Chart, on_page
 from crad.report.charts.parts import (
     PANELS,
@@ -207,7 +206,7 @@ def _by_method(rows: Sequence[Row], x: alt.X, metric: str, measured: Measured) -
 
 
 def _bars(base: alt.Chart, x: alt.X, *, thickness: float) -> alt.Chart:
-    low = alt.X("low:Q", title=x.to_dict()["title"], scale=alt.Scale(**x.to_dict()["scale"]))
+    low = alt.X("low:Q", title=x["title"], scale=x["scale"])
     found = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=thickness, clip=True)
     return found.encode(x=low, x2="high:Q")
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import altair as alt
-
 from crad.analysis.groups import Methods
 from crad.analysis.series import METRICS, Row, accuracy_rows, class_rows, support_rows, traffic_rows
+from crad.report.charts import vega_lite as alt
 from crad.report.charts.chart import Chart, on_page
 from crad.report.charts.curves import (
     MARKS_PER_LINE,

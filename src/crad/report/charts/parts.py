@@ -1,13 +1,12 @@
-"""What several charts share: the look of methods, names that fit, words for the findings. Needs Altair."""
+"""What several charts share: the look of methods, names that fit, words for the findings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import altair as alt
-
 from crad.analysis.series import METRICS, Row
+from crad.report.charts import vega_lite as alt
 from crad.report.charts.chart import Chart
 from crad.report.charts.style import PLOT_WIDTH, SIZES, SOLID, label_expression, method_styles, short_names
 
@@ -32,11 +31,10 @@ def finished(
 ) -> Chart:
     """Return the chart with its words; its specification holds all data and no colour of text or background.
 
-    `more`: data beside the rows, by the name that the figure knows it by. Altair never sees any of it: it would check
-    every number against the grammar, which takes half a minute for a hundred clients. `is_beside`: a page that is wide
-    enough puts its panels beside each other.
+    `more`: data beside the rows, by the name that the figure knows it by. `is_beside`: a page that is wide enough puts
+    its panels beside each other.
     """
-    spec: dict[str, Any] = figure.properties(background="transparent").configure(**SIZES).to_dict(validate=False)
+    spec: dict[str, Any] = figure.properties(background="transparent").configure(**SIZES).to_dict()
     # Vega puts the description on the drawing, where a screen reader finds it.
     spec |= {"description": alt_text, "datasets": {"rows": rows, **(more or {})}}
     if is_beside:
@@ -89,11 +87,11 @@ def method_shape(methods: Sequence[str], legend: alt.Legend | None) -> alt.Shape
     return alt.Shape("method:N", scale=alt.Scale(domain=methods, range=marks), legend=legend)
 
 
-def method_axis(methods: Sequence[str]) -> alt.Y:
+def method_axis(methods: Sequence[str], *, title: str | None = "method") -> alt.Y:
     """Return an axis with a row for every method, in their order."""
     return alt.Y(
         "method:N",
-        title="method",
+        title=title,
         scale=alt.Scale(domain=methods),
         axis=alt.Axis(labelExpr=label_expression(methods), titlePadding=8, labelLimit=220),
     )

@@ -1,0 +1,89 @@
+"""What a first run does not wait for: modules that are never imported on its way. No clock is asked."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from crad.training.uncompiled import TIED, uncompiled
+
+# Each costs a tenth of a second of processor time or more, some a whole one.
+HEAVY = (
+    *("torch._dynamo", "torch._inductor", "torch.onnx", "sympy", "sklearn", "scipy", "pandas", "networkx"),
+    *("altair", "vl_convert", "matplotlib", "PIL", "ray", "mlflow", "tensorboard", "onnx", "timm", "datasets"),
+    *("cryptography", "httpx", "starlette", "uvicorn", "fsspec", "IPython", "mlxtend"),
+)
+TINY = ["--preset=demo", "--clients=3", "--rounds=1", "--train-limit=60", "--test-limit=30", "--width=0.125"]
+
+
+def heavy_after(code: str, *arguments: str) -> list[str]:
+    """The modules of the list that are there after a program has run, in a process of its own."""
+    whole = f"import sys\n{code}\nprint('found', *[name for name in {HEAVY!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", whole, *arguments], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1].split()[1:]
+
+
+def test_the_functions_are_there_before_anything_heavy_is():
+    assert heavy_after("import crad; crad.run, crad.aggregate, crad.Experiment") == []
+
+
+@pytest.fixture
+def cached_script(tmp_path, monkeypatch):
+    """A cache that has the script pages draw with, as after the first page on a machine."""
+    from importlib import metadata
+
+    folder = tmp_path / "cache" / "crad"
+    folder.mkdir(parents=True)
+    (folder / f"vega-{metadata.version('vl-convert-python')}.js").write_text("// Vega")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.usefixtures("cached_script")
+def test_a_whole_small_run_with_its_page_imports_nothing_heavy(tmp_path):
+    code = "from crad.cli import make_app; make_app(sys.argv[1:])(sys.argv[1:], standalone_mode=False)"
+    assert heavy_after(code, "run", *TINY, "--workers=1", "-q", "-o", str(tmp_path / "run")) == []
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert '"accuracy":{"$schema"' in page  # the figures are there all the same
+
+
+@pytest.mark.parametrize("method", ["fedmd", "fedgd"])
+def test_methods_with_an_optimiser_of_their_own_need_no_compiler_either(method):
+    code = (
+        "import crad\ncrad.run(crad.Experiment(preset='demo', dataset='digits', clients=2, rounds=1, train_limit=60, "
+        f"test_limit=30, width=0.125, models=('cnn6',), workers=1, proxy_size=20, method={method!r}))"
+    )
+    assert "torch._dynamo" not in heavy_after(code)
+
+
+# --- optimisers without torch's compiler
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_an_uncompiled_optimiser_takes_the_same_steps_to_the_bit(kind):
+    weights = [torch.nn.Parameter(torch.linspace(-1, 1, 7)) for _ in range(2)]
+    settings = {"momentum": 0.9, "weight_decay": 0.01} if kind is torch.optim.SGD else {"weight_decay": 0.01}
+    optimizers = [
+        made([weight], lr=0.1, **settings) for made, weight in zip((kind, uncompiled(kind)), weights, strict=True)
+    ]
+    for _ in range(4):
+        for weight, optimizer in zip(weights, optimizers, strict=True):
+            optimizer.zero_grad(set_to_none=True)
+            weight.pow(3).sum().backward()
+            optimizer.step()
+    assert torch.equal(*weights)
+    first, second = (optimizer.state_dict() for optimizer in optimizers)
+    assert first["param_groups"] == second["param_groups"]
+    optimizers[1].load_state_dict(first)
+
+
+def test_torchs_own_optimisers_stay_as_they_are():
+    before = {name: getattr(torch.optim.SGD, name) for name in TIED}
+    made = uncompiled(torch.optim.SGD)
+    assert issubclass(made, torch.optim.SGD)
+    assert {name: getattr(torch.optim.SGD, name) for name in TIED} == before
+    assert all(inspect.unwrap(getattr(made, name)) is getattr(made, name) for name in TIED)
