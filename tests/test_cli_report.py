@@ -81,6 +81,20 @@ def test_several_runs_get_one_page_here_and_a_folder_stands_for_its_runs(folder,
     assert "2 methods compared" in (tmp_path / "deep" / "er" / "all.html").read_text()
 
 
+def test_a_page_is_never_replaced_silently(alone, report, tmp_path):
+    """A run's own page is made again, and that is said; any other file needs --force."""
+    code, out, err = report(alone)
+    assert (code, out.strip()) == (0, str(alone / "report.html"))
+    assert err == f"crad: {alone / 'report.html'} was there and is written again\n"
+    (tmp_path / "mine.html").write_text("my own words")
+    line = one_line(report(alone, "--output", "mine.html"))
+    assert "mine.html is there already: choose another --output, or add --force" in line
+    assert (tmp_path / "mine.html").read_text() == "my own words"
+    code, out, err = report(alone, "--output", "mine.html", "--force")
+    assert (code, out, err) == (0, "mine.html\n", "crad: mine.html was there and is written again\n")
+    assert Page((tmp_path / "mine.html").read_text()).tables
+
+
 def test_figures_are_written_in_three_formats(folder, tmp_path, report, monkeypatch):
     first = charts.make_charts([load_run(folder / "crad-seed5")])[0]
     monkeypatch.setattr("crad.report.charts.make_charts", lambda runs: [first])  # one is enough: drawing takes long

@@ -18,6 +18,8 @@ from PIL import Image
 
 from crad.data import DATASETS, Dataset, check_dataset, data_directory, load_dataset
 from crad.data.dataset import Splits, build_dataset
+from crad.data.resizing import resize_images
+from crad.data.site_data import load_own_data
 from crad.data.subsets import balanced_subset
 from crad.errors import ConfigError, DataError
 from crad.randomness import stream
@@ -140,7 +142,9 @@ def test_a_corrupt_npz_is_refused(tmp_path):
     for number, content in enumerate([b"not a zip", b"", whole[: len(whole) // 2], b"PK\x03\x04" + bytes(50)]):
         path = tmp_path / f"broken{number}.npz"
         path.write_bytes(content)
-        refusal(lambda path=path: load_dataset(str(path), seed=1), path, "not a readable .npz")
+        words = "is no .npz file" if content == b"not a zip" else "not a readable .npz"
+        said = refusal(lambda path=path: load_dataset(str(path), seed=1), path, words)
+        assert "allow_pickle" not in said
 
 
 def test_a_flipped_byte_in_an_npz_is_refused(tmp_path):
@@ -166,7 +170,102 @@ def test_a_single_array_is_no_npz(tmp_path):
 
 def test_an_object_array_is_never_unpickled(tmp_path):
     path = write_npz(tmp_path / "objects.npz", train_labels=np.array([0, "cat", 2, 0, 1, 2], dtype=object))
-    refusal(lambda: load_dataset(str(path), seed=1), path, "train_labels", "object array")
+    refusal(lambda: load_dataset(str(path), seed=1), path, "train_labels", "opening them can run code", "numpy.array")
+
+
+# --- labels as people write them
+
+
+def test_labels_that_are_texts_become_classes_of_that_name(tmp_path):
+    train, test = np.array(["cat", "dog", "ant", "cat", "dog", "ant"]), np.array([b"dog", b"ant", b"cat"] * 2)
+    path = write_npz(tmp_path / "texts.npz", train_labels=train, test_labels=test)
+    dataset = load_dataset(str(path), seed=1)
+    assert dataset.class_names == ("ant", "cat", "dog")
+    assert dataset.train_labels.tolist() == [1, 2, 0, 1, 2, 0]
+    assert dataset.test_labels.tolist() == [2, 0, 1] * 2
+
+
+def test_texts_follow_the_files_own_order_of_names(tmp_path):
+    labels = np.array(["b", "a", "c", "a", "b", "c"])
+    names = np.array(["c", "b", "a"])
+    path = write_npz(tmp_path / "t.npz", train_labels=labels, test_labels=labels, class_names=names)
+    dataset = load_dataset(str(path), seed=1)
+    assert (dataset.class_names, dataset.train_labels.tolist()) == (("c", "b", "a"), [1, 2, 0, 2, 1, 0])
+    wrong = write_npz(tmp_path / "w.npz", train_labels=labels, test_labels=labels, class_names=names[:2])
+    refusal(lambda: load_dataset(str(wrong), seed=1), wrong, "class 'a'")
+
+
+@pytest.mark.parametrize("names", [None, ["x", "y", "z"]])
+def test_labels_from_one_on_keep_their_names(tmp_path, names):
+    more = {} if names is None else {"class_names": np.array(names)}
+    train, test = np.array([[1], [2], [3], [1], [2], [3]], dtype=np.uint8), np.array([3, 2, 1] * 2)
+    dataset = load_dataset(str(write_npz(tmp_path / "one.npz", train_labels=train, test_labels=test, **more)), seed=1)
+    assert dataset.class_names == tuple(names or "123")
+    assert dataset.train_labels.tolist() == [0, 1, 2, 0, 1, 2]
+    assert dataset.test_labels.tolist() == [2, 1, 0] * 2
+
+
+def test_a_name_for_class_0_leaves_labels_from_one_on_as_they_are(tmp_path):
+    labels = np.array([1, 2, 3, 1, 2, 3])
+    path = write_npz(
+        tmp_path / "zero.npz", train_labels=labels, test_labels=labels, class_names=np.array(["w", "x", "y", "z"])
+    )
+    assert load_dataset(str(path), seed=1).train_labels.tolist() == labels.tolist()
+
+
+def test_a_members_own_numbers_are_never_shifted(tmp_path):
+    labels = np.array([1, 2, 1, 2, 1, 2])
+    path = write_npz(tmp_path / "own.npz", train_labels=labels, test_labels=labels, val_labels=labels[:2])
+    own = load_own_data(
+        str(path),
+        classes=("a", "b", "c"),
+        image_shape=(32, 32, 3),
+        augmentation="none",
+        held_out=0.2,
+        rng=stream(1),
+        own_classes="as agreed",
+    )
+    assert set(own.dataset.train_labels.tolist()) == {1, 2}
+
+
+# --- images of other sizes
+
+
+def test_images_are_brought_to_the_size_that_is_asked_for(tmp_path):
+    path = write_npz(
+        tmp_path / "large.npz",
+        train_images=some_images(6, shape=(40, 30, 3)),
+        test_images=some_images(6, shape=(20, 20, 3)),
+    )
+    refusal(lambda: load_dataset(str(path), seed=1), path, "resize them to one shape")
+    dataset = load_dataset(str(path), seed=1, resize=16)
+    assert dataset.train_images.shape[1:3] == dataset.test_images.shape[1:3] == (16, 16)
+    assert dataset.train_images.dtype == np.uint8
+
+
+def test_a_flat_image_stays_flat_and_halves_are_means():
+    flat = np.full((2, 24, 30, 3), 77, dtype=np.uint8)
+    assert (resize_images(flat, 10) == 77).all()
+    checkered = np.zeros((1, 16, 16, 1), dtype=np.uint8)
+    checkered[:, :, 8:] = 200
+    small = resize_images(checkered, 8)[0, :, :, 0]
+    assert small[:, :3].max() == 0
+    assert small[:, 5:].min() == 200
+    same = some_images(3)
+    assert resize_images(same, same.shape[1]) is same
+
+
+def test_a_folder_of_images_of_several_sizes_needs_to_be_told_one(two_classes):
+    Image.new("L", (31, 17), 90).save(two_classes / "a" / "odd.png")
+    refusal(lambda: load_dataset(str(two_classes), seed=1), "--resize PIXELS")
+    dataset = load_dataset(str(two_classes), seed=1, resize=12)
+    assert dataset.train_images.shape[1:3] == (12, 12)
+    assert dataset.class_names == ("a", "b")
+
+
+def test_a_padded_set_is_resized_instead():
+    small = load_dataset("digits", seed=1, resize=20)
+    assert (small.image_size, small.pad_to) == ((20, 20), None)
 
 
 # --- CIFAR, both versions ----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import crad
 from crad.config import Experiment
 from crad.engines.serial import SerialEngine
-from crad.errors import RunError
+from crad.errors import ConfigError, RunError
 from crad.federation.context import build_run_context
 from crad.federation.message import pack
 from crad.federation.method import Method, Phase, RoundContext
@@ -184,10 +184,15 @@ def test_participation_is_drawn_without_replacement_by_seed_and_round(tiny):
     assert draws[4] == tuple(draw_active(20, 10, seed=1, round_index=5))
 
 
-def test_a_single_client_trains_alone_whatever_the_method(tiny):
-    result = crad.run(change(tiny, clients=1, rounds=1))
-    assert result.summary["payload_bytes_per_client_round"] == 0
-    assert result.rounds[0]["clients"][0]["losses"]["distillation"] == 0
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_a_single_client_has_nobody_to_learn_from(tiny, method, tmp_path):
+    alone = change(tiny, method=method, clients=1, rounds=1, proxy_size=8)
+    if method in ("local", "centralized"):
+        assert crad.run(alone).summary["payload_bytes_per_client_round"] == 0
+        return
+    with pytest.raises(ConfigError, match=f"method {method!r} learns from other clients, and there is one: .*'local'"):
+        crad.run(alone, output=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ import pytest
 import crad
 from crad.config import Experiment, to_toml
 from crad.engines import count_cores, count_workers, make_engine
-from crad.engines.processes import MAX_DEATHS, ProcessEngine, kept_workers
+from crad.engines.patient import START_SECONDS, PatientEngine
+from crad.engines.processes import MAX_DEATHS, ProcessEngine, _Worker, kept_workers
 from crad.engines.serial import SerialEngine
 from crad.engines.task_json import outcome_from_bytes, outcome_to_bytes, task_from_bytes, task_to_bytes
 from crad.errors import ConfigError, RunError
@@ -234,6 +236,65 @@ def test_how_many_workers_a_run_gets(tiny, monkeypatch):
     assert workers(workers="auto", engine="serial") == 1
     context = build_run_context(tiny)
     assert isinstance(make_engine(context, resolve_method("crad")), SerialEngine)
+
+
+# --- workers only where they pay for themselves
+
+
+class Clock:
+    """Every look at it is so many seconds later."""
+
+    def __init__(self, step):
+        self.now, self.step = 0.0, step
+
+    def __call__(self):
+        self.now += self.step
+        return self.now
+
+
+def patient_run(tiny, monkeypatch, *, seconds, **settings):
+    """A run whose every task takes so many seconds; the result, and how many workers were started."""
+    started = []
+    monkeypatch.setattr("crad.engines.count_cores", lambda: 2)
+    monkeypatch.setattr(PatientEngine.__init__, "__kwdefaults__", {"clock": Clock(seconds)})
+    begin = _Worker.__init__
+
+    def counted(worker):
+        started.append(worker)
+        begin(worker)
+
+    monkeypatch.setattr(_Worker, "__init__", counted)
+    return crad.run(change(tiny, workers="auto", rounds=2, **settings)), len(started)
+
+
+def test_a_short_run_starts_no_worker(tiny, monkeypatch):
+    result, started = patient_run(tiny, monkeypatch, seconds=0.01)
+    assert (started, result.summary["hardware"]["workers"]) == (0, 1)
+
+
+def test_a_longer_run_starts_workers_in_its_midst_and_ends_with_the_same_figures(tiny, monkeypatch):
+    result, started = patient_run(tiny, monkeypatch, seconds=START_SECONDS / 5.5)
+    assert (started, result.summary["hardware"]["workers"]) == (2, 2)
+    alone = crad.run(change(tiny, workers=1, rounds=2))
+    assert result.summary["global_accuracy_per_client"] == alone.summary["global_accuracy_per_client"]
+    assert [line["clients"][0]["losses"] for line in result.rounds] == [
+        line["clients"][0]["losses"] for line in alone.rounds
+    ]
+
+
+def test_short_runs_that_share_their_workers_share_what_was_paid(tiny, monkeypatch):
+    with kept_workers():
+        _, first = patient_run(tiny, monkeypatch, seconds=START_SECONDS / 30)
+        _, second = patient_run(tiny, monkeypatch, seconds=START_SECONDS / 30)
+        _, third = patient_run(tiny, monkeypatch, seconds=START_SECONDS / 30)
+    assert (first, second, third) == (0, 2, 0)  # the third takes those of the second
+    _, after = patient_run(tiny, monkeypatch, seconds=START_SECONDS / 30)
+    assert after == 0
+
+
+def test_a_number_of_workers_is_taken_as_it_is_said(tiny):
+    with closing(make_engine(build_run_context(change(tiny, workers=2)), resolve_method("crad"))) as engine:
+        assert isinstance(engine, ProcessEngine)
 
 
 @pytest.mark.parametrize(

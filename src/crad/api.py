@@ -161,6 +161,8 @@ def _run(passed: Passed, directory: RunDirectory | None, *, resume: bool, callba
     elif directory is not None:
         directory.check_free(experiment)
     method = resolve_method(experiment.method, experiment.method_settings)
+    if not resume:
+        _check_peers(method, experiment)
     for name in experiment.models:
         resolve_architecture(Architecture.parse(name).name)
     context = build_run_context(experiment)
@@ -180,6 +182,15 @@ def _run(passed: Passed, directory: RunDirectory | None, *, resume: bool, callba
                 f"writing to {directory.path} failed ({error.strerror or error}); everything up to the last complete "
                 f"round is safe: fix that, then crad run --resume {directory.path}"
             ) from error
+
+
+def _check_peers(method: Method, experiment: Experiment) -> None:
+    """Refuse to call it a federation where a client has nobody to learn from."""
+    if experiment.clients == 1 and any(phase.publish is not None for phase in method.phases):
+        raise ConfigError(
+            f"method {method.name!r} learns from other clients, and there is one: set clients to 2 or more, or take "
+            "method 'local', which trains alone"
+        )
 
 
 def _check_proxy(method: Method, data: FederatedData) -> None:

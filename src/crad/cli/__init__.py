@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import os
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
+from crad import __version__
 from crad.cli.signals import Terminated, ending_soon, leave, raise_on_sigterm
 from crad.errors import CradError
 
@@ -31,14 +34,15 @@ VERBS = {
 def make_app(words: Sequence[str]) -> typer.Typer:
     """Make the command line, with the whole of the verb that these words ask for and a line of every other."""
     asked = _asked_verb(words)
-    is_only_listing = asked is None and "--help" in words  # which needs no rich: importing it takes twice the rest
+    # A list of verbs or a version needs no rich: importing it takes twice the rest.
+    is_only_listing = asked is None and not {"--help", "--version"}.isdisjoint(words)
     app = typer.Typer(
         help="Federated learning with no server, no public data and no common architecture.",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None if is_only_listing else "rich",
     )
+    app.callback()(_whole_command)
     for verb, (place, line) in VERBS.items():
         module, name = place.split(":")
         found = getattr(importlib.import_module(module), name) if verb == asked else _not_asked_for
@@ -47,6 +51,32 @@ def make_app(words: Sequence[str]) -> typer.Typer:
         else:
             app.command(verb, help=line if found is _not_asked_for else None)(found)
     return app
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"crad {__version__}")
+        raise typer.Exit
+
+
+def _whole_command(
+    version: Annotated[
+        bool,
+        typer.Option("--version", metavar="", is_eager=True, callback=_show_version, help="Show the version and end."),
+    ] = False,
+) -> None:
+    """Take what is said before any verb."""
+
+
+def _words() -> list[str]:
+    """Return what was typed after `crad`, or is being typed where a shell asks for how it might go on."""
+    if not any(name.endswith("_COMPLETE") and name.startswith("_") for name in os.environ) or len(sys.argv) > 1:
+        return sys.argv[1:]
+    typed = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS") or ""
+    try:
+        return shlex.split(typed)[1:]
+    except ValueError:  # a quotation mark that is still open
+        return typed.split()[1:]
 
 
 def _asked_verb(words: Sequence[str]) -> str | None:
@@ -65,8 +95,9 @@ def main() -> None:
     """Run the command line: 0 on success, 2 with one line for bad input, 130 or 143 when interrupted."""
     raise_on_sigterm()
     try:
-        with ending_soon() if _asked_verb(sys.argv[1:]) == "peer" else nullcontext():
-            code = make_app(sys.argv[1:])(standalone_mode=False)
+        words = _words()
+        with ending_soon() if _asked_verb(words) == "peer" else nullcontext():
+            code = make_app(words)(standalone_mode=False)
     except CradError as error:
         _fail(str(error), code=2)
     except OSError as error:  # a path that is too long, a folder where a file should be, no permission

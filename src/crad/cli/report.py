@@ -17,9 +17,10 @@ Page = Annotated[
 Figures = Annotated[
     Path | None, typer.Option("--figures", metavar="DIR", help="Write every figure as PDF, SVG and PNG as well.")
 ]
+Force = Annotated[bool, typer.Option("--force", metavar="", help="Replace a page that is not one of the runs' own.")]
 
 
-def report_command(runs: Runs, output: Page = None, figures: Figures = None) -> None:
+def report_command(runs: Runs, output: Page = None, figures: Figures = None, force: Force = False) -> None:
     """Write one page about runs on the same data: tables, figures, cost, and an inspector of single targets.
 
     Example: crad report runs/first runs/alone --output both.html --figures figures/
@@ -38,6 +39,9 @@ def report_command(runs: Runs, output: Page = None, figures: Figures = None) -> 
         raise ConfigError(f"--output {output} is a folder: name the file to write, such as {output / 'report.html'}")
     paths = find_runs(runs)
     path = output or (paths[0] if len(paths) == 1 else Path()) / "report.html"
+    is_there = path.exists()
+    if is_there and not force and path.resolve() not in {(run / "report.html").resolve() for run in paths}:
+        raise ConfigError(f"{path} is there already: choose another --output, or add --force to replace it")
     for folder in (path.parent, *([] if figures is None else [figures])):
         _make(folder)
     records = [load_for_report(path, notice=lambda text: typer.echo(f"crad: {text}", err=True)) for path in paths]
@@ -46,6 +50,8 @@ def report_command(runs: Runs, output: Page = None, figures: Figures = None) -> 
         write_atomically(path, page.encode())
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror or error}; choose another --output") from error
+    if is_there:
+        typer.echo(f"crad: {path} was there and is written again", err=True)
     if figures is not None:
         for chart in make_charts(comparable_runs(records)[0]):
             for file in save_chart(chart, figures):

@@ -186,6 +186,7 @@ def _verdict(directory: Path, alone: RunRecords) -> JoiningVerdict | None:
 def _resumed(directory: Path, settings: Settings, *, config: Path | None, output: Path | None) -> Experiment:
     from crad.runs.directory import RunDirectory
 
+    _refuse_comparison(directory)
     changed = [name for name in settings if name not in names_of("execution")]
     if changed or config or output:
         flags = [f"--{name.replace('_', '-')}" for name in changed]
@@ -195,3 +196,12 @@ def _resumed(directory: Path, settings: Settings, *, config: Path | None, output
     if "engine" in settings:  # what was set for another engine may not fit this one
         stored = {name: value for name, value in stored.items() if not setting_of(name).is_of_engine}
     return make_experiment({**stored, **settings})
+
+
+def _refuse_comparison(directory: Path) -> None:
+    """Say which command continues a folder of runs, where that is what was named."""
+    if (directory / "experiment.toml").exists() or not any(directory.glob("*/experiment.toml")):
+        return
+    from crad.report.commands import continuing_command
+
+    raise ConfigError(f"{directory} is a comparison of several runs: continue it with {continuing_command(directory)}")

@@ -133,6 +133,18 @@ class Experiment(BaseModel):
         AtLeastOne | None,
         Setting("Class-balanced subset of the test images", "Data", "world", "simulated", sets_pace=True),
     ] = None
+    resize: Annotated[
+        Annotated[int, Field(ge=8, le=1024)] | None,
+        Setting(
+            "Bring all images to this many pixels on each side",
+            "Data",
+            "world",
+            "simulated",
+            before=None,
+            metavar="PIXELS",
+            sets_pace=True,
+        ),
+    ] = None
     proxy_size: Annotated[
         int,
         Field(ge=0),
@@ -310,7 +322,7 @@ class Experiment(BaseModel):
     workers: Annotated[
         Workers,
         Setting(
-            "Processes, one client at a time each; auto: one per core",
+            "Processes, one client at a time each; auto: one per core, in short runs one",
             "Execution",
             "execution",
             "private",

@@ -9,12 +9,13 @@ from functools import partial
 from pathlib import Path
 
 from crad.data.cifar import read_cifar
-from crad.data.dataset import Dataset, Images, Labels, Splits, build_dataset
+from crad.data.dataset import Dataset, Images, Labels, Splits, build_dataset, check_images, with_channels
 from crad.data.embedded import read_digits, read_mnist5k
 from crad.data.image_folder import read_image_folder
+from crad.data.labels import number_labels
 from crad.data.npz import read_npz
 from crad.data.subsets import balanced_subset
-from crad.errors import DataError, unknown_name
+from crad.errors import ConfigError, DataError, unknown_name
 from crad.plugins import is_object, passed_object
 from crad.randomness import stream
 
@@ -166,14 +167,17 @@ def load_dataset(
     *,
     train_limit: int | None = None,
     test_limit: int | None = None,
+    resize: int | None = None,
     seed: int,
     data_dir: Path | None = None,
 ) -> Dataset:
     """Load a known data set, a .npz file, a folder of images or what was passed; the limits keep a balanced subset."""
     if is_object(name_or_path):
+        if resize is not None:
+            raise ConfigError("resize is for files: bring arrays that are passed in Python to their size before")
         dataset: Dataset = passed_object("data set", name_or_path)
     else:
-        dataset = read_found(locate(name_or_path, data_dir=data_dir))
+        dataset = read_found(_as_asked(locate(name_or_path, data_dir=data_dir), resize=resize))
     train = _limit(dataset.train_images, dataset.train_labels, limit=train_limit, split="train", seed=seed)
     test = _limit(dataset.test_images, dataset.test_labels, limit=test_limit, split="test", seed=seed)
     return replace(dataset, train_images=train[0], train_labels=train[1], test_images=test[0], test_labels=test[1])
@@ -224,6 +228,30 @@ def read_found(found: FoundFile) -> Dataset:
         augmentation=found.source.augmentation,
         pad_to=found.source.pad_to,
     )
+
+
+def _as_asked(found: FoundFile, *, resize: int | None) -> FoundFile:
+    """Return where to read from such that labels are numbers from 0 on and images have the size that is asked for."""
+    read = found.read
+    if resize is not None:
+        read = partial(_read_resized, found, resize)
+        source = None if found.source is None else replace(found.source, pad_to=None)
+        found = replace(found, source=source)
+    if found.source is not None:
+        return replace(found, read=read)
+    return replace(found, read=lambda: number_labels(read(), where=str(found.path)))
+
+
+def _read_resized(found: FoundFile, side: int) -> Splits:
+    from crad.data.resizing import resize_images
+
+    if found.source is None and found.path is not None and found.path.is_dir():
+        return read_image_folder(found.path, resize=side)  # where images of several sizes may lie
+    splits, where = found.read(), str(found.path or found.name)
+    train, test = with_channels(splits.train_images), with_channels(splits.test_images)
+    check_images(train, where=f"{where}: train_images", is_small_allowed=True)
+    check_images(test, where=f"{where}: test_images", is_small_allowed=True)
+    return replace(splits, train_images=resize_images(train, side), test_images=resize_images(test, side))
 
 
 def _locate_path(text: str) -> FoundFile:

@@ -194,7 +194,7 @@ def build_dataset(
     Without an augmentation, colour images get "crop-flip" and grayscale ones "none": a digit or a letter
     must not be mirrored, and a user's grayscale data may well be that.
     """
-    train_images = _with_channels(splits.train_images)
+    train_images = with_channels(splits.train_images)
     train_labels = _flat_labels(splits.train_labels, where=where, split="train")
     test_labels = _flat_labels(splits.test_labels, where=where, split="test")
     is_colour = train_images.ndim == 4 and train_images.shape[3] == 3
@@ -202,7 +202,7 @@ def build_dataset(
         name=name,
         train_images=train_images,
         train_labels=train_labels,
-        test_images=_with_channels(splits.test_images),
+        test_images=with_channels(splits.test_images),
         test_labels=test_labels,
         class_names=splits.class_names or _numbered_classes(train_labels, test_labels, where=where),
         augmentation=augmentation or ("crop-flip" if is_colour else "none"),
@@ -221,7 +221,7 @@ def check_dataset(dataset: Dataset, *, where: str | None = None) -> None:
         ("train", dataset.train_images, dataset.train_labels),
         ("test", dataset.test_images, dataset.test_labels),
     ):
-        _check_images(images, where=f"{where}: {split}_images")
+        check_images(images, where=f"{where}: {split}_images")
         _check_labels(labels, num_classes=dataset.num_classes, where=f"{where}: {split}_labels")
         if len(images) != len(labels):
             raise DataError(f"{where}: {len(images)} {split} images but {len(labels)} {split} labels")
@@ -235,7 +235,8 @@ def check_dataset(dataset: Dataset, *, where: str | None = None) -> None:
         raise DataError(f"{where}: images are {_shape(train_shape)}, too large to pad to {dataset.pad_to} pixels")
 
 
-def _check_images(images: NDArray[Any], *, where: str) -> None:
+def check_images(images: NDArray[Any], *, where: str, is_small_allowed: bool = False) -> None:
+    """Refuse, with a `DataError`, an array that holds no images; small ones too unless they will be made larger."""
     if images.dtype != np.uint8:
         raise DataError(f"{where} has dtype {images.dtype}, expected uint8: save the pixels as 0..255")
     if images.ndim != 4 or images.shape[3] not in (1, 3):
@@ -244,7 +245,7 @@ def _check_images(images: NDArray[Any], *, where: str) -> None:
         )
     if len(images) == 0:
         raise DataError(f"{where} is empty, expected at least one image")
-    if min(images.shape[1:3]) < MIN_SIDE:
+    if min(images.shape[1:3]) < (1 if is_small_allowed else MIN_SIDE):
         raise DataError(f"{where}: images are {_shape(images.shape[1:])}, expected sides of {MIN_SIDE} or more")
 
 
@@ -257,7 +258,7 @@ def _check_labels(labels: NDArray[Any], *, num_classes: int, where: str) -> None
         raise DataError(f"{where}: label {labels[index]} at index {index} is outside 0..{num_classes - 1}")
 
 
-def _with_channels(images: NDArray[Any]) -> NDArray[Any]:
+def with_channels(images: NDArray[Any]) -> NDArray[Any]:
     """Give grayscale [N, H, W] its channel axis; leave anything else for the check."""
     return images[..., np.newaxis] if images.ndim == 3 else images
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from crad.data.dataset import Images, Labels, Splits
+from crad.data.resizing import resize_images
 from crad.data.subsets import SPLIT_SEED, TEST_SHARE, stratified_split
 from crad.errors import DataError
 from crad.randomness import stream
@@ -31,8 +32,8 @@ class _Listing:
     labels: Labels
 
 
-def read_image_folder(path: Path) -> Splits:
-    """Read every image; classes are the folders' names, sorted."""
+def read_image_folder(path: Path, *, resize: int | None = None) -> Splits:
+    """Read every image; classes are the folders' names, sorted. `resize`: the side in pixels of them all."""
     split_folders = [path / split for split in ("train", "test") if (path / split).is_dir()]
     if len(split_folders) == 1:
         raise DataError(f"{path}: has {split_folders[0].name}/ alone, expected both train/ and test/, or neither")
@@ -42,18 +43,18 @@ def read_image_folder(path: Path) -> Splits:
         raise DataError(f"{train_folder}: {len(class_names)} class folders, expected 2 or more: one folder per class")
     train = _list_images(train_folder, class_names)
     if not split_folders:
-        return _split_images(train, class_names)
+        return _split_images(train, class_names, resize=resize)
     unknown = sorted(set(_class_names(split_folders[1])) - set(class_names))
     if unknown:
         raise DataError(f"{split_folders[1]}: class folder {unknown[0]!r} is not in {train_folder}: add it there")
     test = _list_images(split_folders[1], class_names)
-    images = _read_images((*train.files, *test.files))
+    images = _read_images((*train.files, *test.files), resize=resize)
     count = len(train.files)
     return Splits(images[:count], train.labels, images[count:], test.labels, class_names)
 
 
-def _split_images(listing: _Listing, class_names: tuple[str, ...]) -> Splits:
-    images, labels = _read_images(listing.files), listing.labels
+def _split_images(listing: _Listing, class_names: tuple[str, ...], *, resize: int | None) -> Splits:
+    images, labels = _read_images(listing.files, resize=resize), listing.labels
     test, train = stratified_split(labels, share=TEST_SHARE, rng=stream(SPLIT_SEED, "image-folder", "test"))
     return Splits(images[train], labels[train], images[test], labels[test], class_names)
 
@@ -90,21 +91,25 @@ def read_pictures(files: Sequence[Path], *, channels: int) -> Images:
     return _read_images(tuple(files), mode="L" if channels == 1 else "RGB")
 
 
-def _read_images(files: tuple[Path, ...], *, mode: str | None = None) -> Images:
+def _read_images(files: tuple[Path, ...], *, mode: str | None = None, resize: int | None = None) -> Images:
     """Read all images [N, H, W, C] in this colour mode; without one, grayscale only if every one of them is."""
     assert files
     headers = [_read_header(file) for file in files]
     first_shape = headers[0][0]
     for file, (shape, _) in zip(files, headers, strict=True):
-        if shape != first_shape:
+        if shape != first_shape and resize is None:
             raise DataError(
                 f"{file}: the image is {shape[0]}x{shape[1]} but {files[0]} is"
-                f" {first_shape[0]}x{first_shape[1]} (height x width): resize them to one shape"
+                f" {first_shape[0]}x{first_shape[1]} (height x width): say --resize PIXELS, or resize them to one shape"
             )
     mode = mode or ("L" if all(one in _GRAY_MODES for _, one in headers) else "RGB")
-    images = np.empty((len(files), *first_shape, 1 if mode == "L" else 3), dtype=np.uint8)
+    channels = 1 if mode == "L" else 3
+    sides = first_shape if resize is None else (resize, resize)
+    images = np.empty((len(files), *sides, channels), dtype=np.uint8)
     for index, file in enumerate(files):
-        images[index] = _read_pixels(file, mode=mode).reshape(images.shape[1:])
+        pixels = _read_pixels(file, mode=mode)
+        pixels = pixels.reshape(*pixels.shape[:2], channels)
+        images[index] = pixels if resize is None else resize_images(pixels[np.newaxis], resize)[0]
     return images
 
 

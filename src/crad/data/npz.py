@@ -48,6 +48,11 @@ def open_arrays(path: Path) -> Iterator[Any]:
         RuntimeError,
     ) as error:
         kind = path.suffix or ".npz"
+        if "pickle" in str(error):  # what numpy says of any file that does not begin like one of its own
+            raise DataError(
+                f"{path}: is no {kind} file, or holds Python objects, which are never opened here because opening them "
+                f"can run code: {_HOW}"
+            ) from error
         raise DataError(f"{path}: not a readable {kind} file ({_one_line(error)}): fetch or write it again") from error
 
 
@@ -73,8 +78,9 @@ def read_array(archive: np.lib.npyio.NpzFile, key: str, *, path: Path) -> NDArra
         if "allow_pickle" not in str(error):
             raise
         raise DataError(
-            f"{path}: {key} is an object array, which would have to be unpickled:"
-            " save it as uint8 (images), integers (labels) or strings (class_names)"
+            f"{path}: {key} holds Python objects, which are never opened here because opening them can run code:"
+            " save it as uint8 (images), as integers or strings (labels) or as strings (class_names), for instance with"
+            f" numpy.array({key}.tolist())"
         ) from error
     return array
 

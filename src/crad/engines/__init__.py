@@ -16,7 +16,7 @@ from crad.plugins import OBJECT, is_object
 
 
 def make_engine(context: RunContext, method: Method, *, notice: Callable[[str], None] = lambda text: None) -> Engine:
-    """Make the engine that the settings ask for; `auto` takes one process per core where that is more than one.
+    """Make the engine that the settings ask for; `auto` takes one process per core once that is worth starting them.
 
     `notice` hears of what went wrong and was put right, such as a worker that died.
     """
@@ -38,6 +38,10 @@ def make_engine(context: RunContext, method: Method, *, notice: Callable[[str], 
         notice(f"{private!r} is known to this process alone: one worker; put it into a module to use all cores")
     if experiment.engine == "serial" or (experiment.engine == "auto" and (workers == 1 or private)):
         return SerialEngine(context, method)
+    if experiment.engine == "auto" and experiment.workers == "auto":
+        from crad.engines.patient import PatientEngine
+
+        return PatientEngine(context, method, workers=workers, notice=notice)
     from crad.engines.processes import ProcessEngine
 
     return ProcessEngine(context, workers=workers, notice=notice)

@@ -126,6 +126,26 @@ class ProcessEngine:
         return [] if task is None else [task]
 
 
+class _PaidBefore:
+    """Seconds that tasks took in this process for want of workers: of one run, or of all that share their workers."""
+
+    seconds = 0.0
+
+
+paid_before = _PaidBefore()
+
+
+def forget_what_was_paid() -> None:
+    """Begin to count again, unless this run shares its workers with others before it."""
+    if _kept is None:
+        paid_before.seconds = 0.0
+
+
+def kept_workers_wait() -> bool:
+    """Return whether workers of an earlier run are there, which cost nothing to start."""
+    return bool(_kept)
+
+
 _kept: list[_Worker] | None = None  # workers that wait for the next run; None: nobody asked for that
 
 
@@ -136,7 +156,7 @@ def kept_workers() -> Iterator[None]:
     if _kept is not None:  # inside another one, which ends them
         yield
         return
-    _kept = []
+    _kept, paid_before.seconds = [], 0.0
     try:
         yield
     finally:

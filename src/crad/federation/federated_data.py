@@ -70,6 +70,7 @@ def build_federated_data(experiment: Experiment, dataset: Dataset | None = None,
         experiment.dataset,
         train_limit=experiment.train_limit,
         test_limit=experiment.test_limit,
+        resize=experiment.resize,
         seed=experiment.seed,
     )
     labels = dataset.train_labels

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from crad.analysis.gains import ALONE
 from crad.config import PUBLISHED, Experiment, changed_settings, names_of, names_where, to_flags
 from crad.plugins import OBJECT, is_object
+from crad.runs.directory import RunDirectory
 from crad.runs.names import variant
 from crad.runs.run_records import RunRecords
 
@@ -27,7 +29,17 @@ def repeating_commands(runs: Sequence[RunRecords]) -> list[str]:
         return [_python_call(run.experiment) for run in runs]
     if len(runs) == 1 or not _is_comparison(runs):
         return [_run_command(run.experiment) for run in runs]
-    return [_compare_command(runs)]
+    return [_compare_command([run.experiment for run in runs])]
+
+
+def continuing_command(folder: Path) -> str:
+    """Return what goes on with a folder of runs that `crad compare` or `crad demo` wrote; runs it lacks begin.
+
+    Of methods and seeds only those are known that have begun.
+    """
+    begun = [RunDirectory(path.parent).experiment() for path in sorted(folder.glob("*/experiment.toml"))]
+    begun.sort(key=lambda experiment: experiment.seed)
+    return f"{_compare_command(begun)} --output {shlex.quote(str(folder))}"
 
 
 def alone_commands(run: RunRecords) -> list[str]:
@@ -95,14 +107,12 @@ def _settings_key(experiment: Experiment, *, without: frozenset[str]) -> str:
     return repr(plain | variant(experiment))
 
 
-def _compare_command(runs: Sequence[RunRecords]) -> str:
-    first = runs[0].experiment
-    methods = ",".join(dict.fromkeys(run.experiment.method for run in runs))
-    seeds = ",".join(str(seed) for seed in dict.fromkeys(run.experiment.seed for run in runs))
+def _compare_command(experiments: Sequence[Experiment]) -> str:
+    first = experiments[0]
+    methods = ",".join(dict.fromkeys(one.method for one in experiments))
+    seeds = ",".join(str(seed) for seed in dict.fromkeys(one.seed for one in experiments))
     own: Mapping[str, Any] = {
-        f"{run.experiment.method}.{name}": value
-        for run in runs
-        for name, value in run.experiment.method_settings.items()
+        f"{one.method}.{name}": value for one in experiments for name, value in one.method_settings.items()
     }
     settings = {key: value for key, value in _changed(first).items() if key not in _OF_A_RUN}
     if own:

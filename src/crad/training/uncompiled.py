@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,12 +16,17 @@ Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 TIED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")  # what torch shields from its compiler
 
 
-@cache
 def uncompiled(kind: type[Kind]) -> type[Kind]:
     """Return an optimizer of this kind that does the same arithmetic, step by step, and never loads the compiler.
 
     The class that torch offers stays as it is: other code in this process may well be compiled.
     """
+    made: type[Kind] = _subclass(kind)
+    return made
+
+
+@cache
+def _subclass(kind: Any) -> Any:  # noqa: ANN401  # a cache forgets which kind
     plain = {name: inspect.unwrap(getattr(kind, name)) for name in TIED}
     # What torch wraps around a step turns gradients off, too.
     plain["step"] = torch.no_grad()(inspect.unwrap(kind.step))
