@@ -21,7 +21,8 @@ def uncompiled(kind: type[Kind]) -> type[Kind]:
 
     The class that torch offers stays as it is: other code in this process may well be compiled.
     """
-    made: type[Kind] = _subclass(kind)
+    wanted: Any = kind  # mypy takes a class of optimisers for unhashable
+    made: type[Kind] = _subclass(wanted)
     return made
 
 
