@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from crad.data.dataset import Images, Labels, Splits
-from crad.data.resizing import resize_images
 from crad.data.subsets import SPLIT_SEED, TEST_SHARE, stratified_split
 from crad.errors import DataError
 from crad.randomness import stream
@@ -109,8 +108,15 @@ def _read_images(files: tuple[Path, ...], *, mode: str | None = None, resize: in
     for index, file in enumerate(files):
         pixels = _read_pixels(file, mode=mode)
         pixels = pixels.reshape(*pixels.shape[:2], channels)
-        images[index] = pixels if resize is None else resize_images(pixels[np.newaxis], resize)[0]
+        images[index] = pixels if resize is None else _resized(pixels, resize)
     return images
+
+
+def _resized(pixels_HWC: Images, side: int) -> Images:
+    from crad.data.resizing import resize_images  # needs torch, which a list of data sets does without
+
+    made: Images = resize_images(pixels_HWC[np.newaxis], side)[0]
+    return made
 
 
 def _read_header(file: Path) -> tuple[tuple[int, int], str]:
