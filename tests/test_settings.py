@@ -72,10 +72,11 @@ def test_roles_are_what_the_hand_kept_lists_said():
     assert names_of("method") == ("method", "method_settings")
     assert names_of("extent") == ("preset", "seed", "rounds", "eval_every")
     assert " ".join(names_of("world")) == (
-        "dataset clients active partition alpha classes_per_client held_out train_limit test_limit attack attackers"
+        "dataset clients active partition alpha classes_per_client held_out train_limit test_limit resize "
+        "attack attackers"
     )
     assert " ".join(names_where(lambda one: one.sets_pace)) == (
-        "dataset clients active train_limit test_limit models width local_epochs batch_size"
+        "dataset clients active train_limit test_limit resize models width local_epochs batch_size"
     )
     assert " ".join(names_where(lambda one: one.is_of_teachers)) == "evidence filter distill_augment attack attackers"
     assert " ".join(SETTINGS) == (
@@ -85,6 +86,7 @@ def test_roles_are_what_the_hand_kept_lists_said():
     )
     later = {name: setting_of(name).before for name in Experiment.model_fields}
     assert {name: value for name, value in later.items() if value is not ALWAYS_THERE} == {
+        "resize": None,
         "optimizer": "sgd",
         "lr_schedule": "constant",
         "warmup_rounds": 0,
