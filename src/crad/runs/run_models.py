@@ -127,6 +127,7 @@ class RunModels(Sequence[TrainedModel]):
             mean=tuple(self.record["mean"]),
             std=tuple(self.record["std"]),
             log_prior=None if prior is None else tuple(prior),
+            resize=self.experiment.resize,
             origin={
                 "client": client,
                 "round": self.round_index,

@@ -89,7 +89,7 @@ class TrainedModel:
         """
         if face not in FACES:
             raise unknown_name("face", face, FACES)
-        images = to_batch(x, self.card.input_shape)
+        images = to_batch(x, self.card.input_shape, resize=self.card.resize)
         return self._predictor(images, face)
 
     def __repr__(self) -> str:
