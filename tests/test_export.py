@@ -221,6 +221,35 @@ def test_predict_reads_pictures_folders_and_arrays_alike(trained, tmp_path, caps
     assert found["scans/a.png"][0]["probability"] == pytest.approx(found["one.npy"][0]["probability"])
 
 
+def test_a_model_of_resized_images_takes_images_of_any_size(tiny, tiny_npz, tmp_path, capsys):
+    pillow = pytest.importorskip("PIL.Image")
+    result = crad.run(change(tiny, rounds=1, method="local", models=("cnn6",), resize=12), output=tmp_path / "run")
+    images, labels = read_npz(tiny_npz).test_images, read_npz(tiny_npz).test_labels
+    for client, model in enumerate(result.models):
+        reached = 100 * np.mean(model.predict(images, as_index=True) == labels)
+        assert reached == pytest.approx(result.summary["global_accuracy_per_client"][client])
+    path = result.export(client=0, path=tmp_path / "m.safetensors")
+    assert crad.load_model(path).card == result.models[0].card
+    (tmp_path / "scans").mkdir()
+    pillow.fromarray(images[0]).save(tmp_path / "scans" / "a.png")
+    pillow.fromarray(np.zeros((20, 30), np.uint8)).save(tmp_path / "scans" / "b.png")
+    code, out, _ = crad_command(capsys, "predict", path, tmp_path / "scans", "--json")
+    first = json.loads(out)["predictions"][0]
+    assert (code, first["probability"]) == (0, pytest.approx(float(result.models[0].predict_proba(images[0]).max())))
+
+
+def test_one_colour_image_in_an_array_is_one_input(tmp_path, capsys, tiny):
+    x = np.random.default_rng(2).integers(0, 256, (60, 10, 9, 3), dtype=np.uint8)
+    data = crad.Dataset.from_arrays(x, [0, 1] * 30, x, [0, 1] * 30)
+    result = crad.run(change(tiny, clients=2, rounds=1, alpha=9.0, method="local", models=("cnn6",)), data=data)
+    model = result.export(client=0, path=tmp_path / "m.safetensors")
+    for number, alone in enumerate((x[0], x[0].transpose(2, 0, 1))):
+        np.save(tmp_path / f"{number}.npy", alone)
+        _, out, _ = crad_command(capsys, "predict", model, tmp_path / f"{number}.npy", "--json")
+        [said] = json.loads(out)["predictions"]
+        assert said["probability"] == pytest.approx(float(result.models[0].predict_proba(x[:1]).max()))
+
+
 def test_predict_shows_a_table(trained, tmp_path, capsys):
     result, images, folder = trained
     model = result.export(client=0, path=tmp_path / "m.safetensors")

@@ -290,6 +290,25 @@ def test_a_resumed_run_needs_its_objects_again_and_ends_as_it_would_have(tiny, d
     assert crad.run(tiny, **objects, output=path, resume=True).summary == resumed.summary
 
 
+def test_another_network_of_the_same_name_is_refused(tiny, data, tmp_path):
+    short, path = change(tiny, rounds=2, method="local"), tmp_path / "run"
+    with pytest.raises(StopError):
+        crad.run(short, data=data, models=[my_build], output=path, callbacks=[stop_after(1)])
+
+    def wider(num_classes, in_channels):
+        layers = nn.Conv2d(in_channels, 9, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(576, num_classes)
+        return nn.Sequential(*layers)
+
+    wider.__name__ = "my_build"
+    with pytest.raises(
+        ConfigError, match=r"model 'my_build' is another network now: '0.weight' is \(9, 1, 3, 3\), and \(8"
+    ):
+        crad.run(short, data=data, models=[wider], output=path, resume=True)
+    crad.run(short, data=data, models=[my_build], output=path, resume=True)
+    with pytest.raises(ConfigError, match=r"model 'my_build\S*' is another network now"):
+        crad.load(path, models=[wider]).models[0]
+
+
 def run_command(*words):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("sys.argv", ["crad", *words])

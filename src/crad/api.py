@@ -28,7 +28,7 @@ from crad.federation.tasks import Engine
 from crad.inspection import RunInspector, is_inspectable, write_inspection
 from crad.methods import resolve_method
 from crad.models import ARCHITECTURES, Architecture, load_first_weights, resolve_architecture
-from crad.plugins import passing
+from crad.plugins import is_object, passing
 from crad.randomness import repeatable
 from crad.report.comparison_folder import run_folder, write_comparison
 from crad.report.page import report_page
@@ -41,7 +41,7 @@ from crad.runs.loop import RunLoop
 from crad.runs.passed_objects import AnyMethod, AnyModel, Passed, check_passed_again, name_objects
 from crad.runs.records import Record, partition_record, weights_record
 from crad.runs.resolution import resolve_experiment
-from crad.runs.run_models import MODELS_FILE, KeptFolder, RunModels, models_record
+from crad.runs.run_models import MODELS_FILE, KeptFolder, RunModels, check_fits, models_record, stored_weights
 from crad.runs.run_records import RunRecords
 from crad.runs.selection import best_round
 from crad.runs.summary import summarise
@@ -242,6 +242,7 @@ class _Simulation:
         roster = Roster(self._context, self._members, folder)
         loop = RunLoop(self._method, roster, exchange=MemoryExchange(), engine=engine, directory=self._directory)
         records = [] if is_new else loop.restore()
+        self._check_networks(roster)
         tell = partial(self._tell, workers=engine.workers)
         self._callback.on_partition(self._partition)
         tell(records)  # what a resumed run has already
@@ -260,6 +261,14 @@ class _Simulation:
             kept,
         )
         return Result(self._experiment, run.summary, run.rounds, run.path, run.partition, _models=models)
+
+    def _check_networks(self, roster: Roster) -> None:
+        """Refuse a network that was passed again and is another one: the weights so far would not fit."""
+        for slot in roster:
+            architecture = slot.member.architecture
+            if slot.state is not None and is_object(architecture.name):
+                model = new_model(self._context, architecture, seed=0)
+                check_fits(model, stored_weights(slot.state), name=architecture.name, where=slot.state)
 
     def _describe(self, directory: RunDirectory, *, is_new: bool) -> None:
         """Write down how the data is divided and who begins with which weights; in a resumed run all is as it was."""

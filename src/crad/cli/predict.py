@@ -57,8 +57,10 @@ def predict_command(
     from crad.runs.trained_model import load_model
 
     trained = load_model(model, build=None if build is None else resolve_builder(build))
-    names, images = read_inputs(inputs, channels=trained.card.input_shape[2], key=key)
+    card = trained.card
+    names, images = read_inputs(inputs, channels=card.input_shape[2], resize=card.resize, key=key)
     probabilities = trained.predict_proba(images, face.value)
+    names = names or [str(index) for index in range(len(probabilities))]
     if as_json:
         typer.echo(json.dumps(_to_json(trained, names, probabilities, face=face.value), indent=1))
         return

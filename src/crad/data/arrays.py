@@ -101,18 +101,31 @@ def to_images(x: object, *, where: str) -> Images:
     return _to_pixels(array, where=where)
 
 
-def to_batch(x: object, shape: tuple[int, int, int], *, where: str = "x") -> Images:
-    """Return one image or several as uint8 [N, H, W, C] of this very shape [H, W, C]; refuse any other size."""
+def to_batch(x: object, shape: tuple[int, int, int], *, resize: int | None = None, where: str = "x") -> Images:
+    """Return one image or several as uint8 [N, H, W, C] of this very shape [H, W, C]; refuse any other size.
+
+    `resize`: images of any size are brought to this side first, as those that the model was trained on were.
+    """
     array = _to_numpy(x, where=where)
-    height, width, channels = shape
-    alone = [(height, width, channels), (channels, height, width), *([(height, width)] if channels == 1 else [])]
-    images = to_images(array[np.newaxis] if array.shape in alone else array, where=where)
+    images = to_images(array[np.newaxis] if _is_alone(array.shape, shape) else array, where=where)
+    if resize is not None and len(images):
+        from crad.data.resizing import resize_images  # needs torch
+
+        images = resize_images(images, resize)
     if images.shape[1:] != shape:
         raise DataError(
             f"{where}: images are {_sides(images.shape[1:])}, this model takes {_sides(shape)} (height x width x "
             "channels): resize or convert them as those it was trained on"
         )
     return images
+
+
+def _is_alone(given: tuple[int, ...], shape: tuple[int, int, int]) -> bool:
+    """Return whether an array is one image and not several: an image of one channel needs no axis for it."""
+    channels = shape[2]
+    if channels == 1:
+        return len(given) == 2 or (len(given) == 3 and given[2] == 1) or given == (1, *shape[:2])
+    return len(given) == 3 and channels in (given[0], given[2])
 
 
 def encode_labels(

@@ -85,9 +85,9 @@ def _class_files(folder: Path) -> list[Path]:
     raise DataError(f"{folder}: the class folder is empty, expected images ({known}): fill or remove it")
 
 
-def read_pictures(files: Sequence[Path], *, channels: int) -> Images:
-    """Read image files of one size as [N, H, W, channels], made gray or coloured where they are not."""
-    return _read_images(tuple(files), mode="L" if channels == 1 else "RGB")
+def read_pictures(files: Sequence[Path], *, channels: int, resize: int | None = None) -> Images:
+    """Read image files as [N, H, W, channels], made gray or coloured where they are not; `resize`: the side of all."""
+    return _read_images(tuple(files), mode="L" if channels == 1 else "RGB", resize=resize)
 
 
 def _read_images(files: tuple[Path, ...], *, mode: str | None = None, resize: int | None = None) -> Images:

@@ -15,23 +15,26 @@ from crad.errors import DataError, unknown_name
 USUAL_KEY = "test_images"
 
 
-def read_inputs(path: Path, *, channels: int, key: str | None = None) -> tuple[list[str], NDArray[Any]]:
-    """Return what each image is called, and all of them as one array; pictures become gray or colour as wanted."""
+def read_inputs(
+    path: Path, *, channels: int, resize: int | None = None, key: str | None = None
+) -> tuple[list[str], NDArray[Any]]:
+    """Return what each image is called (in an array: nothing), and all of them as one array.
+
+    Pictures become gray or colour as wanted, and with `resize` of this side.
+    """
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
         if not files:
             raise DataError(f"{path}: holds no images ({', '.join(sorted(SUFFIXES))})")
-        return [str(file.relative_to(path)) for file in files], read_pictures(files, channels=channels)
+        return [str(file.relative_to(path)) for file in files], read_pictures(files, channels=channels, resize=resize)
     if not path.is_file():
         raise DataError(f"{path}: no such file or folder, expected an image, a folder of images, a .npy or a .npz")
     suffix = path.suffix.lower()
     if suffix in SUFFIXES:
-        return [path.name], read_pictures([path], channels=channels)
+        return [path.name], read_pictures([path], channels=channels, resize=resize)
     if suffix not in (".npy", ".npz"):
         raise DataError(f"{path}: expected an image ({', '.join(sorted(SUFFIXES))}), a folder of images, .npy or .npz")
-    array = _read_array(path, key)
-    is_single = array.ndim == 2
-    return [str(index) for index in range(1 if is_single else len(array))], array
+    return [], _read_array(path, key)
 
 
 def _read_array(path: Path, key: str | None) -> NDArray[Any]:

@@ -24,13 +24,12 @@ from safetensors.torch import save_file
 from crad.errors import ConfigError, RunError, unknown_name
 from crad.federation.context import RunContext
 from crad.federation.peer import PeerSpec, first_model
-from crad.federation.tasks import load_tensors
 from crad.files import replacing
 from crad.runs.model_card import ModelCard
+from crad.runs.run_models import stored_weights
 from crad.runs.trained_model import TrainedModel
 
 SUFFIXES = {"safetensors": ".safetensors", "onnx": ".onnx"}
-MODEL = "model."  # before the names of a resting state's weights
 FACE_NAMES = ("probabilities", "local_probabilities")  # of the graph's outputs
 
 
@@ -59,9 +58,7 @@ class WithPreparation(torch.nn.Module):
 def trained_model(context: RunContext, member: PeerSpec, state: Path) -> torch.nn.Module:
     """Return a member's model as its resting state has it, on the CPU and for use, not for training."""
     model = first_model(context, member, seed=0)
-    model.load_state_dict(
-        {name[len(MODEL) :]: tensor for name, tensor in load_tensors(state).items() if name.startswith(MODEL)}
-    )
+    model.load_state_dict(stored_weights(state))
     return _for_export(model).requires_grad_(False)
 
 

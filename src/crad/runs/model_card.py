@@ -34,6 +34,7 @@ class ModelCard:
     std: tuple[float, ...]
     log_prior: tuple[float, ...] | None = None  # of the owner's classes; None: both faces are the same
     origin: Mapping[str, Any] = field(default_factory=dict)  # client, round, method, data set, seed
+    resize: int | None = None  # images of any size are brought to this side, before anything else
 
     @property
     def num_classes(self) -> int:
@@ -65,7 +66,12 @@ class ModelCard:
             "std": list(self.std),
             **({} if self.log_prior is None else {"log_prior": list(self.log_prior)}),
             "input": {"dtype": "uint8", "layout": "NHWC", "height": height, "width": width, "channels": channels},
-            "preprocessing": {"pad_to": self.pad_to, "mean": list(self.mean), "std": list(self.std)},
+            "preprocessing": {
+                "resize": self.resize,  # not in an ONNX graph, which takes images of the size above
+                "pad_to": self.pad_to,
+                "mean": list(self.mean),
+                "std": list(self.std),
+            },
             "outputs": {"global": "probabilities", "local": "local_probabilities"},
             "origin": dict(self.origin),
         }
@@ -81,10 +87,11 @@ class ModelCard:
         """Read what `to_metadata` wrote, or an earlier version; `where` opens the refusal of anything else."""
         try:
             read = {name: json.loads(about[name]) for name in ("classes", "image_shape", "mean", "std")}
-            shape, pad_to = read["image_shape"], None
+            shape, pad_to, resize = read["image_shape"], None, None
             if "input" in about:
                 given, prepared = json.loads(about["input"]), json.loads(about["preprocessing"])
                 shape, pad_to = [given[key] for key in ("height", "width", "channels")], prepared["pad_to"]
+                resize = prepared.get("resize")
             prior = json.loads(about["log_prior"]) if "log_prior" in about else None
             height, width, channels = map(int, shape)
             card = cls(
@@ -96,6 +103,7 @@ class ModelCard:
                 std=tuple(map(float, read["std"])),
                 log_prior=None if prior is None else tuple(map(float, prior)),
                 origin=json.loads(about.get("origin", "{}")),
+                resize=None if resize is None else int(resize),
             )
             card._check()
         except (KeyError, ValueError, TypeError, AttributeError) as error:
@@ -105,6 +113,8 @@ class ModelCard:
     def _check(self) -> None:
         if not (len(self.mean) == len(self.std) == self.input_shape[2] and min(self.input_shape) > 0):
             raise ValueError("mean, std or the image shape")
+        if self.resize not in (None, self.input_shape[0]):
+            raise ValueError("the size that images are brought to")
         if self.log_prior is not None and len(self.log_prior) != self.num_classes:
             raise ValueError("log_prior")
         Architecture.parse(self.architecture)

@@ -14,13 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, overload
 
+from torch import Tensor, nn
+
 from crad.config import Experiment
 from crad.errors import ConfigError, CradError, RunError
 from crad.federation.context import RunContext, build_run_context
 from crad.federation.peer import PeerSpec, log_prior
 from crad.federation.tasks import load_tensors
 from crad.methods import resolve_method
-from crad.plugins import passing
+from crad.models import load_first_weights
+from crad.plugins import OBJECT, passing
 from crad.randomness import torch_seed
 from crad.runs.checkpoint import saved_rounds, states_at
 from crad.runs.directory import RunDirectory
@@ -54,6 +57,7 @@ def models_record(context: RunContext, members: Sequence[PeerSpec]) -> Record:
                 "index": member.index,
                 "clients": list(member.clients),
                 "architecture": member.architecture.id,
+                "weights": None if member.architecture.weights is None else str(member.architecture.weights),
                 "draws_as": context.adversary.acts_as(member.index),
                 "log_prior": None if prior_C is None else prior_C.tolist(),
             }
@@ -103,9 +107,13 @@ class RunModels(Sequence[TrainedModel]):
         card = self._card(number, peer)
         with passing(self.objects):
             module = empty_network(card, seed=torch_seed(self.experiment.seed, "peer", peer["draws_as"], "weights"))
-        state = self.states[peer["index"]]
-        if state is not None:
-            module.load_state_dict(_weights(state, number))
+        state, first = self.states[peer["index"]], peer.get("weights")
+        if state is None and first is not None:  # it never learned: as it began
+            load_first_weights(module, Path(first), name=peer["architecture"])
+        elif state is not None:
+            weights = stored_weights(state)
+            check_fits(module, weights, name=peer["architecture"], where=state)
+            module.load_state_dict(weights)
         return TrainedModel(card, TorchPredictor(module.requires_grad_(False), card))
 
     def _card(self, client: int, peer: Record) -> ModelCard:
@@ -119,6 +127,7 @@ class RunModels(Sequence[TrainedModel]):
             mean=tuple(self.record["mean"]),
             std=tuple(self.record["std"]),
             log_prior=None if prior is None else tuple(prior),
+            resize=self.experiment.resize,
             origin={
                 "client": client,
                 "round": self.round_index,
@@ -152,9 +161,23 @@ def stored_models(directory: RunDirectory, *, round_index: int, objects: Mapping
     return RunModels(experiment, record, states, round_index, objects)
 
 
-def _weights(state: Path, client: int) -> dict[str, Any]:
+def stored_weights(state: Path) -> dict[str, Tensor]:
+    """Return the weights and buffers of the model in a resting state."""
     try:
         tensors = load_tensors(state)
     except (OSError, CradError, ValueError) as error:
-        raise RunError(f"the model of client {client} cannot be read from {state} ({error})") from error
+        raise RunError(f"the model in {state} cannot be read ({error})") from error
     return {name[len(MODEL) :]: tensor for name, tensor in tensors.items() if name.startswith(MODEL)}
+
+
+def check_fits(module: nn.Module, weights: Mapping[str, Tensor], *, name: str, where: Path) -> None:
+    """Refuse weights of another network: a function that was passed again may have been changed."""
+    ours = {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
+    theirs = {key: tuple(tensor.shape) for key, tensor in weights.items()}
+    different = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
+    if different:
+        key = different[0]
+        raise ConfigError(
+            f"model {name.removeprefix(OBJECT)!r} is another network now: {key!r} is {ours.get(key, 'not there')}, and "
+            f"{theirs.get(key, 'not there')} in {where}: pass the one that the run began with"
+        )

@@ -20,6 +20,7 @@ from crad.data.preprocessing import image_tensor
 from crad.errors import ConfigError, RunError, unknown_name
 from crad.inference.engine import TeacherEngine
 from crad.models import ARCHITECTURES, Architecture, build_model
+from crad.models.timm_models import is_timm
 from crad.plugins import OBJECT, passing
 from crad.randomness import repeatable
 from crad.runs.model_card import ModelCard
@@ -88,7 +89,7 @@ class TrainedModel:
         """
         if face not in FACES:
             raise unknown_name("face", face, FACES)
-        images = to_batch(x, self.card.input_shape)
+        images = to_batch(x, self.card.input_shape, resize=self.card.resize)
         return self._predictor(images, face)
 
     def __repr__(self) -> str:
@@ -167,7 +168,8 @@ def _load_safetensors(path: Path, build: Callable[[int, int], object] | None) ->
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
     except (SafetensorError, OSError) as error:
         raise RunError(f"{path} cannot be read as safetensors ({error}): export it again") from error
-    if build is None and Architecture.parse(card.architecture).name not in ARCHITECTURES:
+    name = Architecture.parse(card.architecture).name
+    if build is None and name not in ARCHITECTURES and not is_timm(name):
         raise ConfigError(
             f"{path}: its network is {card.architecture!r}, which is not built in, and no code is imported because a "
             "file names it: pass the function, crad.load_model(..., build=...), or use an .onnx file"
