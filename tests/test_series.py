@@ -154,6 +154,17 @@ def test_a_ceiling_is_no_method_that_somebody_joins():
     assert {row["method"] for row in client_rows({"local": [made_run("local")]})} == {"local"}
 
 
+def test_under_attack_the_gains_are_of_the_honest_clients_by_their_own_number():
+    attack = {"clients": 3, "attack": "noise", "attackers": 1}
+    methods = {name: [_with_attacker(made_run(name, **attack), 1)] for name in ("crad", "local")}
+    assert [row["client"] for row in gain_rows(methods)] == [0, 2, 0, 2]
+    assert [row["client"] for row in client_rows(methods)] == [0, 1, 2, 0, 1, 2]
+
+
+def _with_attacker(run, client):
+    return replace(run, summary={**run.summary, "attackers": [client]})
+
+
 def test_the_interval_of_a_mean_gain_is_over_seeds_and_of_one_seed_over_its_clients():
     def rows(*gains_by_seed):
         about = {"method": "crad", "metric": GLOBAL}
@@ -166,6 +177,11 @@ def test_the_interval_of_a_mean_gain_is_over_seeds_and_of_one_seed_over_its_clie
     (both,) = mean_rows(rows([1.0, 3.0], [4.0, 4.0]), "gain")  # seeds' means 2 and 4: 3 +- 12.706 * 1
     assert (both["gain"], both["seeds"]) == (3.0, 2)
     assert (both["low"], both["high"]) == (pytest.approx(-9.706, abs=1e-3), pytest.approx(15.706, abs=1e-3))
+    (wide,) = mean_rows(
+        rows([0.0, 10.0], [1.0, 9.0]), "gain"
+    )  # the seeds agree by luck: 5 +- 3.182 * sd / 2 of the pairs
+    spread = 3.182 * statistics.stdev([0.0, 10.0, 1.0, 9.0]) / 2
+    assert (wide["low"], wide["high"]) == (pytest.approx(5 - spread, abs=1e-2), pytest.approx(5 + spread, abs=1e-2))
     (single,) = mean_rows(rows([1.0, 3.0, 5.0]), "gain")  # clients 1, 3, 5: 3 +- 4.303 * 2 / sqrt(3)
     assert (single["low"], single["high"]) == (pytest.approx(-1.968, abs=1e-3), pytest.approx(7.968, abs=1e-3))
     (lonely,) = mean_rows(rows([1.0]), "gain")

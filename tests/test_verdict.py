@@ -367,6 +367,7 @@ def test_every_method_has_tiles_of_its_own_and_the_best_of_those_that_join_is_ma
     marked = re.findall(r'<div class="best"><dt>([^<]*)</dt><dd>([^<]*)</dd>', html)
     assert marked == [("local accuracy", "80.00 %"), ("global accuracy", "81.00 %")]
     text = Page(html).text
+    assert "crad not shown at round 1" in text, "the verdict's kind stands beside the name"
     assert "81.00 % +11.00 points over alone" in text
     assert "71.00 % +1.00 points over alone" in text
     assert "2 of 2 better on one accuracy, worse on neither" in text, "crad"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -49,6 +50,20 @@ def t_interval(figure: Figure) -> tuple[float, float] | None:
         return None
     half = t_quantile(number - 1) * figure.deviation / math.sqrt(number)
     return figure.mean - half, figure.mean + half
+
+
+def gain_interval(by_seed: Sequence[Sequence[float]]) -> tuple[float, float] | None:
+    """Return where the mean gain of the clients lies, from every client's gain seed by seed; None with one seed.
+
+    The interval over the seeds' means, as wide as that over all (seed, client) pairs at least: two seeds that agree by
+    luck prove nothing.
+    """
+    over_clients = over_seeds([statistics.fmean(own) for own in by_seed])
+    intervals = t_interval(over_clients), t_interval(over_seeds([gain for own in by_seed for gain in own]))
+    if intervals[0] is None or intervals[1] is None:
+        return None
+    half = max((high - low) / 2 for low, high in (intervals[0], intervals[1]))
+    return over_clients.mean - half, over_clients.mean + half
 
 
 def share_interval(hits: int, count: int) -> tuple[float, float]:

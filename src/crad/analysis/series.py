@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from crad.analysis.comparison import over_seeds
-from crad.analysis.gains import NOT_JOINED
+from crad.analysis.gains import NOT_JOINED, client_accuracies
 from crad.analysis.groups import Methods, is_tested
-from crad.analysis.intervals import t_interval
+from crad.analysis.intervals import gain_interval, t_interval
 from crad.runs.records import Record
 from crad.runs.run_records import RunRecords
 from crad.runs.selection import clients_at
@@ -38,40 +38,51 @@ def accuracy_rows(methods: Methods) -> list[Row]:
 
 
 def client_rows(methods: Methods) -> list[Row]:
-    """Return both accuracies of every client at the selected round, and the gain over training alone if that was run.
-
-    Gains are of the same seed. Training alone and on everybody's data are no methods that somebody joins: they have no
-    rows beside one that is.
-    """
-    alone = _alone_by_seed(methods)
-    joined = {name: runs for name, runs in methods.items() if runs[0].experiment.method not in NOT_JOINED}
+    """Return both accuracies of every client at the selected round, of the methods that somebody joins, if any is."""
     return [
         {"method": method, "metric": name, "seed": run.experiment.seed, "client": client, "accuracy": accuracy}
-        | ({"alone": before[client], "gain": accuracy - before[client]} if before else {})
         for metric, name in METRICS.items()
-        for method, runs in (joined or methods).items()
+        for method, runs in (_joined(methods) or methods).items()
         for run in runs
-        for before in [alone.get((metric, run.experiment.seed)) if joined else None]
         for client, accuracy in enumerate(run.summary[f"{metric}_per_client"])
     ]
 
 
 def gain_rows(methods: Methods) -> list[Row]:
-    """Return what joining brought every client over training alone, in both accuracies; nothing where nobody did."""
-    return [row for row in client_rows(methods) if "gain" in row]
+    """Return what joining brought every client over training alone with the same seed, in both accuracies.
+
+    Nothing where nobody trained alone. Under a simulated attack the honest clients count, as in the verdict.
+    """
+    floors = [runs for runs in methods.values() if runs[0].experiment.method == ALONE]
+    alone = {run.experiment.seed: run for run in (floors[0] if floors else ())}
+    return [
+        {"method": method, "metric": name, "seed": run.experiment.seed, "client": client}
+        | {"accuracy": accuracy, "alone": before, "gain": accuracy - before}
+        for metric, name in METRICS.items()
+        for method, runs in _joined(methods).items()
+        for run in runs
+        if run.experiment.seed in alone
+        for client, accuracy, before in zip(
+            _honest(run),
+            client_accuracies(run, metric),
+            client_accuracies(alone[run.experiment.seed], metric),
+            strict=True,
+        )
+    ]
 
 
 def mean_rows(rows: Sequence[Row], field: str) -> list[Row]:
     """Return the mean of a field over the clients by method and metric, with the 95 % interval of that mean.
 
-    Over several seeds the interval is of the seeds' means; of one seed it is of the clients, and speaks of that run.
+    Over several seeds it is the verdict's interval (`gain_interval`); of one seed it is of the clients, and speaks of
+    that run alone.
     """
     found = []
     for method, metric in dict.fromkeys((row["method"], row["metric"]) for row in rows):
         own = [row for row in rows if (row["method"], row["metric"]) == (method, metric)]
         by_seed = [[row[field] for row in own if row["seed"] == seed] for seed in dict.fromkeys(r["seed"] for r in own)]
-        values = [statistics.fmean(values) for values in by_seed] if len(by_seed) > 1 else by_seed[0]
-        low, high = t_interval(over_seeds(values)) or (None, None)
+        found_interval = gain_interval(by_seed) if len(by_seed) > 1 else t_interval(over_seeds(by_seed[0]))
+        low, high = found_interval or (None, None)
         about = {"method": method, "metric": metric, field: statistics.fmean(row[field] for row in own)}
         found.append({**about, "low": low, "high": high, "seeds": len(by_seed)})
     return found
@@ -189,15 +200,12 @@ def traffic_rows(methods: Methods) -> list[Row]:
     return rows
 
 
-def _alone_by_seed(methods: Methods) -> dict[tuple[str, int], list[float]]:
-    """Return every client's accuracy when it trains alone, by metric and seed."""
-    floors = [runs for runs in methods.values() if runs[0].experiment.method == ALONE]
-    return {
-        (metric, run.experiment.seed): run.summary[f"{metric}_per_client"]
-        for runs in floors[:1]
-        for run in runs
-        for metric in METRICS
-    }
+def _joined(methods: Methods) -> Methods:
+    return {name: runs for name, runs in methods.items() if runs[0].experiment.method not in NOT_JOINED}
+
+
+def _honest(run: RunRecords) -> list[int]:
+    return [client for client in range(run.experiment.clients) if client not in run.summary.get("attackers", ())]
 
 
 def _curve(run: RunRecords, metric: str) -> dict[int, float]:

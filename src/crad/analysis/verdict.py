@@ -41,9 +41,9 @@ from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any, Literal
 
-from crad.analysis.comparison import METRICS, over_seeds
+from crad.analysis.comparison import METRICS
 from crad.analysis.gains import NOT_JOINED, alone_name, client_accuracies
-from crad.analysis.intervals import LEVEL, Paired
+from crad.analysis.intervals import LEVEL, gain_interval
 from crad.analysis.verdict_words import notes_on_loss, notes_on_many, sentence_over, verdict_label, verdict_sentence
 from crad.runs.run_records import RunRecords
 
@@ -223,7 +223,7 @@ def _face_gain(face: Face) -> FaceGain:
     differences = face.differences
     over_clients = [statistics.fmean(own) for own in differences]
     pairs = list(chain(*differences))
-    interval = _wider(over_clients, pairs)
+    interval = gain_interval(differences)
     joined, alone = (statistics.fmean(chain(*one.values())) for one in (face.joined, face.alone))
     at_chance = is_at_chance(max(joined, alone), chance=face.chance, num_images=face.num_images)
     is_shown = interval is not None and not at_chance
@@ -239,17 +239,6 @@ def _face_gain(face: Face) -> FaceGain:
         chance=face.chance,
         is_at_chance=at_chance,
     )
-
-
-def _wider(over_clients: Sequence[float], pairs: Sequence[float]) -> tuple[float, float] | None:
-    """Return the interval over the seeds, as wide as that over all pairs at least; None with one seed."""
-    by_seed = Paired(over_seeds(over_clients), tuple(range(len(over_clients)))).interval
-    by_pair = Paired(over_seeds(pairs), tuple(range(len(pairs)))).interval
-    if by_seed is None or by_pair is None:
-        return None
-    mean = statistics.fmean(over_clients)
-    half = max((high - low) / 2 for low, high in (by_seed, by_pair))
-    return mean - half, mean + half
 
 
 def _kind(gains: Sequence[FaceGain]) -> Kind:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from crad.analysis.comparison import METRICS, ComparisonRow
-from crad.analysis.gains import NOT_JOINED, Gain, client_gains
+from crad.analysis.gains import NOT_JOINED
 from crad.analysis.verdict import Verdict, joining_verdict
 from crad.report.charts.style import method_styles
 from crad.report.tables import mib
@@ -23,7 +23,7 @@ class Tile:
     name: str
     value: str
     note: str
-    is_best: bool = False  # of the methods that somebody joins, where there are several
+    is_best: bool = False  # the highest of the methods that somebody joins, where there are several
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class MethodTiles:
     about: str
     colour: str
     tiles: list[Tile]
+    verdict: Verdict | None = None  # where somebody trained alone
 
 
 def method_tiles(runs: Sequence[RunRecords], rows: Sequence[ComparisonRow]) -> list[MethodTiles]:
     """Return a row of tiles per method, in their order; other weights of a method stand in the table alone."""
     shown = [row for row in rows if not row.is_variant]
-    gains = {(gain.name, gain.metric): gain for gain in client_gains(runs)}
     found = joining_verdict(runs)
-    verdicts = {verdict.name: verdict for verdict in found.verdicts} if found else {}
+    verdicts = {} if found is None else {verdict.name: verdict for verdict in found.verdicts}
     best = _best(shown)
     colours = [style.colour for style in method_styles([row.name for row in shown])]
     return [
@@ -49,7 +49,8 @@ def method_tiles(runs: Sequence[RunRecords], rows: Sequence[ComparisonRow]) -> l
             row.name,
             _about(runs, row),
             colour,
-            [*_accuracies(row, gains, best), *_gained(row, verdicts), *_costs(row)],
+            [*_accuracies(row, verdicts, best), *_gained(row, verdicts), *_costs(row)],
+            verdicts.get(row.name),
         )
         for row, colour in zip(shown, colours, strict=True)
     ]
@@ -70,24 +71,25 @@ def _best(rows: Sequence[ComparisonRow]) -> dict[str, float]:
     return {metric: max(row.figures[metric].mean for row in joined) for metric in METRICS}
 
 
-def _accuracies(row: ComparisonRow, gains: dict[tuple[str, str], Gain], best: dict[str, float]) -> list[Tile]:
+def _accuracies(row: ComparisonRow, verdicts: Mapping[str, Verdict], best: Mapping[str, float]) -> list[Tile]:
+    gains = {gain.metric: gain.mean for gain in verdicts[row.name].gains} if row.name in verdicts else {}
     tiles = []
     for metric, name in NAMES.items():
-        gain, mean = gains.get((row.name, metric)), row.figures[metric].mean
-        note = f"{gain.mean:+.2f} points over alone" if gain else "mean over clients"
+        mean = row.figures[metric].mean
+        note = f"{gains[metric]:+.2f} points over alone" if gains else "mean over clients"
         is_best = row.method not in NOT_JOINED and mean == best.get(metric)
         tiles.append(Tile(name, f"{mean:.2f} %", note, is_best))
     return tiles
 
 
-def _gained(row: ComparisonRow, verdicts: dict[str, Verdict]) -> list[Tile]:
+def _gained(row: ComparisonRow, verdicts: Mapping[str, Verdict]) -> list[Tile]:
     if not verdicts:
         return []  # nobody trained alone here
     if row.method in NOT_JOINED:
         return [Tile("clients that gained", "-", ALONE_NOTES[row.method])]
-    verdict = verdicts[row.name]
-    value = f"{verdict.num_gained} of {verdict.num_pairs}"
-    return [Tile("clients that gained", value, "better on one accuracy, worse on neither")]
+    own = verdicts[row.name]
+    number = f"{own.num_gained} of {own.num_pairs}"
+    return [Tile("clients that gained", number, "better on one accuracy, worse on neither")]
 
 
 def _costs(row: ComparisonRow) -> list[Tile]:

@@ -67,7 +67,8 @@ def gains_chart(methods: Methods) -> Chart | None:
         name="gains",
         title="What joining brought every client",
         caption=f"Accuracy of every client minus its accuracy when it trains alone (method {ALONE!r}, same seed), in "
-        "percentage points, each at its selected round; right of the dashed line joining helped.",
+        "percentage points, each at its selected round; right of the dashed line a client is better off."
+        + (" The honest clients alone, at the round that these select." if _is_attacked(methods) else ""),
         alt_text=f"Mean difference to training alone: {listing(found)}.",
     )
 
@@ -138,6 +139,10 @@ def _over_seeds(rows: Sequence[Row], field: str, attackers: Sequence[int]) -> li
 
 def _who(client: int, attackers: Sequence[int]) -> str:
     return f"client {client}, lies" if client in attackers else f"client {client}"
+
+
+def _is_attacked(methods: Methods) -> bool:
+    return any(run.experiment.attack for runs in methods.values() for run in runs)
 
 
 def _attackers(methods: Methods) -> Sequence[int]:
@@ -260,9 +265,13 @@ def _marks_note(means: Sequence[Row], *, is_named: bool) -> str:
         who, each = "A tick is a client, the diamond the mean", ""
     if not has_bars:
         return f"{who}."
-    over = f"over the {seeds} seeds" if seeds > 1 else "over this run's clients, which says nothing of other seeds"
+    over = (
+        f"over the {seeds} seeds (Student's t, as wide as that over all seeds and clients at least)"
+        if seeds > 1
+        else "over this run's clients (Student's t), which says nothing of other seeds"
+    )
     cut = " A bar that leaves the picture goes on." if seeds > 1 else ""
-    return f"{who}, its bar the 95 % interval {over} (Student's t).{each}{cut}"
+    return f"{who}, its bar the 95 % interval {over}.{each}{cut}"
 
 
 def _mean(rows: Sequence[Row], method: str, metric: str, *, of: str = "gain") -> float:
