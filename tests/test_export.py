@@ -278,7 +278,7 @@ def test_predict_shows_a_table(trained, tmp_path, capsys):
         (["predict", "{model}", "{tmp}/two.npz"], "has a, b: say which array with --key"),
         (["predict", "{model}", "{tmp}/two.npz", "--key", "c"], "unknown array in"),
         (["predict", "{model}", "{tmp}/two.npz", "--key", "a"], "images are 9x9x1, this model takes 8x8x1"),
-        (["predict", "{model}", "{tmp}/objects.npy"], "not a readable .npy file"),
+        (["predict", "{model}", "{tmp}/objects.npy"], "is no .npy file, or holds Python objects"),
         (["predict", "{model}", "{tmp}/two.npz", "--key", "a", "--face", "own"], "Invalid value for '--face'"),
     ],
 )
