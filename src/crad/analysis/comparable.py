@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from crad.analysis.gains import ALONE
 from crad.errors import RunError
 from crad.runs.names import with_names
 from crad.runs.run_records import RunRecords
@@ -19,6 +20,10 @@ def comparable_runs(runs: Sequence[RunRecords]) -> tuple[list[RunRecords], list[
     runs = with_names(runs)
     for run in runs[1:]:
         _refuse_other_data(runs[0], run)
+    # Who trains alone meets no attack, and is the floor of every one.
+    attackable = [run for run in runs if run.summary["method"] != ALONE or run.experiment.attack]
+    for run in attackable[1:]:
+        _refuse_other_attack(attackable[0], run)
     _refuse_twice(runs)
     _refuse_other_partitions(runs)
     methods = {run.summary["name"] for run in runs}
@@ -57,13 +62,20 @@ def _refuse_other_data(first: RunRecords, other: RunRecords) -> None:
     for what, one, two in (
         ("data set", first.summary["dataset"], other.summary["dataset"]),
         ("number of clients", first.summary["clients"], other.summary["clients"]),
-        ("attack", first.experiment.attack, other.experiment.attack),
-        ("number of attackers", first.experiment.attackers, other.experiment.attackers),
         ("classes", first.partition["class_names"], other.partition["class_names"]),
     ):
         if one != two:
             shown = "" if what == "classes" else f" ({one} and {two})"
             raise RunError(f"{named(first)} and {named(other)} differ in their {what}{shown}: report them apart")
+
+
+def _refuse_other_attack(first: RunRecords, other: RunRecords) -> None:
+    for what, name in (("attack", "attack"), ("number of attackers", "attackers")):
+        one, two = getattr(first.experiment, name), getattr(other.experiment, name)
+        if one != two:
+            raise RunError(
+                f"{named(first)} and {named(other)} differ in their {what} ({one} and {two}): report them apart"
+            )
 
 
 def _refuse_other_partitions(runs: Sequence[RunRecords]) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from crad.analysis.comparison import METRICS
 from crad.runs.run_records import RunRecords
-from crad.runs.selection import honest_clients_at
+from crad.runs.selection import honest_best_round, honest_clients_at
 
 ALONE = "local"
 NOT_JOINED = (ALONE, "centralized")  # the floor, and the ceiling that no federation may reach
@@ -56,17 +56,20 @@ def alone_name(runs: Sequence[RunRecords]) -> str | None:
     return next((run.summary["name"] for run in runs if run.summary["method"] == ALONE), None)
 
 
-def client_accuracies(run: RunRecords, metric: str) -> list[float]:
-    """Return every client's accuracy at the selected round; under an attack the honest clients' at the one they select.
+def client_accuracies(run: RunRecords, metric: str, *, attackers: Collection[int]) -> list[float]:
+    """Return every client's accuracy at the selected round; of those who do not attack, at the round they select."""
+    if not attackers:
+        return list(run.summary[f"{metric}_per_client"])
+    selected = honest_best_round(run.rounds, attackers)
+    return [client[metric] for client in honest_clients_at(run.rounds, selected, attackers)]
 
-    Runs of earlier versions do not say which round that is: then at the selected round of all.
-    """
-    attackers, honest = run.summary.get("attackers", ()), run.summary.get("honest")
-    if honest is not None:
-        return [client[metric] for client in honest_clients_at(run.rounds, honest["best_round"], attackers)]
-    return [value for client, value in enumerate(run.summary[f"{metric}_per_client"]) if client not in attackers]
+
+def attackers_of(run: RunRecords) -> Collection[int]:
+    """Return the clients that attacked in a run."""
+    return frozenset(run.summary.get("attackers", ()))
 
 
 def _differences(mine: RunRecords, theirs: RunRecords, metric: str) -> list[float]:
-    pairs = zip(client_accuracies(mine, metric), client_accuracies(theirs, metric), strict=True)
+    own, floors = (client_accuracies(run, metric, attackers=attackers_of(mine)) for run in (mine, theirs))
+    pairs = zip(own, floors, strict=True)
     return [value - floor for value, floor in pairs]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from crad.analysis.comparison import over_seeds
-from crad.analysis.gains import NOT_JOINED, client_accuracies
+from crad.analysis.gains import NOT_JOINED, attackers_of, client_accuracies
 from crad.analysis.groups import Methods, is_tested
 from crad.analysis.intervals import gain_interval, t_interval
 from crad.runs.records import Record
@@ -64,8 +64,8 @@ def gain_rows(methods: Methods) -> list[Row]:
         if run.experiment.seed in alone
         for client, accuracy, before in zip(
             _honest(run),
-            client_accuracies(run, metric),
-            client_accuracies(alone[run.experiment.seed], metric),
+            client_accuracies(run, metric, attackers=attackers_of(run)),
+            client_accuracies(alone[run.experiment.seed], metric, attackers=attackers_of(run)),
             strict=True,
         )
     ]

@@ -19,7 +19,7 @@ What is said
 
 A client gained where one of its accuracies rose and none fell; with several seeds it counts once per seed. Other
 weights that a method's clients keep, such as `dfml (peak)`, have no verdict. Under a simulated attack the honest
-clients count.
+clients count, and training alone, which no attack reaches, is of the same ones.
 
 Worked by hand, two classes as often (chance 50), 1,000 test images (guessing reaches 50 + 2 * 1.58 = 53.2), two clients
 with the same gain each, so that the seeds alone decide; t is 4.30 with three seeds and 12.71 with two:
@@ -37,12 +37,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Any, Literal
 
 from crad.analysis.comparison import METRICS
-from crad.analysis.gains import NOT_JOINED, alone_name, client_accuracies
+from crad.analysis.gains import NOT_JOINED, alone_name, attackers_of, client_accuracies
 from crad.analysis.intervals import LEVEL, gain_interval
 from crad.analysis.verdict_words import notes_on_loss, notes_on_many, sentence_over, verdict_label, verdict_sentence
 from crad.runs.run_records import RunRecords
@@ -108,6 +108,7 @@ class Verdict:
     seeds: tuple[int, ...]
     num_gained: int  # (seed, client) pairs that rose on a face and fell on none
     num_pairs: int
+    who: str = "clients"  # they are
 
     @property
     def label(self) -> str:
@@ -148,7 +149,8 @@ def css_class(kind: Kind) -> str:
 
 def joining_verdict(runs: Sequence[RunRecords]) -> JoiningVerdict | None:
     """Judge every joined method of comparable runs against training alone; None where nobody joined or was alone."""
-    verdicts = tuple(judge(name, faces) for name, faces in _faces_by_method(runs).items())
+    who = "honest clients" if any(run.experiment.attack for run in runs) else "clients"
+    verdicts = tuple(replace(judge(name, faces), who=who) for name, faces in _faces_by_method(runs).items())
     if not verdicts:
         return None
     notes = (*notes_on_many(verdicts), *_loss_notes(runs))
@@ -202,8 +204,10 @@ def _face(metric: str, joined: Mapping[int, RunRecords], alone: Mapping[int, Run
     guesses = [_guess(metric, run) for run in joined.values()]
     return Face(
         metric,
-        joined={seed: client_accuracies(run, metric) for seed, run in joined.items()},
-        alone={seed: client_accuracies(alone[seed], metric) for seed in joined},
+        joined={seed: client_accuracies(run, metric, attackers=attackers_of(run)) for seed, run in joined.items()},
+        alone={
+            seed: client_accuracies(alone[seed], metric, attackers=attackers_of(run)) for seed, run in joined.items()
+        },
         chance=statistics.fmean(chance for chance, _ in guesses),
         num_images=min(number for _, number in guesses),
     )

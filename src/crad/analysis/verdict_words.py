@@ -35,7 +35,7 @@ def _of_one_seed(method: str, verdict: Verdict) -> str:
     did = " and ".join(_did(gain) for gain in verdict.gains)
     if verdict.num_pairs == 1:  # a member, told of itself alone
         return f"In this run joining{method} {did}: one run shows no more than that."
-    who = f"{verdict.num_gained} of {verdict.num_pairs} clients gained"
+    who = f"{verdict.num_gained} of {verdict.num_pairs} {verdict.who} gained"
     return f"In this run joining{method} {did} ({who}): one seed shows no more than that."
 
 
@@ -47,7 +47,7 @@ def _of_seeds(method: str, verdict: Verdict) -> str:
         "not shown": f"Whether joining{method} helps is not shown",
     }
     said = ", ".join(_with_interval(gain) for gain in verdict.gains)
-    who = f"over {len(verdict.seeds)} seeds {verdict.num_gained} of {verdict.num_pairs} clients gained"
+    who = f"over {len(verdict.seeds)} seeds {verdict.num_gained} of {verdict.num_pairs} {verdict.who} gained"
     return f"{openings[verdict.kind]}: {said}; {who}."
 
 

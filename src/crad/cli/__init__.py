@@ -18,7 +18,7 @@ from crad.errors import CradError
 
 # Verb, where it is, and its line in `crad --help`; only the verb that was asked for is imported.
 VERBS = {
-    "demo": ("crad.cli.compare:demo_command", "See it work in under a minute: three methods on real images."),
+    "demo": ("crad.cli.compare:demo_command", "See in a minute what joining brings, on real images."),
     "run": ("crad.cli.run:run_command", "Run one experiment and write a run directory."),
     "compare": ("crad.cli.compare:compare_command", "Compare methods on identical partitions, with several seeds."),
     "reproduce": ("crad.cli.reproduce:reproduce_command", "Rerun the paper's tables and figures, ours beside theirs."),

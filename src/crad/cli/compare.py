@@ -17,10 +17,21 @@ from crad.config import Experiment, make_experiment
 from crad.errors import ConfigError
 
 if TYPE_CHECKING:
+    from crad.analysis.comparison import ComparisonRow
+    from crad.analysis.verdict import JoiningVerdict
     from crad.results.result import Result
     from crad.runs.callbacks import Callback
 
 DEFAULT_METHODS = "local,uniform,crad"
+# The demo: a preset, what makes it quick, and seeds for an interval; docs/decisions/0015-the-demo.md says how chosen.
+DEMO: Settings = {
+    "preset": "demo",
+    "models": ("cnn6", "cnn6@0.5"),
+    "batch_size": 32,
+    "lr": 0.1,
+    "distill_weight": 0.7,
+}
+DEMO_METHODS, DEMO_SEEDS = "local,uniform,crad,crad-plus", "11,12,13"
 
 Methods = Annotated[
     str,
@@ -65,17 +76,17 @@ def compare_command(
 def demo_command(
     settings: Settings,
     callback_options: CallbackOptions,
-    methods: Methods = DEFAULT_METHODS,
-    seeds: Seeds = None,
+    methods: Methods = DEMO_METHODS,
+    seeds: Seeds = DEMO_SEEDS,
     output: FolderOfRuns = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """See it work in under a minute: three methods on real images that come with a dependency.
+    """See in a minute what joining brings: four methods with three seeds on real images that come with a dependency.
 
-    Example: crad demo --seeds 1,2,3
+    Example: crad demo --seeds 1,2,3,4,5
     """
-    experiments = _experiments({**settings, "preset": "demo"}, methods, seeds, None)
+    experiments = _experiments({**DEMO, **settings}, methods, seeds, None)
     _compare(
         experiments, output or default_output(experiments[0], "demo"), callback_options, is_quiet=quiet, as_json=as_json
     )
@@ -95,36 +106,44 @@ def _experiments(settings: Settings, methods: str, seeds: str | None, config: Pa
             raise ConfigError(f"method {name!r} learns on proxy images: set proxy_size to at least {MIN_PROXY}")
     numbers = [base.seed] if seeds is None else parse_seeds(seeds)
     return [
-        make_experiment({**settings, "method": name, "seed": number, "method_settings": own[name]}, path=config)
-        for number in numbers
+        make_experiment(
+            {**_settings_for(name, settings, base), "seed": seed, "method_settings": own[name]}, path=config
+        )
+        for seed in numbers
         for name in names
     ]
+
+
+def _settings_for(method: str, settings: Settings, base: Experiment) -> Settings:
+    """Return what one method is run with: who trains alone meets no attack, and is compared with those who do."""
+    own = {**settings, "method": method}
+    return {**own, "attack": None, "attackers": 0} if base.attack and method == "local" else own
 
 
 def _compare(
     experiments: Sequence[Experiment], folder: Path, callback_options: CallbackOptions, *, is_quiet: bool, as_json: bool
 ) -> None:
     with callback_options.callbacks(folder) as callbacks:
-        _compare_with(callbacks, experiments, folder, is_quiet=is_quiet, as_json=as_json)
+        hint = f"the same command and --output {shlex.quote(str(folder))}"
+        rows, verdict = _run_all(experiments, folder, callbacks, hint=hint, is_quiet=is_quiet)
+        _show(folder, rows, verdict, is_quiet=is_quiet, as_json=as_json)
         show_report(callbacks, folder)
 
 
-def _compare_with(
-    callbacks: Sequence[Callback], experiments: Sequence[Experiment], folder: Path, *, is_quiet: bool, as_json: bool
-) -> None:
+def _run_all(
+    experiments: Sequence[Experiment], folder: Path, callbacks: Sequence[Callback], *, hint: str, is_quiet: bool
+) -> tuple[list[ComparisonRow], JoiningVerdict | None]:
+    """Run what is not there yet, with progress, and write the comparison; `hint`: how to go on after a stop."""
     from rich.console import Console
 
     from crad.analysis.durations import duration
     from crad.cli.progress import Display
-    from crad.cli.terminal_tables import plain_table, print_verdict
     from crad.engines.processes import kept_workers
     from crad.report.comparison_folder import run_folder, write_comparison
-    from crad.report.tables import COMPARISON_HEADER, comparison_caption, comparison_cells
     from crad.runs.names import title_of
 
     display = Display(Console(stderr=True), is_quiet=is_quiet, num_runs=len(experiments))
     results: list[Result] = []
-    hint = f"the same command and --output {shlex.quote(str(folder))}"
     folders = [run_folder(folder, experiment) for experiment in experiments]
     with kept_workers():
         for experiment, (directory, is_there) in zip(experiments, folders, strict=True):
@@ -143,13 +162,21 @@ def _compare_with(
                 f"local {result.summary['local_accuracy']:.2f} %, {seconds}"
             )
             results.append(result)
-    rows, verdict = write_comparison(folder, results)
+    return write_comparison(folder, results)
+
+
+def _show(
+    folder: Path, rows: Sequence[ComparisonRow], verdict: JoiningVerdict | None, *, is_quiet: bool, as_json: bool
+) -> None:
+    """Print the comparison: tables and whether joining helped, JSON, or the path alone."""
+    from crad.cli.terminal_tables import plain_table, print_verdict, table_console
+    from crad.report.tables import COMPARISON_HEADER, comparison_caption, comparison_cells
+
     if as_json:
         typer.echo((folder / "comparison.json").read_text())
         return
     if not is_quiet:
-        # Piped, the table is as wide as it needs; on a narrow terminal its cells wrap.
-        console = Console() if Console().is_terminal else Console(width=160)
+        console = table_console()
         console.print(plain_table(COMPARISON_HEADER, comparison_cells(rows)))
         console.print(comparison_caption(rows), highlight=False)
         print_verdict(console, verdict)

@@ -32,7 +32,7 @@ AgainstFlag = Annotated[
     typer.Option("--against", metavar="RUN", help="A run of the same clients alone (method local): did joining help?"),
 ]
 # What two runs must share for their clients to be the same ones.
-SHARED = ("dataset", "clients", "seed", "partition", "alpha", "attack", "attackers")
+SHARED = ("dataset", "clients", "seed", "partition", "alpha")
 
 
 @with_experiment_flags()

@@ -42,6 +42,11 @@ def sectioned_table(table: results.Table) -> Table:
     return shown
 
 
+def table_console() -> Console:
+    """Return where tables are printed: piped, as wide as they need; on a narrow terminal their cells wrap."""
+    return Console() if Console().is_terminal else Console(width=160)
+
+
 def print_verdict(console: Console, verdict: JoiningVerdict | None) -> None:
     """Say whether joining helped, in the colour of the verdict; nothing where nobody trained alone."""
     if verdict is None:

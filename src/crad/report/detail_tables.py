@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from crad.analysis.comparison import METRICS
-from crad.analysis.gains import ALONE, Gain, alone_name, client_gains
+from crad.analysis.gains import ALONE, Gain, alone_name, attackers_of, client_gains
 from crad.config import Experiment
 from crad.federation.attacks import ATTACKS
 from crad.report.page_table import PageTable
@@ -28,7 +28,7 @@ def gain_table(runs: Sequence[RunRecords]) -> PageTable | None:
     caption = (
         "Every client's accuracy minus what it reaches alone with the same seed, in points. "
         "Mean over clients, how many clients gained, and the clients that gained least and most."
-        + (" The honest clients alone, at the round that these select." if runs[0].experiment.attack else "")
+        + (" The honest clients alone, at the round that these select." if any(map(attackers_of, runs)) else "")
     )
     return PageTable(header, rows, caption, title="What joining brought") if rows else None
 

@@ -79,7 +79,7 @@ def _without_alone(runs: Sequence[RunRecords]) -> tuple[str, list[str]]:
     """Return a verdict and why it is none, where no run of training alone stands beside the others."""
     if all(run.summary["method"] in NOT_JOINED for run in runs):
         return "Nobody joined here.", ["These clients trained without each other."]
-    if runs[0].experiment.attack:
+    if any(run.experiment.attack for run in runs):
         return "A simulated attack.", ["Nobody trained alone here, so this says nothing of what joining brings."]
     return (
         "Whether joining helped is still open.",

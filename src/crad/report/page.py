@@ -65,15 +65,15 @@ def _outcome(
     runs: Sequence[RunRecords], rows: Sequence[ComparisonRow], made: Sequence[Chart] | None
 ) -> Mapping[str, Any]:
     """Return what says whether joining helped: pictures of clients and rounds, the methods' figures, every client."""
-    attack = runs[0].experiment.attack
-    is_alone_missing = not attack and ALONE not in {run.summary["method"] for run in runs}
+    attacked = [run for run in runs if run.experiment.attack]
+    is_alone_missing = not attacked and ALONE not in {run.summary["method"] for run in runs}
     return {
         "clients_charts": _charts_named(made, CLIENT_CHARTS),
         "methods": method_tiles(runs, rows),
         "round_charts": _charts_named(made, ROUND_CHARTS),
         "gains": gain_table(runs),
-        "attack": attack_sentence(runs[0].experiment) if attack else "",
-        "honest": honest_table(runs) if attack else None,
+        "attack": attack_sentence(attacked[0].experiment) if attacked else "",
+        "honest": honest_table(runs) if attacked else None,
         "alone_commands": alone_commands(runs[0]) if is_alone_missing else [],
         "clients": client_table(runs, "global_accuracy"),
         "confusions": [line for run in runs for line in simulated_confusions(run.rounds, run.partition["class_names"])],
