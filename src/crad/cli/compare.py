@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from crad.runs.callbacks import Callback
 
 DEFAULT_METHODS = "local,uniform,crad"
-# The demo: a preset, what makes it quick, and seeds for an interval; docs/decisions/0015-the-demo.md says how chosen.
+# The demo: a preset, what makes it quick, and seeds for an interval; docs/decisions/0016-the-demo.md says how chosen.
 DEMO: Settings = {
     "preset": "demo",
     "models": ("cnn6", "cnn6@0.5"),
