@@ -23,9 +23,9 @@ test: lint types
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 25
 
 # Strictly: a broken link, a page outside the navigation or a name that is gone fails it. The tutorials are executed, or
-# taken from build/notebooks where the tests have just done it.
+# taken from build/notebooks where the tests have just done it. Not --quiet: warnings that are not said are not counted.
 docs: $(VENV)/.dev
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo build/site/index.html
 
 # The wheel and the sdist, built, checked, and used from an empty environment outside the project.
