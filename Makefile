@@ -1,6 +1,7 @@
 # Two commands on a fresh machine with Python 3.11, git and make:
 #   make demo   sets up, runs CRAD on images that come with a dependency, shows a table, writes a report
 #   make test   sets up, lint, types, tests
+# the documentation as a site that opens from disk: make docs; a release, built and tried: make release-check
 # while one works, in five minutes: make quick (lint, types and the tests that are not marked slow)
 # and where the time goes, about half an hour: make bench (QUICK=1 for three)
 PYTHON ?= python3
@@ -10,7 +11,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # Tests read the real subsets from here when the folder is there; they skip where it is not.
 export CRAD_DATA ?= $(wildcard $(CURDIR)/../shared/data)
 
-.PHONY: demo quick test bench fuzz lint types setup clean
+.PHONY: demo quick test docs release-check bench fuzz lint types setup clean
 
 demo: $(VENV)/.demo
 	$(BIN)/crad demo
@@ -20,6 +21,16 @@ quick: lint types
 
 test: lint types
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 25
+
+# Strictly: a broken link, a page outside the navigation or a name that is gone fails it. The tutorials are executed, or
+# taken from build/notebooks where the tests have just done it. Not --quiet: warnings that are not said are not counted.
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo build/site/index.html
+
+# The wheel and the sdist, built, checked, and used from an empty environment outside the project.
+release-check: $(VENV)/.release
+	$(BIN)/python -m tools.release
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick)
@@ -47,6 +58,10 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.demo
 	$(PIP) --editable '.[dev]'
+	touch $@
+
+$(VENV)/.release: $(VENV)/.dev
+	$(PIP) --editable '.[release]'
 	touch $@
 
 $(VENV)/.fuzz: $(VENV)/.dev

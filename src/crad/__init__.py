@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from crad.runs.callbacks import Callback, LambdaCallback
     from crad.runs.trained_model import TrainedModel, load_model
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "RULES": "crad.aggregation",

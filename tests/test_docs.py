@@ -1,0 +1,172 @@
+"""What is written about the project stays true: pages, links, tutorials, versions, and the commands that CI calls.
+
+That the site builds, with every link and anchor, is `make docs`; that a release works is `make release-check`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import crad
+from crad.cli import VERBS
+from crad.config import Experiment
+from tests.conftest import ROOT
+from tools import docs_site
+from tools.notebooks import TUTORIALS, executed, tutorials
+from tools.reference import commands_page, settings_page
+
+PAGES = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "examples/three_hospitals/README.md"]
+# A screen is about fifty lines of a terminal or of a browser's window; two of them hold what, how and where next.
+README_LINES, README_WIDTH = 100, 120
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def test_the_readme_is_at_most_two_screens():
+    lines = read("README.md").splitlines()
+    assert len(lines) <= README_LINES
+    assert [line for line in lines if len(line) > README_WIDTH and not line.startswith("![")] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_outside_the_site_lead_somewhere(page: str):
+    """`make docs` sees the pages of the site; these are read in the repository."""
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", read(page)) if "://" not in link]
+    assert links or page != "README.md"
+    assert [link for link in links if link and not ((ROOT / page).parent / link).exists()] == []
+
+
+def test_every_public_name_is_in_the_reference_and_nothing_else():
+    named = re.findall(r"^::: crad\.(\w+)$", read("docs/reference/python.md"), flags=re.MULTILINE)
+    assert sorted(named) == sorted(crad.__all__)
+
+
+def test_the_references_have_every_setting_and_every_verb():
+    settings, commands = settings_page(), commands_page()
+    assert [name for name in Experiment.model_fields if f"| `{name}` |" not in settings] == []
+    assert [verb for verb in VERBS if f"## `crad {verb}`" not in commands] == []
+
+
+def test_the_version_is_the_same_wherever_it_is_said():
+    project = tomllib.loads(read("pyproject.toml"))
+    assert project["project"]["dynamic"] == ["version"]
+    assert project["tool"]["hatch"]["version"]["path"] == "src/crad/__init__.py"
+    assert yaml.safe_load(read("CITATION.cff"))["version"] == crad.__version__
+    newest = re.search(r"^## (\S+)", read("CHANGELOG.md"), flags=re.MULTILINE)
+    assert newest is not None
+    assert newest[1] == crad.__version__
+
+
+def test_workflows_run_the_commands_of_ci_and_no_other_targets():
+    targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), flags=re.MULTILINE))
+    called = {path.name: make_calls(path) for path in sorted((ROOT / ".github" / "workflows").glob("*.yml"))}
+    ci = re.findall(r"^make (\S+)$", read(".ci/run"), flags=re.MULTILINE)
+    assert ci == ["test", "docs", "release-check"]
+    assert called["test.yml"] == ci
+    assert called["release.yml"] == ["release-check"]
+    assert {target for calls in [ci, *called.values()] for target in calls} <= targets
+
+
+def test_the_site_is_built_strictly_and_its_warnings_count():
+    """With --quiet mkdocs does not count what it does not say, and a broken link passes."""
+    [command] = re.findall(r"mkdocs build.*", read("Makefile"))
+    assert command == "mkdocs build --strict"
+
+
+def make_calls(workflow: Path) -> list[str]:
+    jobs = yaml.safe_load(workflow.read_text(encoding="utf-8"))["jobs"].values()
+    lines = [line for job in jobs for step in job["steps"] for line in step.get("run", "").splitlines()]
+    return [target for line in lines for target in re.findall(r"\bmake (\S+)", line)]
+
+
+def test_the_workflow_tries_every_python_that_the_package_names():
+    named = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', read("pyproject.toml"))
+    matrix = yaml.safe_load(read(".github/workflows/test.yml"))["jobs"]["test"]["strategy"]["matrix"]
+    assert matrix["python"] == named
+    assert named[0] == "3.11"
+
+
+def test_all_that_the_extras_of_the_site_need_is_pinned():
+    """One that is not would be whatever is newest on the day of the build."""
+    pinned = {line.split("==")[0].lower().replace("_", "-") for line in read("constraints.txt").splitlines()}
+    extras = tomllib.loads(read("pyproject.toml"))["project"]["optional-dependencies"]
+    wanted = [re.split(r"[\[><=]", name)[0] for extra in ("docs", "release", "notebook") for name in extras[extra]]
+    assert [name for name in wanted if name != "crad" and name not in pinned] == []
+
+
+# The tutorials
+
+
+def test_tutorials_are_kept_without_outputs():
+    assert [path.stem for path in tutorials()] == ["between-organisations", "first-federation", "own-data-and-model"]
+    for path in tutorials():
+        cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+        assert [cell for cell in cells if cell["outputs"] or cell["execution_count"]] == [], path.name
+
+
+@pytest.mark.parametrize("name", ["between-organisations", "first-federation", "own-data-and-model"])
+def test_a_tutorial_runs_from_top_to_bottom(name: str):
+    """In a process of its own, for a kernel's libraries warn; `make docs` then takes the outcome as it is."""
+    command = [sys.executable, "-m", "tools.notebooks", name]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-4000:]
+    path = executed(TUTORIALS / f"{name}.ipynb")
+    assert done.stdout.strip() == str(path.relative_to(ROOT))
+    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    said = json.dumps([cell["outputs"] for cell in cells])
+    assert all(cell["execution_count"] for cell in cells)
+    assert "crad: " not in said, "a command of the notebook ended with an error"
+    assert "not found" not in said
+
+
+# How links become those of the site
+
+
+@pytest.mark.parametrize(
+    ("link", "here", "site", "turned"),
+    [
+        ("../ARCHITECTURE.md#the-tree", "docs", "index.md", "architecture.md#the-tree"),
+        ("../../examples/own_rule.py", "docs/methods", "methods/README.md", "../examples.md#own_rulepy"),
+        ("../experiments", "docs", "reproduction.md", "experiments.md"),
+        ("docs/deploy.md#threat-model", "", "architecture.md", "deploy.md#threat-model"),
+        ("../../docs/deploy.md", "examples/three_hospitals", "three-hospitals.md", "deploy.md"),
+        ("tutorials/first-federation.ipynb", "docs", "index.md", "tutorials/first-federation.md"),
+        ("first-federation.ipynb", "docs/tutorials", "tutorials/first-federation.md", "first-federation.ipynb"),
+        ("https://example.org/a.md", "docs", "index.md", "https://example.org/a.md"),
+        ("#here", "docs", "index.md", "#here"),
+        ("../tests/test_docs.py", "docs", "index.md", "../tests/test_docs.py"),
+    ],
+)
+def test_links_of_the_repository_become_those_of_the_site(link: str, here: str, site: str, turned: str):
+    assert docs_site.turn_link(link, here, site) == turned
+
+
+def test_every_page_of_a_folder_is_in_the_navigation():
+    nav = docs_site.expand_nav([{"Methods": ["methods/README.md", "methods/*"]}], ROOT / "docs")
+    pages = nav[0]["Methods"]
+    assert set(pages) == {f"methods/{path.name}" for path in (ROOT / "docs" / "methods").glob("*.md")}
+    assert len(pages) == len(set(pages))
+
+
+@pytest.mark.parametrize(
+    ("html", "is_loading"),
+    [
+        ('<script src="https://example.org/a.js">', True),
+        ('<link rel="stylesheet" href=//example.org/a.css>', True),
+        ('<script>load("https://cdn.jsdelivr.net/npm/vega")</script>', True),
+        ('<a href="https://example.org">', False),
+        ('<script src="assets/a.js">', False),
+    ],
+)
+def test_a_page_that_loads_from_a_network_is_found(html: str, is_loading: bool):
+    assert bool(docs_site.LOADED.search(html.encode())) is is_loading

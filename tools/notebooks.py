@@ -1,0 +1,97 @@
+"""Execute the tutorials: once for the tests and for the site, kept until something they depend on changes.
+
+    python -m tools.notebooks                       # all of docs/tutorials, into build/notebooks
+    python -m tools.notebooks first-federation      # one of them
+
+The committed notebooks have no outputs (docs/decisions/0017-notebooks-without-outputs.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+TUTORIALS = ROOT / "docs" / "tutorials"
+EXECUTED = ROOT / "build" / "notebooks"
+# As where a reader has what the tutorials ask for and no more: writing ONNX when `peer join` ends takes longer than all
+# the rest.
+WITHOUT_ONNX = "import sys\nsys.modules['onnx'] = None\n"
+CELL_TIMEOUT_S = 300  # a machine with other work on it; each of them takes seconds
+
+
+def main() -> int:
+    """Execute the notebooks that were named, or all; say where each one is."""
+    parser = argparse.ArgumentParser(description="Execute the tutorials.")
+    parser.add_argument("names", nargs="*", help="file names without .ipynb [default: all]")
+    names = parser.parse_args().names
+    paths = [TUTORIALS / f"{name}.ipynb" for name in names] or tutorials()
+    for path in paths:
+        print(executed(path).relative_to(ROOT), flush=True)
+    return 0
+
+
+def tutorials() -> list[Path]:
+    """Return the notebooks of the site."""
+    return sorted(TUTORIALS.glob("*.ipynb"))
+
+
+def executed(path: Path) -> Path:
+    """Return the notebook with its outputs, executed now unless this very state of everything was before."""
+    kept = EXECUTED / f"{path.stem}.{_fingerprint(path)}.ipynb"
+    if not kept.is_file():
+        text = _execute(path)
+        EXECUTED.mkdir(parents=True, exist_ok=True)
+        for older in EXECUTED.glob(f"{path.stem}.*"):
+            older.unlink(missing_ok=True)
+        part = kept.with_suffix(f".{os.getpid()}")
+        part.write_text(text, encoding="utf-8")
+        part.replace(kept)
+    return kept
+
+
+def _execute(path: Path) -> str:
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(path, as_version=4)
+    with tempfile.TemporaryDirectory(prefix=f"{path.stem}-") as folder, tempfile.TemporaryDirectory() as hiding:
+        Path(hiding, "sitecustomize.py").write_text(WITHOUT_ONNX)
+        client = NotebookClient(
+            notebook,
+            timeout=CELL_TIMEOUT_S,
+            kernel_name="python3",
+            coalesce_streams=True,
+            resources={"metadata": {"path": folder}},
+        )
+        client.execute(env=_environment(hiding))
+    return str(nbformat.writes(notebook))
+
+
+def _environment(hiding: str) -> dict[str, Any]:
+    """Return the kernel's environment: `!crad` is this interpreter's, and no data lies where readers have none."""
+    modules = os.pathsep.join([hiding, *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return {**os.environ, "PATH": path, "PYTHONPATH": modules, "CRAD_DATA": "", "COLUMNS": "110", "NO_COLOR": "1"}
+
+
+def _fingerprint(path: Path) -> str:
+    digest = hashlib.sha256(sys.version.encode())
+    for file in (path, ROOT / "constraints.txt", Path(__file__), *_package_files()):
+        digest.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _package_files() -> Iterator[Path]:
+    files = (ROOT / "src" / "crad").rglob("*")
+    return (file for file in sorted(files) if file.is_file() and "__pycache__" not in file.parts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
