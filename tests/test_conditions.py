@@ -35,6 +35,12 @@ def short(tiny) -> Experiment:
     return change(tiny, rounds=2, active=3, proxy_size=24)
 
 
+@pytest.fixture(scope="module")
+def shallow(short) -> Experiment:
+    """Two architectures of which none is deep, for what every method is run for."""
+    return change(short, models=("cnn6", "cnn6-wide"))
+
+
 def test_the_paper_has_eight_rows_and_all_of_them_are_here():
     assert len(PAPER_METHODS) == 8
     assert set(PAPER_METHODS) <= METHODS.keys()
@@ -78,11 +84,11 @@ def epochs(monkeypatch):
     return seen
 
 
-def test_participation_and_batches_are_the_same_for_every_method(short, epochs):
+def test_participation_and_batches_are_the_same_for_every_method(shallow, epochs):
     expected, actives = None, None
     for method in EVERY:
         epochs.clear()
-        rounds = crad.run(with_method(short, method)).rounds
+        rounds = crad.run(with_method(shallow, method)).rounds
         if expected is None:
             expected, actives = dict(epochs), [line["active"] for line in rounds]
             assert len(expected) == 3 * 2
@@ -91,7 +97,7 @@ def test_participation_and_batches_are_the_same_for_every_method(short, epochs):
 
 
 @pytest.mark.parametrize("method", EVERY)
-def test_labels_of_proxy_images_are_never_read(short, method, monkeypatch):
+def test_labels_of_proxy_images_are_never_read(shallow, method, monkeypatch):
     """They are poisoned once the images are set apart: no number may change, and nothing may stumble."""
 
     def poisoned(experiment: Experiment) -> RunContext:
@@ -100,7 +106,7 @@ def test_labels_of_proxy_images_are_never_read(short, method, monkeypatch):
         labels[context.data.proxy] = -(2**40)
         return replace(context, data=replace(context.data, dataset=replace(context.data.dataset, train_labels=labels)))
 
-    experiment = with_method(short, method)
+    experiment = with_method(shallow, method)
     clean = crad.run(experiment).rounds
     monkeypatch.setattr("crad.api.build_run_context", poisoned)
     again = crad.run(experiment).rounds
@@ -109,7 +115,7 @@ def test_labels_of_proxy_images_are_never_read(short, method, monkeypatch):
     assert clean == again
 
 
-def test_poison_would_be_noticed(short, monkeypatch):
+def test_poison_would_be_noticed(shallow, monkeypatch):
     """The test above can fail: the same poison on images that somebody holds does."""
 
     def poisoned(experiment: Experiment) -> RunContext:
@@ -120,7 +126,7 @@ def test_poison_would_be_noticed(short, monkeypatch):
 
     monkeypatch.setattr("crad.api.build_run_context", poisoned)
     with pytest.raises((RuntimeError, IndexError, ValueError)):
-        crad.run(with_method(short, "local"))
+        crad.run(with_method(shallow, "local"))
 
 
 # --- payload

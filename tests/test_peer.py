@@ -125,16 +125,18 @@ def test_the_exported_onnx_model_says_what_the_model_says(over_https):
 
     folder = over_https.state(2)
     session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
-    pixels = np.random.default_rng(1).integers(0, 256, (5, 1, 8, 8)).astype(np.float32)
-    (given,) = session.run(None, {"pixels": pixels})
+    pixels = np.random.default_rng(1).integers(0, 256, (5, 8, 8, 1), dtype=np.uint8)
+    given, local = session.run(["probabilities", "local_probabilities"], {"pixels": pixels})
     model = build_model(Architecture("cnn6", 0.125), num_classes=10, in_channels=1, image_size=(8, 8), seed=0)
     model.load_state_dict(load_file(folder / "model.safetensors"))
     mean, std = (
         torch.tensor(values).view(1, 1, 1, 1) for values in (over_https.agreement.mean, over_https.agreement.std)
     )
     with torch.no_grad():
-        expected = torch.softmax(model.eval()((torch.from_numpy(pixels) - mean) / std), dim=1).numpy()
+        inputs = (torch.from_numpy(pixels).permute(0, 3, 1, 2) - mean) / std
+        expected = torch.softmax(model.eval()(inputs), dim=1).numpy()
     assert np.allclose(given, expected, atol=1e-5)
+    assert np.allclose(local, expected, atol=1e-5), "under the plain loss both faces are one"
 
 
 def test_secrets_are_the_owners_alone(over_https):
