@@ -331,7 +331,7 @@ def test_mean_losses_weigh_every_sample_alike():
 def test_the_optimizer_is_sgd_as_the_settings_say():
     optimizer = make_optimizer(linear(), Experiment(lr=0.25, momentum=0.5, weight_decay=0.125))
     (group,) = optimizer.param_groups
-    assert type(optimizer) is torch.optim.SGD
+    assert isinstance(optimizer, torch.optim.SGD)
     assert (group["lr"], group["momentum"], group["weight_decay"], group["nesterov"]) == (0.25, 0.5, 0.125, False)
 
 
