@@ -17,10 +17,11 @@ demo: $(VENV)/.demo
 	$(BIN)/crad demo
 
 quick: lint types
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -q -m 'not slow'
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -q -m 'not slow'
 
+# Three at a time on two cores: tests of the network mostly wait.
 test: lint types
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 25
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 25
 
 # Strictly: a broken link, a page outside the navigation or a name that is gone fails it. The tutorials are executed, or
 # taken from build/notebooks where the tests have just done it. Not --quiet: warnings that are not said are not counted.

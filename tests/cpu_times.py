@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("paths", type=Path, nargs="+", metavar="FILE", help="what --cpu-times wrote")
     parser.add_argument("--tests", type=int, default=50, help="how many of the longest tests to show [50]")
     parser.add_argument("--list", action="store_true", help=f"write {SLOW.name}: all from --at-least seconds on")
-    parser.add_argument("--at-least", type=float, default=1.0, help="of a test with all its parameters [1.0]")
+    parser.add_argument("--at-least", type=float, default=0.7, help="of a test with all its parameters [0.7]")
     parser.add_argument("--crowd", type=float, default=1.0, help="how many times the clock was slowed by others [1]")
     options = parser.parse_args()
     costs = _read(options.paths)
