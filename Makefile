@@ -17,7 +17,7 @@ demo: $(VENV)/.demo
 	$(BIN)/crad demo
 
 quick: lint types
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -q -m 'not slow'
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -q -m 'not slow'
 
 # Three at a time on two cores: tests of the network mostly wait.
 test: lint types
