@@ -2,7 +2,7 @@
 #   make demo   sets up, runs CRAD on images that come with a dependency, shows a table, writes a report
 #   make test   sets up, lint, types, tests
 # the documentation as a site that opens from disk: make docs; a release, built and tried: make release-check
-# while one works, in five minutes: make quick (lint, types and the tests that are not marked slow)
+# while one works, in two minutes: make quick (lint, types and the tests that are not marked slow)
 # and where the time goes, about half an hour: make bench (QUICK=1 for three)
 PYTHON ?= python3
 VENV := .venv
