@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from crad.network.identity import Identity, create_identity, load_identity
 from crad.site.settings import template
 from crad.site.setup import member_entry
 from tests.organisations import Authority
+from tests.ports import free_port
 
 SETTINGS = {"rounds": 3, "lr": 0.05, "batch_size": 16, "distill_weight": 0.4}
 SMALL = {"preset": "demo", "train_limit": 300, "test_limit": 50, "proxy_size": 0, "width": 0.125, "models": ("cnn6",)}
@@ -134,7 +134,7 @@ def found_clinics(
     for number in range(clients):
         home = folder / f"clinic-{number}"
         identity = create_identity(home / "keys", f"clinic-{number}")
-        address = f"127.0.0.1:{_free_port()}"
+        address = f"127.0.0.1:{free_port()}"
         if authority is None:
             member = member_entry(identity, address=address, architecture="cnn6@0.125")
         else:
@@ -164,9 +164,3 @@ def found_clinics(
     agreement = make_agreement(table)
     (folder / "federation.toml").write_text(agreement_to_toml(agreement))
     return Clinics(folder, agreement)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

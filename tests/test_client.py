@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from contextlib import closing
@@ -14,6 +13,7 @@ from crad.network.https import client as client_module
 from crad.network.https.client import MemberClient, SlowError, why
 from tests.dripping import Dripping, Way
 from tests.organisations import agreed, make_identities, with_addresses
+from tests.ports import free_port
 from tests.town import Fault, Town
 
 TOTAL_S = 1.0
@@ -26,8 +26,7 @@ def identities(tmp_path_factory):
 
 
 def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 @pytest.mark.parametrize("way", [Way.SILENT, Way.HANDSHAKE, Way.HEADERS, Way.BODY])

@@ -6,7 +6,6 @@ What a store's owner or a bad line can do is in test_bucket_exchange.py; here it
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ from crad.network.store import remote_files
 from crad.network.store.bucket_exchange import BucketExchange
 from crad.network.store.objects import CHUNK_BYTES, Store, StoreError
 from tests.organisations import NAMES, agreed, make_identities
+from tests.ports import free_port
 
 ROUND, KIND = 3, "snapshot"
 NUMBERS = CHUNK_BYTES  # four megabytes and a header: several pieces
@@ -220,8 +220,7 @@ def test_a_host_whose_key_nobody_knows_gets_no_password(sftp, tmp_path: Path):
 
 def test_an_s3_that_is_not_there_is_a_fault_of_the_store(s3):
     url, options = s3
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     config = {"retries": {"max_attempts": 0}, "connect_timeout": 2}
     there = {**options, "endpoint_url": f"http://127.0.0.1:{port}", "config_kwargs": config}
     with pytest.raises(StoreError, match=r"^s3://clinics/federation: "):
