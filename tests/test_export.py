@@ -266,6 +266,7 @@ def test_predict_shows_a_table(trained, tmp_path, capsys):
     ("words", "reason"),
     [
         (["export", "{run}", "--client", "3"], "client 3 does not exist; choose 0 to 2"),
+        (["export", "{run}", "--client", "-1"], "client -1 does not exist; choose 0 to 2"),
         (["export", "{run}", "--client", "0", "--format", "pickle"], "'pickle' is not one of 'onnx', 'safetensors'"),
         (["export", "{run}"], "Missing option '--client'"),
         (["export", "{tmp}", "--client", "0"], "is no run directory: it has no experiment.toml"),

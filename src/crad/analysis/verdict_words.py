@@ -95,8 +95,8 @@ def notes_on_many(verdicts: Sequence[Verdict]) -> list[str]:
     if len(verdicts) < 2 or not any(gain.sign for verdict in verdicts for gain in verdict.gains):
         return []
     return [
-        f"Each method is judged by itself: at {100 * LEVEL:.0f} %, one in twenty that change nothing is expected to "
-        "seem to do something."
+        f"Each method is judged by itself, on two accuracies at {100 * LEVEL:.0f} % each: up to one in ten that change "
+        "nothing is expected to seem to do something."
     ]
 
 

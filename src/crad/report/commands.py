@@ -38,7 +38,7 @@ def continuing_command(folder: Path) -> str:
     Of methods and seeds only those are known that have begun.
     """
     begun = [RunDirectory(path.parent).experiment() for path in sorted(folder.glob("*/experiment.toml"))]
-    begun.sort(key=lambda experiment: experiment.seed)
+    begun.sort(key=lambda experiment: (experiment.seed, experiment.method != ALONE))  # the first is the baseline
     return f"{_compare_command(begun)} --output {shlex.quote(str(folder))}"
 
 

@@ -19,7 +19,7 @@ from crad.runs.export import export_model, file_name
 from crad.runs.names import title_of
 from crad.runs.passed_objects import AnyMethod, AnyModel, name_objects
 from crad.runs.records import Record
-from crad.runs.run_models import RunModels, stored_models
+from crad.runs.run_models import RunModels, UnknownClientError, stored_models
 from crad.runs.run_records import RunRecords, load_run
 from crad.runs.selection import clients_at
 
@@ -105,6 +105,8 @@ class Result:
         """
         if path is None and self.directory is None:
             raise ConfigError('path: this run has no directory; say where the file goes, such as path="model.onnx"')
+        if client < 0:  # counting from the end is for lists; a file must not be the wrong organisation's
+            raise UnknownClientError(f"client {client} does not exist; choose 0 to {len(self.models) - 1}")
         target = Path(path) if path is not None else Path(self.directory or "") / file_name(format, client)
         return export_model(self.models[client], format, target)
 
