@@ -71,6 +71,12 @@ def test_check_as_json_can_be_read_by_a_program(data_dir):
     assert (answer["official"], answer["num_classes"], answer["shape"]) == (False, 9, [28, 28, 3])
 
 
+def test_check_reads_labels_as_a_run_does(tmp_path):
+    images, labels = np.zeros((4, 8, 8), np.uint8), np.array(["cat", "dog", "cat", "dog"])
+    np.savez(tmp_path / "pets.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    assert json.loads(run("check", str(tmp_path / "pets.npz"), "--json").stdout)["num_classes"] == 2
+
+
 def test_the_data_directory_can_be_named(data_dir, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     result = run("check", "pathmnist", "--data-dir", str(elsewhere), fails=True)

@@ -177,7 +177,7 @@ def load_dataset(
             raise ConfigError("resize is for files: bring arrays that are passed in Python to their size before")
         dataset: Dataset = passed_object("data set", name_or_path)
     else:
-        dataset = read_found(_as_asked(locate(name_or_path, data_dir=data_dir), resize=resize))
+        dataset = read_found(as_asked(locate(name_or_path, data_dir=data_dir), resize=resize))
     train = _limit(dataset.train_images, dataset.train_labels, limit=train_limit, split="train", seed=seed)
     test = _limit(dataset.test_images, dataset.test_labels, limit=test_limit, split="test", seed=seed)
     return replace(dataset, train_images=train[0], train_labels=train[1], test_images=test[0], test_labels=test[1])
@@ -230,7 +230,7 @@ def read_found(found: FoundFile) -> Dataset:
     )
 
 
-def _as_asked(found: FoundFile, *, resize: int | None) -> FoundFile:
+def as_asked(found: FoundFile, *, resize: int | None = None) -> FoundFile:
     """Return where to read from such that labels are numbers from 0 on and images have the size that is asked for."""
     read = found.read
     if resize is not None:

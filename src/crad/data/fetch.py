@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crad.data.catalog import Archive, Source, known_source, locate, read_found
+from crad.data.catalog import Archive, Source, as_asked, known_source, locate, read_found
 from crad.data.embedded import INSTALL
 from crad.errors import DataError
 
@@ -69,7 +69,7 @@ def fetch(name: str, *, data_dir: Path, url: str | None = None, on_progress: Pro
 def check(name: str, *, data_dir: Path) -> Report:
     """Find, read and check a data set, a known one or a path, and describe it."""
     found = locate(name, data_dir=data_dir)
-    dataset = read_found(found)
+    dataset = read_found(as_asked(found))  # as a run reads it
     official, checksum = _compare_checksum(found.path, found.source)
     height, width, channels = dataset.train_images.shape[1:]
     return Report(
