@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from crad.cli import main
 from crad.config import Experiment
 from tests.chromium import Chromium
 from tests.cpu_times import pytest_addoption, pytest_configure, read_slow_tests
@@ -91,6 +93,22 @@ def real_data() -> Path:
     if not (folder / "cifar10.npz").is_file():
         pytest.skip(f"no real data subsets in {folder}: set CRAD_DATA to the folder with cifar10.npz")
     return folder
+
+
+@pytest.fixture
+def crad_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Run `crad WORDS` in this process: exit code, standard output, standard error."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["crad", *map(str, words)])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        out, err = capsys.readouterr()
+        return int(stopped.value.code or 0), out, err
+
+    return run
 
 
 def change(experiment: Experiment, **settings: object) -> Experiment:

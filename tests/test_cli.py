@@ -14,24 +14,9 @@ import numpy as np
 import pytest
 
 import crad
-from crad.cli import main
 from crad.config import to_toml
 from tests.conftest import change
 from tests.pages import Page
-
-
-@pytest.fixture
-def crad_command(monkeypatch, capsys):
-    """Run `crad ARGS` in this process: exit code, standard output, standard error."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["crad", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        out, err = capsys.readouterr()
-        return int(stopped.value.code or 0), out, err
-
-    return run
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
 from crad.analysis.comparable import comparable_runs
 from crad.analysis.verdict import joining_verdict
-from crad.cli import main
 from crad.errors import RunError
 from crad.runs.run_records import load_run
 from tests.records import made_run
@@ -24,20 +22,6 @@ def no_pages():
         patched.setattr("crad.api.report_page", lambda runs: "")
         patched.setattr("crad.report.comparison_folder.report_page", lambda runs: "")
         yield
-
-
-@pytest.fixture
-def crad_command(monkeypatch, capsys):
-    """Run `crad WORDS` in this process: exit code, standard output, standard error."""
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["crad", *map(str, words)])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        out, err = capsys.readouterr()
-        return int(stopped.value.code or 0), out, err
-
-    return run
 
 
 def test_the_demo_judges_three_joined_methods_over_three_seeds(crad_command, tmp_path):

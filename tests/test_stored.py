@@ -27,7 +27,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 import crad
-from crad.cli import main
 from tests.stored.own_images import write_own_images
 
 STORED = Path(__file__).resolve().parent / "stored"
@@ -58,20 +57,6 @@ def stored(request, tmp_path, monkeypatch) -> Path:
     write_own_images(copy / "federation/clinic-a/own.npz", member="clinic-a")
     monkeypatch.chdir(copy / "federation")
     return copy
-
-
-@pytest.fixture
-def crad_command(monkeypatch, capsys):
-    """Run `crad ARGS` in this process: exit code, standard output, standard error."""
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["crad", *map(str, words)])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        out, err = capsys.readouterr()
-        return int(stopped.value.code or 0), out, err
-
-    return run
 
 
 def read(path: Path) -> Json:
