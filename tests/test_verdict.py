@@ -253,6 +253,15 @@ def test_every_method_has_its_verdict_against_local_and_the_sentence_names_each(
     assert "up to one in ten" in found.lines[-1], "two accuracies, each at 95 %"
 
 
+def test_where_one_helped_and_of_another_nothing_is_shown_nothing_is_mixed():
+    found = joining_verdict(
+        runs_of(local=ALONE, uniform=[(75, 80), (76, 81), (77, 79)], crad=[(75, 75), (60, 90), (77, 79)])
+    )
+    assert found is not None
+    assert [one.kind for one in found.verdicts] == ["helped", "not shown"]
+    assert found.kind == "not shown"
+
+
 def test_methods_that_all_helped_are_listed_and_no_one_is_named_best():
     both = {"uniform": [(80.0, 85.0), (81.0, 86.0), (82.0, 87.0)], "crad": [(75.0, 80.0), (76.0, 81.0), (77.0, 79.0)]}
     found = joining_verdict(runs_of(local=ALONE, **both))

@@ -130,7 +130,7 @@ class Verdict:
 class JoiningVerdict:
     """What a comparison says of joining: one sentence over all methods, the verdict of each, and how to read them."""
 
-    kind: Kind  # of all of them; where they differ, mixed
+    kind: Kind  # of all of them together
     sentence: str
     verdicts: tuple[Verdict, ...]
     notes: tuple[str, ...] = ()
@@ -156,9 +156,15 @@ def joining_verdict(runs: Sequence[RunRecords]) -> JoiningVerdict | None:
     notes = (*notes_on_many(verdicts), *_loss_notes(runs))
     if len(verdicts) == 1:
         return JoiningVerdict(verdicts[0].kind, verdicts[0].sentence, verdicts, notes)
+    return JoiningVerdict(_common_kind(verdicts), sentence_over(verdicts), verdicts, notes)
+
+
+def _common_kind(verdicts: Sequence[Verdict]) -> Kind:
+    """Return the kind of several methods: where some help and of others nothing is shown, nothing is shown of all."""
     kinds = {verdict.kind for verdict in verdicts}
-    kind = kinds.pop() if len(kinds) == 1 else "mixed"
-    return JoiningVerdict(kind, sentence_over(verdicts), verdicts, notes)
+    if len(kinds) == 1:
+        return kinds.pop()
+    return "not shown" if kinds == {"helped", "not shown"} else "mixed"
 
 
 def judge(name: str, faces: Sequence[Face]) -> Verdict:
