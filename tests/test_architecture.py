@@ -50,7 +50,7 @@ def test_figures_and_pages_never_touch_models(package: str):
 
 def test_attacks_come_in_through_the_context_alone():
     """Whoever trains, publishes or measures asks the run's adversary; the records and the page may name attacks."""
-    naming = {"runs/summary.py", "report/detail_tables.py"}
+    naming = {"runs/summary.py", "report/sections/detail_tables.py"}
     users = {
         path.relative_to(SOURCE).as_posix()
         for path in modules()

@@ -18,8 +18,8 @@ from crad.analysis.traces import ImageTrace, TeacherView, describe, percent
 from crad.report.charts import make_charts
 from crad.report.frame import framed_page
 from crad.report.page import report_page
-from crad.report.page_table import PageTable
 from crad.report.participant import participant_page
+from crad.report.sections.page_table import PageTable
 from crad.runs.run_records import load_run
 from tests.chromium import PATIENCE_S, Tab
 from tests.conftest import ROOT, change

@@ -67,7 +67,7 @@ CASES = {
 @pytest.fixture(scope="module")
 def made():
     """The charts of a case, made once."""
-    known: dict[str, list[charts.Chart]] = {}
+    known: dict[str, list[charts.ReportChart]] = {}
 
     def of(case):
         if case not in known:

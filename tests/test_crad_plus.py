@@ -209,8 +209,8 @@ def test_the_exported_model_has_both_faces(tiny, tmp_path):
 
     from safetensors import safe_open
 
-    from crad.runs.export import export_onnx, export_safetensors
-    from crad.runs.model_card import make_card
+    from crad.prediction.export import export_onnx, export_safetensors
+    from crad.prediction.model_card import make_card
 
     context = build_run_context(change(tiny, local_loss="balanced"))
     peer = Peer(context, one_peer_per_client(context)[2])

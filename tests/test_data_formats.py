@@ -406,7 +406,7 @@ def test_a_file_that_is_no_archive_is_refused(tmp_path):
 
 
 def test_an_oversized_member_is_refused_before_it_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("crad.data.cifar.MAX_FILE_BYTES", 5000)
+    monkeypatch.setattr("crad.data.readers.cifar.MAX_FILE_BYTES", 5000)
     folder, _ = write_cifar(tmp_path, "cifar100", "binary")
     refusal(lambda: load_dataset("cifar100", seed=1, data_dir=tmp_path), "6148 bytes", "at most 5000")
     pack(folder, tmp_path / "cifar-100-binary.tar.gz")

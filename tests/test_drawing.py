@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crad.report.svg import heat_map, partition_picture
+from crad.report.sections.svg import heat_map, partition_picture
 
 PARTITION = {"class_names": ["cat", "dog & <owl>"], "counts": [[11, 22], [33, 44]]}
 EXAMPLES = settings(max_examples=25, derandomize=True, database=None, deadline=None)

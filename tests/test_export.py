@@ -16,9 +16,9 @@ from torch import nn
 
 import crad
 from crad.cli import main
-from crad.data.npz import read_npz
+from crad.data.readers.npz import read_npz
 from crad.errors import ConfigError, DataError, RunError
-from crad.runs.model_card import ModelCard
+from crad.prediction.model_card import ModelCard
 from tests.conftest import change
 
 WORDS = np.array(["ant", "bee", "cat", "dog"])
@@ -131,7 +131,7 @@ def test_exporting_leaves_the_model_as_it_was(trained, exported):
     result, images, folder = trained
     model = result.models[0]
     before = model.predict_proba(images)
-    crad.runs.export.export_model(model, "safetensors", folder / "again.safetensors")
+    crad.prediction.export.export_model(model, "safetensors", folder / "again.safetensors")
     assert np.array_equal(model.predict_proba(images), before)
 
 

@@ -17,9 +17,9 @@ from crad.errors import ConfigError, RunError
 from crad.federation.context import build_run_context
 from crad.models import Architecture, FirstWeights, build_model, load_first_weights
 from crad.network.agreement import make_agreement
+from crad.prediction.export import export_safetensors
+from crad.prediction.model_card import make_card
 from crad.runs.callbacks import LambdaCallback
-from crad.runs.export import export_safetensors
-from crad.runs.model_card import make_card
 from crad.runs.resolution import resolve_experiment
 from crad.site.local_peer import prepare_local_peer
 from crad.site.settings import read_site

@@ -21,8 +21,8 @@ import crad
 from crad.aggregation.filters import keep_all, median_filter
 from crad.aggregation.weights import accuracy, equal
 from crad.cli import main
-from crad.data.arrays import encode_labels
-from crad.data.npz import read_npz
+from crad.data.readers.arrays import encode_labels
+from crad.data.readers.npz import read_npz
 from crad.errors import ConfigError, CradError, DataError, RunError
 from crad.federation.federated_data import build_federated_data
 from crad.federation.method import MethodSpec, Phase

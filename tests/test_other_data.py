@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from crad.cli.terminal_tables import sectioned_table
+from crad.cli.terminal.terminal_tables import sectioned_table
 from crad.errors import ConfigError
 from crad.paper.experiments import NAMES, OWN, Choice
 from crad.paper.plan import Records, ReproductionPlan, make_tables, make_tidy, plan_reproduction, write_tables

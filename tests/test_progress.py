@@ -8,7 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
-from crad.cli.progress import Display
+from crad.cli.terminal.progress import Display
 from crad.federation.rounds import Step
 
 LABEL = "cifar10 uncertainty, 10 of 100 clients, seed 1024"

@@ -16,9 +16,10 @@ import crad
 from crad.analysis.gains import client_gains
 from crad.analysis.intervals import t_quantile
 from crad.errors import RunError
-from crad.report import charts, inspector_tab
+from crad.report import charts
 from crad.report.markup import as_data, as_script
 from crad.report.page import report_page
+from crad.report.sections import inspector_tab
 from crad.runs.run_records import load_run
 from tests.conftest import change
 from tests.pages import PARTITION, Page, run_of, script_data, summary

@@ -19,7 +19,7 @@ from crad.federation.topology import RoundParticipants, Routes
 from crad.methods import resolve_method
 from crad.methods.distillation import distil, distillation_method
 from crad.report import charts
-from crad.report.charts.chart import CHARTS, Chart, on_page
+from crad.report.charts.chart import CHARTS, ReportChart, on_page
 from crad.runs.callbacks import Callback, LambdaCallback
 from crad.runs.loop import RunLoop
 from crad.runs.resolution import resolve_experiment
@@ -89,8 +89,8 @@ def test_a_chart_is_one_function():
     before = [chart.name for chart in charts.make_charts([made_run()])]
 
     @on_page(1)
-    def toy_chart(methods: object) -> Chart:
-        return Chart("toy", "Toy", "nothing", "nothing to see", {"mark": "point"}, [])
+    def toy_chart(methods: object) -> ReportChart:
+        return ReportChart("toy", "Toy", "nothing", "nothing to see", {"mark": "point"}, [])
 
     try:
         after = [chart.name for chart in charts.make_charts([made_run()])]

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from jinja2 import UndefinedError
 
-from crad.report.charts import Chart
-from crad.report.class_tracks import TrackMark, TrackRow
-from crad.report.headline import Headline
-from crad.report.inspector_tab import InspectorSection
+from crad.report.charts import ReportChart
 from crad.report.live.bar import starting_page, waiting_page, with_live_bar
 from crad.report.markup import render
-from crad.report.method_tiles import MethodTiles, Tile
-from crad.report.page_table import PageTable
-from crad.report.svg import partition_heat_map
+from crad.report.sections.class_tracks import TrackMark, TrackRow
+from crad.report.sections.headline import Headline
+from crad.report.sections.inspector_tab import InspectorSection
+from crad.report.sections.method_tiles import MethodTiles, Tile
+from crad.report.sections.page_table import PageTable
+from crad.report.sections.svg import partition_heat_map
 from tests.pages import script_data
 from tests.records import made_run
 
@@ -66,7 +66,7 @@ def table(place: str) -> PageTable:
     )
 
 
-CHART = Chart(hostile("chart name"), hostile("chart title"), hostile("chart caption"), hostile("alt"), {}, [])
+CHART = ReportChart(hostile("chart name"), hostile("chart title"), hostile("chart caption"), hostile("alt"), {}, [])
 TILE = Tile(hostile("tile name"), hostile("tile value"), hostile("tile note"), is_best=True)
 PICTURE = partition_heat_map({"class_names": [hostile("class")], "counts": [[3]]})
 FRAME: dict[str, Any] = {

@@ -28,7 +28,7 @@ import typer
 from rich.console import Console
 
 from crad.cli import make_app
-from crad.cli.terminal_tables import plain_table
+from crad.cli.terminal.terminal_tables import plain_table
 from crad.data.catalog import locate
 from crad.errors import ConfigError, CradError, DataError
 from crad.network.agreement import HTTPS, Agreement, read_agreement

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from crad.config import Experiment
     from crad.data.dataset import Dataset
     from crad.errors import CradError
+    from crad.prediction.trained_model import TrainedModel, load_model
     from crad.results.comparison import Comparison
     from crad.results.result import Result, load
     from crad.runs.callbacks import Callback, LambdaCallback
-    from crad.runs.trained_model import TrainedModel, load_model
 
 __version__ = "0.2.0"
 
@@ -32,12 +32,12 @@ _HOMES = {
     "Result": "crad.results.result",
     "Rule": "crad.aggregation",
     "Trace": "crad.aggregation",
-    "TrainedModel": "crad.runs.trained_model",
+    "TrainedModel": "crad.prediction.trained_model",
     "aggregate": "crad.aggregation",
     "compare": "crad.api",
     "explain": "crad.aggregation",
     "load": "crad.results.result",
-    "load_model": "crad.runs.trained_model",
+    "load_model": "crad.prediction.trained_model",
     "run": "crad.api",
 }
 

@@ -29,10 +29,11 @@ from crad.inspection import RunInspector, is_inspectable, write_inspection
 from crad.methods import resolve_method
 from crad.models import ARCHITECTURES, Architecture, load_first_weights, resolve_architecture
 from crad.plugins import is_object, passing
+from crad.prediction.run_models import MODELS_FILE, KeptFolder, RunModels, check_fits, models_record, stored_weights
 from crad.randomness import repeatable
 from crad.report.comparison_folder import run_folder, write_comparison
 from crad.report.page import report_page
-from crad.report.svg import partition_picture
+from crad.report.sections.svg import partition_picture
 from crad.results.comparison import Comparison, compare_results
 from crad.results.result import Result, load
 from crad.runs.callbacks import Callback, CallbackList, LambdaCallback
@@ -41,7 +42,6 @@ from crad.runs.loop import RunLoop
 from crad.runs.passed_objects import AnyMethod, AnyModel, Passed, check_passed_again, name_objects
 from crad.runs.records import Record, partition_record, weights_record
 from crad.runs.resolution import resolve_experiment
-from crad.runs.run_models import MODELS_FILE, KeptFolder, RunModels, check_fits, models_record, stored_weights
 from crad.runs.run_records import RunRecords
 from crad.runs.selection import best_round
 from crad.runs.summary import summarise

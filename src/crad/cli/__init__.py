@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from crad import __version__
-from crad.cli.signals import Terminated, ending_soon, leave, raise_on_sigterm
+from crad.cli.terminal.signals import Terminated, ending_soon, leave, raise_on_sigterm
 from crad.errors import CradError
 
 # Verb, where it is, and its line in `crad --help`; only the verb that was asked for is imported.

@@ -137,7 +137,7 @@ def _run_all(
     from rich.console import Console
 
     from crad.analysis.durations import duration
-    from crad.cli.progress import Display
+    from crad.cli.terminal.progress import Display
     from crad.engines.processes import kept_workers
     from crad.report.comparison_folder import run_folder, write_comparison
     from crad.runs.names import title_of
@@ -169,7 +169,7 @@ def _show(
     folder: Path, rows: Sequence[ComparisonRow], verdict: JoiningVerdict | None, *, is_quiet: bool, as_json: bool
 ) -> None:
     """Print the comparison: tables and whether joining helped, JSON, or the path alone."""
-    from crad.cli.terminal_tables import plain_table, print_verdict, table_console
+    from crad.cli.terminal.terminal_tables import plain_table, print_verdict, table_console
     from crad.report.tables import COMPARISON_HEADER, comparison_caption, comparison_cells
 
     if as_json:

@@ -105,7 +105,7 @@ def _describe(source: Source, *, folder: Path) -> dict[str, Any]:
 
 def _state(source: Source, *, folder: Path) -> tuple[bool, str]:
     from crad.data.catalog import locate
-    from crad.data.embedded import INSTALL
+    from crad.data.readers.embedded import INSTALL
     from crad.errors import DataError
 
     if source.name in _EMBEDDED_PACKAGES:

@@ -33,7 +33,7 @@ def explain_command(
     from rich.console import Console
 
     from crad.analysis.traces import describe
-    from crad.cli.terminal_tables import trace_table
+    from crad.cli.terminal.terminal_tables import trace_table
     from crad.errors import ConfigError
     from crad.inspection import FAILURE_RULE, SUCCESS_RULE, RunInspector
 

@@ -46,8 +46,8 @@ def export_command(
     Example: crad export runs/first --client 3 --format onnx
     """
     from crad.errors import ConfigError
+    from crad.prediction.export import file_name
     from crad.results.result import load
-    from crad.runs.export import file_name
 
     result = load(run)
     path = output or run / file_name(format, client)

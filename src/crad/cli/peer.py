@@ -188,8 +188,8 @@ def join_command(site: SiteFile = PEER_TOML, quiet: Quiet = False, as_json: AsJs
     _need_network()
     from rich.console import Console
 
-    from crad.cli.progress import Display
-    from crad.cli.terminal_tables import plain_table
+    from crad.cli.terminal.progress import Display
+    from crad.cli.terminal.terminal_tables import plain_table
     from crad.report.participant import participant_cells, participant_verdict, shortfall
     from crad.site.join import join
 

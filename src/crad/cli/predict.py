@@ -14,7 +14,7 @@ from crad.cli.options import AsJson
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from crad.runs.trained_model import Probabilities, TrainedModel
+    from crad.prediction.trained_model import Probabilities, TrainedModel
 
 MANY_CLASSES = 10  # more than these do not fit in a table: the most probable ones are shown
 SHOWN_BEST = 3
@@ -52,9 +52,9 @@ def predict_command(
 
     Example: crad predict runs/first/client-3.onnx scans/
     """
-    from crad.data.input_files import read_inputs
+    from crad.data.readers.input_files import read_inputs
     from crad.models.registry import resolve_builder
-    from crad.runs.trained_model import load_model
+    from crad.prediction.trained_model import load_model
 
     trained = load_model(model, build=None if build is None else resolve_builder(build))
     card = trained.card
@@ -83,7 +83,7 @@ def _to_json(model: TrainedModel, names: Sequence[str], probabilities: Probabili
 def _print(model: TrainedModel, names: Sequence[str], probabilities: Probabilities, *, face: str) -> None:
     from rich.console import Console
 
-    from crad.cli.terminal_tables import plain_table
+    from crad.cli.terminal.terminal_tables import plain_table
 
     is_wide = len(model.classes) > MANY_CLASSES
     header = ["input", "class", "%", *(["then"] if is_wide else [f"{name} %" for name in model.classes])]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from crad.analysis.durations import Durations
-    from crad.cli.progress import Display
+    from crad.cli.terminal.progress import Display
     from crad.paper.experiments import Choice
     from crad.paper.plan import Records, ReproductionPlan, StoredRun
     from crad.report.tables import Table
@@ -96,7 +96,7 @@ def reproduce_command(
     from rich.console import Console
 
     from crad.analysis.durations import Durations
-    from crad.cli.progress import Display
+    from crad.cli.terminal.progress import Display
     from crad.device import choose_device
     from crad.paper.plan import (
         absent_data,
@@ -328,7 +328,7 @@ def _show(
 
 
 def _print_table(console: Console, table: Table) -> None:
-    from crad.cli.terminal_tables import sectioned_table
+    from crad.cli.terminal.terminal_tables import sectioned_table
 
     console.print(sectioned_table(table))
     console.print(table.caption, highlight=False, markup=False)

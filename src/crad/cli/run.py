@@ -13,13 +13,13 @@ import typer
 
 from crad.cli.callback_options import CallbackOptions
 from crad.cli.options import AsJson, ConfigFile, Output, Quiet, Settings, with_experiment_flags
-from crad.cli.signals import Terminated
+from crad.cli.terminal.signals import Terminated
 from crad.config import Experiment, make_experiment, names_of, setting_of
 from crad.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from crad.analysis.verdict import JoiningVerdict
-    from crad.cli.progress import Display
+    from crad.cli.terminal.progress import Display
     from crad.results.result import Result
     from crad.runs.callbacks import Callback
     from crad.runs.run_records import RunRecords
@@ -52,7 +52,7 @@ def run_command(
     """
     from rich.console import Console
 
-    from crad.cli.progress import Display
+    from crad.cli.terminal.progress import Display
 
     if resume is not None:
         experiment = _resumed(resume, settings, config=config, output=output)
@@ -110,7 +110,7 @@ def report_outcome(result: Result, *, verdict: JoiningVerdict | None = None, is_
     from rich.console import Console
 
     from crad.analysis.verdict import to_json
-    from crad.cli.terminal_tables import plain_table, print_verdict
+    from crad.cli.terminal.terminal_tables import plain_table, print_verdict
     from crad.report.tables import mib
 
     summary = result.summary

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from crad.data.cifar import read_cifar
 from crad.data.dataset import Dataset, Images, Labels, Splits, build_dataset, check_images, with_channels
-from crad.data.embedded import read_digits, read_mnist5k
-from crad.data.image_folder import read_image_folder
 from crad.data.labels import number_labels
-from crad.data.npz import read_npz
+from crad.data.readers.cifar import read_cifar
+from crad.data.readers.embedded import read_digits, read_mnist5k
+from crad.data.readers.image_folder import read_image_folder
+from crad.data.readers.npz import read_npz
 from crad.data.subsets import balanced_subset
 from crad.errors import ConfigError, DataError, unknown_name
 from crad.plugins import is_object, passed_object

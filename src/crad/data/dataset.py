@@ -86,7 +86,7 @@ class Dataset:
             >>> data.train_images.shape, data.train_labels[:2].tolist()
             ((40, 16, 16, 3), [0, 1])
         """
-        from crad.data.arrays import dataset_from_arrays
+        from crad.data.readers.arrays import dataset_from_arrays
 
         if site is not None:
             raise DataError(
@@ -119,7 +119,7 @@ class Dataset:
             >>> crad.Dataset.from_torch(pairs, pairs, classes=["zero", "one"]).num_classes
             2
         """
-        from crad.data.arrays import dataset_from_items
+        from crad.data.readers.arrays import dataset_from_items
 
         return dataset_from_items(train, test, classes=classes, name=name, augmentation=augmentation)
 
@@ -146,7 +146,7 @@ class Dataset:
             >>> crad.Dataset.from_huggingface({"train": split, "test": split}, image="img", label="kind").class_names
             ('cat', 'dog')
         """
-        from crad.data.arrays import dataset_from_columns
+        from crad.data.readers.arrays import dataset_from_columns
 
         return dataset_from_columns(
             dataset_dict,

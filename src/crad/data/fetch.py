@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crad.data.catalog import Archive, Source, as_asked, known_source, locate, read_found
-from crad.data.embedded import INSTALL
+from crad.data.readers.embedded import INSTALL
 from crad.errors import DataError
 
 if TYPE_CHECKING:

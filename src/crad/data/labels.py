@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from crad.data.arrays import encode_labels
 from crad.data.dataset import MAX_CLASSES, Splits
+from crad.data.readers.arrays import encode_labels
 from crad.errors import DataError
 
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from crad.data.catalog import locate, read_found
 from crad.data.dataset import Dataset, Images, Labels, Splits, build_dataset
-from crad.data.npz import read_npz
 from crad.data.partition import MIN_SAMPLES, Shard
+from crad.data.readers.npz import read_npz
 from crad.data.subsets import stratified_split
 from crad.errors import DataError
 

@@ -10,7 +10,7 @@ from crad.paper.experiments import Metric, PaperExperiment, PlannedCell
 from crad.paper.paper_tables import Finished
 from crad.paper.study_tables import difference_rows, find_compared
 from crad.report.charts import vega_lite as alt
-from crad.report.charts.chart import Chart, labelled
+from crad.report.charts.chart import ReportChart, labelled
 from crad.report.charts.lines import accuracy_chart
 from crad.report.charts.parts import ROWS, finished, listing, method_axis, method_colour, method_shape, methods_in
 from crad.report.charts.style import PLOT_WIDTH
@@ -19,7 +19,7 @@ WIDTH = PLOT_WIDTH - 70  # names of variants stand beside it
 ROW_HEIGHT = 22
 
 
-def study_charts(paper: PaperExperiment, cells: Sequence[PlannedCell], finished_runs: Finished) -> list[Chart]:
+def study_charts(paper: PaperExperiment, cells: Sequence[PlannedCell], finished_runs: Finished) -> list[ReportChart]:
     """Return a chart of differences per metric and one of accuracy over rounds per column, as far as there are runs."""
     compared = find_compared(paper, cells, finished_runs)
     made = [differences_chart(paper, metric, difference_rows(paper, compared, metric)) for metric in paper.metrics]
@@ -30,7 +30,7 @@ def study_charts(paper: PaperExperiment, cells: Sequence[PlannedCell], finished_
     return [chart for chart in made if chart is not None]
 
 
-def differences_chart(paper: PaperExperiment, metric: Metric, rows: list[Row]) -> Chart | None:
+def differences_chart(paper: PaperExperiment, metric: Metric, rows: list[Row]) -> ReportChart | None:
     """Show every row minus the baseline: points with interval bars, a panel per column."""
     if not rows:
         return None

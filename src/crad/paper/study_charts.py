@@ -9,7 +9,9 @@ from crad.paper.paper_tables import Finished
 from crad.report import charts
 
 
-def make_study_charts(paper: PaperExperiment, cells: Sequence[PlannedCell], finished: Finished) -> list[charts.Chart]:
+def make_study_charts(
+    paper: PaperExperiment, cells: Sequence[PlannedCell], finished: Finished
+) -> list[charts.ReportChart]:
     """Return differences and curves of an experiment; none without the extra that draws them."""
     if not charts.charts_available():
         return []

@@ -13,7 +13,7 @@ from crad.paper.study_tables import Compared, find_compared, make_study_tables
 from crad.report import charts
 from crad.report.frame import framed_page
 from crad.report.page import page_versions
-from crad.report.page_table import PageTable
+from crad.report.sections.page_table import PageTable
 from crad.report.tables import Table
 
 

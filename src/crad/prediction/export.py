@@ -25,9 +25,9 @@ from crad.errors import ConfigError, RunError, unknown_name
 from crad.federation.context import RunContext
 from crad.federation.peer import PeerSpec, first_model
 from crad.files import replacing
-from crad.runs.model_card import ModelCard
-from crad.runs.run_models import stored_weights
-from crad.runs.trained_model import TrainedModel
+from crad.prediction.model_card import ModelCard
+from crad.prediction.run_models import stored_weights
+from crad.prediction.trained_model import TrainedModel
 
 SUFFIXES = {"safetensors": ".safetensors", "onnx": ".onnx"}
 FACE_NAMES = ("probabilities", "local_probabilities")  # of the graph's outputs

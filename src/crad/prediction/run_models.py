@@ -24,12 +24,12 @@ from crad.federation.tasks import load_tensors
 from crad.methods import resolve_method
 from crad.models import load_first_weights
 from crad.plugins import OBJECT, passing
+from crad.prediction.model_card import ModelCard, make_card
+from crad.prediction.trained_model import TorchPredictor, TrainedModel, empty_network
 from crad.randomness import torch_seed
 from crad.runs.checkpoint import saved_rounds, states_at
 from crad.runs.directory import RunDirectory
-from crad.runs.model_card import ModelCard, make_card
 from crad.runs.records import Record
-from crad.runs.trained_model import TorchPredictor, TrainedModel, empty_network
 
 MODELS_FILE = "models.json"
 MODEL = "model."  # before the names of a resting state's weights

@@ -14,16 +14,16 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from crad.data.arrays import to_batch
 from crad.data.dataset import Images
 from crad.data.preprocessing import image_tensor
+from crad.data.readers.arrays import to_batch
 from crad.errors import ConfigError, RunError, unknown_name
 from crad.inference.engine import TeacherEngine
 from crad.models import ARCHITECTURES, Architecture, build_model
 from crad.models.timm_models import is_timm
 from crad.plugins import OBJECT, passing
+from crad.prediction.model_card import ModelCard
 from crad.randomness import repeatable
-from crad.runs.model_card import ModelCard
 from crad.training.evaluation import EVALUATION_BATCH, PREPARED_FROM, evaluation_mode
 
 Face = Literal["global", "local"]

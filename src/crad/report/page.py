@@ -14,15 +14,15 @@ from crad.analysis.comparison import ComparisonRow, compare
 from crad.analysis.confusions import simulated_confusions
 from crad.analysis.gains import ALONE
 from crad.report import charts
-from crad.report.charts import Chart
+from crad.report.charts import ReportChart
 from crad.report.commands import alone_commands, repeating_commands
-from crad.report.detail_tables import attack_sentence, class_table, client_table, gain_table, honest_table
 from crad.report.frame import framed_page
-from crad.report.headline import make_headline, sentence, status, title
-from crad.report.inspector_tab import inspector_data, inspector_section
-from crad.report.method_tiles import method_tiles
-from crad.report.page_table import PageTable
-from crad.report.svg import partition_heat_map
+from crad.report.sections.detail_tables import attack_sentence, class_table, client_table, gain_table, honest_table
+from crad.report.sections.headline import make_headline, sentence, status, title
+from crad.report.sections.inspector_tab import inspector_data, inspector_section
+from crad.report.sections.method_tiles import method_tiles
+from crad.report.sections.page_table import PageTable
+from crad.report.sections.svg import partition_heat_map
 from crad.report.tables import (
     COMPARISON_HEADER,
     COST_CAPTION,
@@ -62,7 +62,7 @@ def report_page(runs: Sequence[RunRecords], *, is_live: bool = False) -> str:
 
 
 def _outcome(
-    runs: Sequence[RunRecords], rows: Sequence[ComparisonRow], made: Sequence[Chart] | None
+    runs: Sequence[RunRecords], rows: Sequence[ComparisonRow], made: Sequence[ReportChart] | None
 ) -> Mapping[str, Any]:
     """Return what says whether joining helped: pictures of clients and rounds, the methods' figures, every client."""
     attacked = [run for run in runs if run.experiment.attack]
@@ -85,7 +85,7 @@ def _comparison_table(rows: Sequence[ComparisonRow]) -> PageTable:
     return PageTable(COMPARISON_HEADER, comparison_cells(rows), comparison_caption(rows), title=title)
 
 
-def _figures(runs: Sequence[RunRecords], made: Sequence[Chart] | None) -> Mapping[str, Any]:
+def _figures(runs: Sequence[RunRecords], made: Sequence[ReportChart] | None) -> Mapping[str, Any]:
     """Return the charts, or where they cannot be made the picture of the partition that needs no library."""
     if made is None:
         return {"charts": [], "partition": partition_heat_map(runs[0].partition)}
@@ -93,14 +93,14 @@ def _figures(runs: Sequence[RunRecords], made: Sequence[Chart] | None) -> Mappin
     return {"charts": [chart for chart in made if chart.name not in elsewhere], "partition": None}
 
 
-def _cost(rows: Sequence[ComparisonRow], made: Sequence[Chart] | None) -> Mapping[str, Any]:
+def _cost(rows: Sequence[ComparisonRow], made: Sequence[ReportChart] | None) -> Mapping[str, Any]:
     return {
         "table": PageTable(COST_HEADER, cost_cells(rows), COST_CAPTION, title="Costs"),
         "charts": _charts_named(made, COST_CHARTS),
     }
 
 
-def _charts_named(made: Sequence[Chart] | None, names: Sequence[str]) -> list[Chart]:
+def _charts_named(made: Sequence[ReportChart] | None, names: Sequence[str]) -> list[ReportChart]:
     return [chart for chart in made or () if chart.name in names]
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from crad.analysis.confusions import confused_members, confusion_sentence
 from crad.analysis.verdict import Face, Verdict, commonest_share, judge
-from crad.report.class_tracks import class_tracks
 from crad.report.frame import framed_page
-from crad.report.method_tiles import Tile
-from crad.report.page_table import PageTable
+from crad.report.sections.class_tracks import class_tracks
+from crad.report.sections.method_tiles import Tile
+from crad.report.sections.page_table import PageTable
 from crad.report.tables import mib
 from crad.runs.records import Record
 

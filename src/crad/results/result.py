@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 from crad.config import Experiment
 from crad.data.dataset import Dataset
 from crad.errors import ConfigError, RunError
+from crad.prediction.export import export_model, file_name
+from crad.prediction.run_models import RunModels, UnknownClientError, stored_models
 from crad.report.notebook import result_html
 from crad.results.figures import accuracy_curves
 from crad.results.frames import frame
 from crad.runs.directory import RunDirectory
-from crad.runs.export import export_model, file_name
 from crad.runs.names import title_of
 from crad.runs.passed_objects import AnyMethod, AnyModel, name_objects
 from crad.runs.records import Record
-from crad.runs.run_models import RunModels, UnknownClientError, stored_models
 from crad.runs.run_records import RunRecords, load_run
 from crad.runs.selection import clients_at
 

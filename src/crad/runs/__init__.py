@@ -1,1 +1,1 @@
-"""What one run leaves: its directory, records, checkpoints, selected round, summary, exported models, callbacks."""
+"""What one run leaves: its directory, records, checkpoints, selected round, summary, callbacks."""

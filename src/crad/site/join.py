@@ -14,11 +14,11 @@ from crad.files import disk_faults, full_disk
 from crad.network.agreement import Agreement
 from crad.network.identity import load_identity
 from crad.network.ledger import totals
+from crad.prediction.export import export_onnx, export_safetensors, trained_model
+from crad.prediction.model_card import make_card
 from crad.report.participant import participant_page, participant_record
 from crad.runs.callbacks import Callback, CallbackList, LambdaCallback
 from crad.runs.directory import RunDirectory
-from crad.runs.export import export_onnx, export_safetensors, trained_model
-from crad.runs.model_card import make_card
 from crad.runs.records import Record
 from crad.runs.summary import versions
 from crad.site.certificate import check_own_certificate, watched_certificate

@@ -13,7 +13,7 @@ from rich.table import Column
 from rich.text import Text
 
 from crad.analysis.durations import duration
-from crad.cli.terminal_tables import partition_table
+from crad.cli.terminal.terminal_tables import partition_table
 
 if TYPE_CHECKING:
     from crad.federation.rounds import Step

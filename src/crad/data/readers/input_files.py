@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crad.data.image_folder import SUFFIXES, read_pictures
-from crad.data.npz import open_arrays, read_array
+from crad.data.readers.image_folder import SUFFIXES, read_pictures
+from crad.data.readers.npz import open_arrays, read_array
 from crad.errors import DataError, unknown_name
 
 USUAL_KEY = "test_images"

@@ -12,14 +12,14 @@ from importlib import import_module
 
 from crad.analysis.groups import by_method, worlds
 from crad.errors import ConfigError
-from crad.report.charts.chart import CHARTS, Chart, labelled
+from crad.report.charts.chart import CHARTS, ReportChart, labelled
 from crad.report.charts.chart_files import INSTALL, charts_available, javascript, save_chart
 from crad.report.charts.style import theme
 from crad.runs.run_records import RunRecords
 
 __all__ = [
     "INSTALL",
-    "Chart",
+    "ReportChart",
     "charts_available",
     "javascript",
     "make_charts",
@@ -28,14 +28,14 @@ __all__ = [
 ]
 
 
-def make_charts(runs: Sequence[RunRecords]) -> list[Chart]:
+def make_charts(runs: Sequence[RunRecords]) -> list[ReportChart]:
     """Return every chart for which there is data; runs on other data, or divided otherwise, get charts of their own."""
     if not charts_available():
         raise ConfigError(f"charts need vl-convert: {INSTALL}")
     return [chart for label, own in worlds(runs).items() for chart in _charts_of(own, label)]
 
 
-def _charts_of(runs: Sequence[RunRecords], label: str) -> list[Chart]:
+def _charts_of(runs: Sequence[RunRecords], label: str) -> list[ReportChart]:
     methods = by_method(runs)
     if not methods:
         return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from crad.analysis.groups import Methods
 from crad.analysis.series import Row, cost_rows
 from crad.report.charts import vega_lite as alt
-from crad.report.charts.chart import Chart, on_page
+from crad.report.charts.chart import ReportChart, on_page
 from crad.report.charts.parts import ROWS, finished, listing, method_axis, method_colour, methods_in
 from crad.report.charts.style import PLOT_WIDTH
 from crad.report.tables import mib
@@ -14,7 +14,7 @@ WIDTH = PLOT_WIDTH - 50  # names of methods stand beside it
 
 
 @on_page(80)
-def cost_chart(methods: Methods) -> Chart | None:
+def cost_chart(methods: Methods) -> ReportChart | None:
     """Show payload and time of a round."""
     rows = [
         {

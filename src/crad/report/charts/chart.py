@@ -15,7 +15,7 @@ from crad.analysis.series import Row
 
 
 @dataclass(frozen=True)
-class Chart:
+class ReportChart:
     """One figure: interactive in a page, still in a paper, from the same Vega-Lite specification."""
 
     name: str  # of its file and its place in the page
@@ -26,7 +26,7 @@ class Chart:
     rows: list[Row]
 
 
-ChartMaker = Callable[[Methods], Chart | None]  # None: there is no data for it
+ChartMaker = Callable[[Methods], ReportChart | None]  # None: there is no data for it
 CHARTS: dict[int, ChartMaker] = {}  # by their place on the page
 
 
@@ -41,7 +41,7 @@ def on_page(place: int) -> Callable[[ChartMaker], ChartMaker]:
     return register
 
 
-def labelled(chart: Chart, label: str) -> Chart:
+def labelled(chart: ReportChart, label: str) -> ReportChart:
     """Return the chart of one world among several, with what sets it apart in its name and title."""
     slug = re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.")
     return replace(chart, name=f"{chart.name}-{slug}", title=f"{chart.title}: {label}")

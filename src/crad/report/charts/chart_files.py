@@ -14,7 +14,7 @@ import platformdirs
 
 from crad.errors import RunError, unknown_name
 from crad.files import replacing, write_atomically
-from crad.report.charts.chart import Chart
+from crad.report.charts.chart import ReportChart
 from crad.report.charts.style import theme
 from crad.report.markup import as_script
 
@@ -30,7 +30,7 @@ def charts_available() -> bool:
     return importlib.util.find_spec("vl_convert") is not None
 
 
-def save_chart(chart: Chart, folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+def save_chart(chart: ReportChart, folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
     """Write the chart on white, one column wide, as `<name>.pdf` and so on; the paths in the order asked for."""
     for one in formats:
         if one not in FORMATS:
@@ -46,7 +46,7 @@ def save_chart(chart: Chart, folder: Path, formats: Sequence[str] = FORMATS) -> 
     return paths
 
 
-def to_svg(chart: Chart) -> str:
+def to_svg(chart: ReportChart) -> str:
     """Return the chart as it is drawn at first, on white."""
     import vl_convert
 

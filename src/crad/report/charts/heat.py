@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from crad.analysis.groups import Methods
 from crad.analysis.series import Row, context_rows, context_run, partition_rows, trust_rows
 from crad.report.charts import vega_lite as alt
-from crad.report.charts.chart import Chart, on_page
+from crad.report.charts.chart import ReportChart, on_page
 from crad.report.charts.parts import ROWS, finished, slanted
 from crad.report.charts.style import PLOT_WIDTH
 from crad.runs.names import title_of
@@ -38,7 +38,7 @@ SAY = Shade("weight", "share of the say for a class (of 1)", "purples", who="tea
 
 
 @on_page(50)
-def context_chart(methods: Methods) -> Chart | None:
+def context_chart(methods: Methods) -> ReportChart | None:
     """Show support beside accuracy, clients x classes."""
     run = context_run(methods)
     rows = context_rows(run)
@@ -62,7 +62,7 @@ def context_chart(methods: Methods) -> Chart | None:
 
 
 @on_page(60)
-def partition_chart(methods: Methods) -> Chart | None:
+def partition_chart(methods: Methods) -> ReportChart | None:
     """Show private samples, clients x classes."""
     run = next(iter(methods.values()))[0]
     rows = partition_rows(run)
@@ -82,7 +82,7 @@ def partition_chart(methods: Methods) -> Chart | None:
 
 
 @on_page(70)
-def trust_chart(methods: Methods) -> Chart | None:
+def trust_chart(methods: Methods) -> ReportChart | None:
     """Show who trusted whom: teacher x class, for one student and round at a time."""
     run = context_run(methods)
     rows = trust_rows(run)

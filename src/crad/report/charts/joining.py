@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from crad.analysis.groups import Methods
 from crad.analysis.series import ALONE, METRICS, Row, client_rows, gain_rows, mean_rows
 from crad.report.charts import vega_lite as alt
-from crad.report.charts.chart import Chart, on_page
+from crad.report.charts.chart import ReportChart, on_page
 from crad.report.charts.parts import (
     PANELS,
     ROWS,
@@ -50,7 +50,7 @@ ACCURACY = Measured("accuracy", "accuracy (%)", ".2f", least=20, bounds=(0, 100)
 
 
 @on_page(5)
-def gains_chart(methods: Methods) -> Chart | None:
+def gains_chart(methods: Methods) -> ReportChart | None:
     """Show what joining brought every client over training alone."""
     rows = gain_rows(methods)
     if not rows:
@@ -74,7 +74,7 @@ def gains_chart(methods: Methods) -> Chart | None:
 
 
 @on_page(6)
-def clients_chart(methods: Methods) -> Chart | None:
+def clients_chart(methods: Methods) -> ReportChart | None:
     """Show what every client reached, where no run of training alone says what it would have reached without."""
     rows = client_rows(methods)
     if not rows or gain_rows(methods):
@@ -104,7 +104,7 @@ def _chart(
     title: str,
     caption: str,
     alt_text: str,
-) -> Chart:
+) -> ReportChart:
     clients, methods = 1 + max(row["client"] for row in rows), methods_in(rows)
     means = mean_rows(rows, measured.field)
     is_named = clients <= MOST_CLIENTS and len(methods) <= MOST_METHODS

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from crad.analysis.groups import Methods
 from crad.analysis.series import METRICS, Row, accuracy_rows, class_rows, support_rows, traffic_rows
 from crad.report.charts import vega_lite as alt
-from crad.report.charts.chart import Chart, on_page
+from crad.report.charts.chart import ReportChart, on_page
 from crad.report.charts.curves import (
     MARKS_PER_LINE,
     accuracy_axis,
@@ -29,7 +29,7 @@ MIB = 2**20
 
 
 @on_page(10)
-def accuracy_chart(methods: Methods) -> Chart | None:
+def accuracy_chart(methods: Methods) -> ReportChart | None:
     """Show global and local accuracy over rounds."""
     rows = accuracy_rows(methods)
     if not rows:
@@ -59,7 +59,7 @@ def accuracy_chart(methods: Methods) -> Chart | None:
 
 
 @on_page(30)
-def classes_chart(methods: Methods) -> Chart | None:
+def classes_chart(methods: Methods) -> ReportChart | None:
     """Show global accuracy per class, from most to fewest private samples."""
     rows = class_rows(methods)
     if not rows:
@@ -83,7 +83,7 @@ def classes_chart(methods: Methods) -> Chart | None:
 
 
 @on_page(40)
-def support_chart(methods: Methods) -> Chart | None:
+def support_chart(methods: Methods) -> ReportChart | None:
     """Show global accuracy by how much a client itself holds of a class."""
     rows = support_rows(methods)
     if not rows or max(row["place"] for row in rows) < 2:
@@ -106,7 +106,7 @@ def support_chart(methods: Methods) -> Chart | None:
 
 
 @on_page(90)
-def bytes_chart(methods: Methods) -> Chart | None:
+def bytes_chart(methods: Methods) -> ReportChart | None:
     """Show global accuracy against what a client has exchanged so far."""
     rows = [{**row, "mib": row["payload_bytes"] / MIB} for row in traffic_rows(methods)]
     paid = [row for row in rows if row["payload_bytes"] > 0]

@@ -7,7 +7,7 @@ from typing import Any
 
 from crad.analysis.series import METRICS, Row
 from crad.report.charts import vega_lite as alt
-from crad.report.charts.chart import Chart
+from crad.report.charts.chart import ReportChart
 from crad.report.charts.style import PLOT_WIDTH, SIZES, SOLID, label_expression, method_styles, short_names
 
 ROWS = alt.NamedData(name="rows")
@@ -28,7 +28,7 @@ def finished(
     caption: str,
     alt_text: str,
     is_beside: bool = False,
-) -> Chart:
+) -> ReportChart:
     """Return the chart with its words; its specification holds all data and no colour of text or background.
 
     `more`: data beside the rows, by the name that the figure knows it by. `is_beside`: a page that is wide enough puts
@@ -39,7 +39,7 @@ def finished(
     spec |= {"description": alt_text, "datasets": {"rows": rows, **(more or {})}}
     if is_beside:
         spec["usermeta"] = {"beside": True}
-    return Chart(name, title, caption, alt_text, spec, rows)
+    return ReportChart(name, title, caption, alt_text, spec, rows)
 
 
 def panel_title(metric: str) -> alt.TitleParams:

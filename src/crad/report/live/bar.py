@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from crad.config import Experiment
 from crad.report.markup import render
-from crad.report.svg import partition_heat_map
+from crad.report.sections.svg import partition_heat_map
 from crad.runs.names import display_name
 from crad.runs.records import Record
 

@@ -9,7 +9,7 @@ from crad.analysis.comparison import METRICS
 from crad.analysis.gains import ALONE, Gain, alone_name, attackers_of, client_gains
 from crad.config import Experiment
 from crad.federation.attacks import ATTACKS
-from crad.report.page_table import PageTable
+from crad.report.sections.page_table import PageTable
 from crad.runs.run_records import RunRecords
 
 TITLES = {"global_accuracy": "Global accuracy", "local_accuracy": "Local accuracy"}

@@ -1,0 +1,1 @@
+"""Show progress, tables and endings in a terminal."""

@@ -1,0 +1,1 @@
+"""Read samples: one file per format, and arrays in memory."""

@@ -1,0 +1,1 @@
+"""Hold the parts of a report page."""
