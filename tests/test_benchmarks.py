@@ -22,7 +22,7 @@ from benchmarks.__main__ import main as measure
 from benchmarks.aggregation import SORTED
 from benchmarks.harness import Section, count_flops, interleave, speedup, write_json
 from benchmarks.naive import NaiveFederation, class_loop_target
-from crad.device import ComputePart, computing, computing_timed
+from crad.device import ComputePart, computing_timed, stopwatch
 from crad.randomness import repeatable
 from tests.federation import Federation
 from tests.test_aggregation_properties import wide_case
@@ -119,8 +119,14 @@ def assert_computing_is_taken_apart(numbers):
 
 
 def test_computing_inside_of_computing_counts_once_and_only_while_somebody_listens():
-    inner = computing("teachers")(lambda: 1)
-    outer = computing("evaluation")(lambda: inner() + 1)
+    def inner():
+        with stopwatch.part("teachers"):
+            return 1
+
+    def outer():
+        with stopwatch.part("evaluation"):
+            return inner() + 1
+
     heard: dict[ComputePart, float] = {}
     with computing_timed(heard):
         assert outer() == 2
@@ -133,9 +139,9 @@ def test_computing_inside_of_computing_counts_once_and_only_while_somebody_liste
 
 
 def test_computing_that_fails_is_counted_and_leaves_the_clock_free():
-    @computing("student")
     def fail():
-        raise ValueError("no")
+        with stopwatch.part("student"):
+            raise ValueError("no")
 
     heard: dict[ComputePart, float] = {}
     with computing_timed(heard):

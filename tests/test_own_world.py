@@ -13,9 +13,9 @@ from crad.data.preprocessing import channel_statistics, make_preprocessor
 from crad.data.site_data import load_own_data, write_shard
 from crad.engines.serial import SerialEngine
 from crad.errors import DataError
+from crad.federation.class_statistics import count_noise
 from crad.federation.context import RunContext, build_run_context, build_site_context
 from crad.federation.exchange import ByteCounter, MemoryExchange
-from crad.federation.peer import count_noise
 from crad.federation.roster import Roster
 from crad.federation.rounds import RoundRunner
 from crad.methods import resolve_method

@@ -15,10 +15,11 @@ import crad
 from crad.config import Experiment
 from crad.engines.serial import SerialEngine
 from crad.errors import ConfigError, RunError
+from crad.federation.class_statistics import count_noise
 from crad.federation.context import build_run_context
 from crad.federation.message import pack
 from crad.federation.method import Method, Phase, RoundContext
-from crad.federation.peer import Peer, PeerSpec, count_noise
+from crad.federation.peer import Peer, PeerSpec
 from crad.federation.rounds import draw_active
 from crad.federation.teachers import TeacherCache
 from crad.methods import METHODS, resolve_method

@@ -24,7 +24,7 @@ from crad.errors import ConfigError, RunError
 from crad.federation.context import build_run_context
 from crad.federation.message import Message
 from crad.federation.method import Learned
-from crad.federation.peer import Evaluation
+from crad.federation.peer_evaluation import Evaluation
 from crad.federation.tasks import Task, TaskOutcome
 from crad.methods import resolve_method
 from crad.runs.callbacks import LambdaCallback

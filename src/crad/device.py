@@ -7,10 +7,9 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager, suppress
-from functools import wraps
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Literal, ParamSpec, TypeVar
+from typing import Literal
 
 import torch
 
@@ -98,48 +97,41 @@ def _left_in_container() -> int:
 
 
 ComputePart = Literal["teachers", "student", "evaluation"]  # what the pure computing of a round consists of
-Given = ParamSpec("Given")
-Answer = TypeVar("Answer")
 
 
 class _Stopwatch:
-    """Adds up seconds by part for the one who listens, if somebody does."""
+    """Where the pure computing of a round is timed: `with stopwatch.part("teachers"):`.
+
+    Unless somebody listens, a part is `nullcontext` and costs nothing.
+    """
 
     def __init__(self) -> None:
-        self.seconds: MutableMapping[ComputePart, float] | None = None
-        self.is_running = False
+        self.part: Callable[[ComputePart], AbstractContextManager[object]] = nullcontext
 
 
-_stopwatch = _Stopwatch()
-
-
-def computing(part: ComputePart) -> Callable[[Callable[Given, Answer]], Callable[Given, Answer]]:
-    """Mark a function as one that does the pure computing of a round; it costs nothing unless somebody listens."""
-
-    def marked(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
-        @wraps(function)
-        def run(*arguments: Given.args, **keywords: Given.kwargs) -> Answer:
-            seconds = _stopwatch.seconds
-            # Evaluation may run a prepared teacher: its time counts once, under the outer part.
-            if seconds is None or _stopwatch.is_running:
-                return function(*arguments, **keywords)
-            started, _stopwatch.is_running = time.perf_counter(), True
-            try:
-                return function(*arguments, **keywords)
-            finally:
-                _stopwatch.is_running = False
-                seconds[part] = seconds.get(part, 0.0) + time.perf_counter() - started
-
-        return run
-
-    return marked
+stopwatch = _Stopwatch()
 
 
 @contextmanager
 def computing_timed(seconds: MutableMapping[ComputePart, float]) -> Iterator[None]:
     """Add up, by part, the seconds that the threads of this process compute in this block, one at a time."""
-    before, _stopwatch.seconds = _stopwatch.seconds, seconds
+    is_running = False
+
+    @contextmanager
+    def timed(part: ComputePart) -> Iterator[None]:
+        nonlocal is_running
+        if is_running:  # evaluation may run a prepared teacher: its time counts once, under the outer part
+            yield
+            return
+        started, is_running = time.perf_counter(), True
+        try:
+            yield
+        finally:
+            is_running = False
+            seconds[part] = seconds.get(part, 0.0) + time.perf_counter() - started
+
+    before, stopwatch.part = stopwatch.part, timed
     try:
         yield
     finally:
-        _stopwatch.seconds = before
+        stopwatch.part = before

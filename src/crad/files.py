@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -90,6 +90,14 @@ def flush_file(path: Path) -> None:
     """Wait until the disk has a file that was written before."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
+
+
+def flush_all(paths: Iterable[Path | None], *, folder: Path) -> None:
+    """Wait until the disk has some files of a folder, each under its name."""
+    for path in paths:
+        assert path is not None, "what is to be kept has been written"
+        flush_file(path)
+    flush_folder(folder)
 
 
 def flush_folder(folder: Path) -> None:

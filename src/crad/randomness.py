@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,32 +37,30 @@ def torch_seed(seed: int, *purpose: str | int) -> int:
     return _key(seed, purpose) & (2**63 - 1)
 
 
-@contextmanager
-def repeatable(seed: int, *purpose: str | int, device: str) -> Iterator[None]:
-    """Run a block with one CPU thread, deterministic kernels and torch's own generator seeded; then restore.
+def repeatable(seed: int, *purpose: str | int, device: str) -> ExitStack:
+    """Give a block one CPU thread, deterministic kernels and torch's own generator seeded, `with repeatable(...):`.
 
-    The seed is that of the purpose, or with no purpose the number itself.
+    What was before is restored at its end. The seed is that of the purpose, or with no purpose the number itself.
 
     Sums over several threads are rounded differently, so the thread count would change the weights. One thread
     per client makes a serial run and one process per core agree to the last bit.
     """
     import torch
 
-    number = torch_seed(seed, *purpose) if purpose else seed
-    threads = torch.get_num_threads()
-    cudnn = (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark)
-    torch.set_num_threads(1)
-    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-    try:
+    number, cudnn = torch_seed(seed, *purpose) if purpose else seed, torch.backends.cudnn
+    with ExitStack() as before:
+        before.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
+        for name, value in (("deterministic", True), ("benchmark", False)):
+            before.callback(setattr, cudnn, name, getattr(cudnn, name))
+            setattr(cudnn, name, value)
         # Our models draw nothing while they train, but a user's may have dropout.
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if device == "cuda" else []):
-            torch.default_generator.manual_seed(number)
-            if device == "cuda":
-                torch.cuda.manual_seed_all(number)
-            yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
+        gpus = range(torch.cuda.device_count()) if device == "cuda" else []
+        before.enter_context(torch.random.fork_rng(devices=gpus))
+        torch.default_generator.manual_seed(number)
+        if device == "cuda":
+            torch.cuda.manual_seed_all(number)
+        return before.pop_all()
 
 
 def _key(seed: int, purpose: tuple[str | int, ...]) -> int:

@@ -53,13 +53,13 @@ class TeacherJudge:
         evidence = check_evidence(q_KBC, stats, min_support=min_support, epsilon=epsilon)
         return combine(evidence, self.rule, unsupported=unsupported)
 
-    def confused(self) -> list[Confusion]:
-        """Return who means other classes than the student."""
-        return find_confusions(self.published, self.confusions.tally_KCC)
+    def findings(self) -> tuple[list[Confusion], list[float] | None]:
+        """Return who means other classes than the student, and how far each teacher's figures are believed, 0 to 1.
 
-    def believed(self) -> list[float] | None:
-        """Return how far each teacher's figures are believed, 0 to 1; None where they are not checked."""
-        return None if self.source == "reported" else credibility(self.published, self.tally).tolist()
+        The second is None where they are not checked.
+        """
+        confused = find_confusions(self.published, self.confusions.tally_KCC)
+        return confused, None if self.source == "reported" else credibility(self.published, self.tally).tolist()
 
 
 def known_stats(published: TeacherStats, tally: Tally | None, *, source: EvidenceSource) -> TeacherStats:

@@ -9,7 +9,7 @@ from typing import Any
 
 from crad.federation.message import message_in_file
 from crad.federation.method import Learned
-from crad.federation.peer import evaluation_from_json, evaluation_to_json
+from crad.federation.peer_evaluation import evaluation_from_json, evaluation_to_json
 from crad.federation.tasks import Task, TaskOutcome
 
 ANY_BYTES = "latin-1"  # every byte is a character and back

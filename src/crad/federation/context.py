@@ -32,8 +32,11 @@ class RunContext:
 
     def architecture_of(self, client: int) -> Architecture:
         """Return a client's network, dealt out in turn: POOL[i mod 3]; a name may carry a width, `cnn6@0.5`."""
-        entry = self.experiment.models[client % len(self.experiment.models)]
-        return Architecture.parse(entry, width=self.experiment.width)
+        return self._architectures[client % len(self._architectures)]
+
+    @cached_property
+    def _architectures(self) -> tuple[Architecture, ...]:
+        return tuple(Architecture.parse(entry, width=self.experiment.width) for entry in self.experiment.models)
 
     @cached_property
     def recipe(self) -> Recipe:

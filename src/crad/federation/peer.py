@@ -1,16 +1,15 @@
 """A peer: its model, its private data, and what it knows about itself. The one thing that changes in a run.
 
-A `PeerSpec` is its place on the roster, an `Evaluation` how it does, a `Peer` the member at work. Between two pieces of
-work a peer is only its `state`, on disk.
+A `PeerSpec` is its place on the roster, a `Peer` the member at work. Between two pieces of work a peer is only its
+`state`, on disk.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,66 +19,18 @@ from torch import Tensor, nn
 from crad.data.partition import Shard
 from crad.data.preprocessing import ImageSet
 from crad.errors import ConfigError, RunError
+from crad.federation.class_statistics import class_statistics
 from crad.federation.context import RunContext
 from crad.federation.message import Message, Statistics, pack
+from crad.federation.peer_evaluation import Evaluation
 from crad.inference.engine import TeacherEngine
 from crad.models import Architecture, build_model, load_first_weights
-from crad.randomness import stream, torch_seed
+from crad.randomness import torch_seed
 from crad.training.evaluation import ClassScore, score_with_priors
 from crad.training.losses import log_shares
 from crad.training.optimizer import load_optimizer_tensors, make_optimizer, optimizer_tensors
 
 SNAPSHOT = "snapshot"
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """How a peer's current model does; the tests are None until somebody asks for them."""
-
-    validation: tuple[ClassScore, ...]  # one per shard it holds
-    local: tuple[ClassScore, ...] | None = None
-    overall: ClassScore | None = None  # on the data set's own test images
-    variants: dict[str, Evaluation] = field(default_factory=dict)  # of the other weights it keeps, by name
-    plain: tuple[ClassScore, ...] | None = None  # validation on plain logits, as others see them, where that differs
-    triggered: ClassScore | None = None  # how far a simulated backdoor's trigger works, where that is measured
-
-
-def evaluation_to_json(evaluation: Evaluation) -> dict[str, Any]:
-    """Return an evaluation as a plain dictionary; floats survive JSON exactly."""
-    local, overall = evaluation.local, evaluation.overall
-    return {
-        "validation": [_score_to_json(score) for score in evaluation.validation],
-        **({} if evaluation.plain is None else {"plain": [_score_to_json(score) for score in evaluation.plain]}),
-        "local": None if local is None else [_score_to_json(score) for score in local],
-        "overall": None if overall is None else _score_to_json(overall),
-        **({} if evaluation.triggered is None else {"triggered": _score_to_json(evaluation.triggered)}),
-        "variants": {name: evaluation_to_json(one) for name, one in evaluation.variants.items()},
-    }
-
-
-def evaluation_from_json(entry: Mapping[str, Any]) -> Evaluation:
-    """Read what `evaluation_to_json` wrote."""
-    local, overall, plain, triggered = entry["local"], entry["overall"], entry.get("plain"), entry.get("triggered")
-    return Evaluation(
-        validation=tuple(_score_from_json(score) for score in entry["validation"]),
-        plain=None if plain is None else tuple(_score_from_json(score) for score in plain),
-        local=None if local is None else tuple(_score_from_json(score) for score in local),
-        overall=None if overall is None else _score_from_json(overall),
-        triggered=None if triggered is None else _score_from_json(triggered),
-        variants={name: evaluation_from_json(one) for name, one in entry.get("variants", {}).items()},
-    )
-
-
-def _score_to_json(score: ClassScore) -> dict[str, Any]:
-    return {"counts": score.counts, "hits": score.hits, "cross_entropy_sums": score.cross_entropy_sums}
-
-
-def _score_from_json(entry: Mapping[str, Any]) -> ClassScore:
-    return ClassScore(
-        counts=tuple(entry["counts"]),
-        hits=tuple(entry["hits"]),
-        cross_entropy_sums=tuple(entry["cross_entropy_sums"]),
-    )
 
 
 @dataclass(frozen=True)
@@ -114,7 +65,7 @@ class Peer:
         self.index, self.clients, self.architecture = member.index, member.clients, member.architecture
         self._member = member
         self.model = self.first_model() if model is None else model
-        self.optimizer = make_optimizer(self.model, context.experiment, round_index=round_index)
+        self._round_index = round_index
         self.memory: dict[str, Tensor] = {}  # what a method keeps from phase to phase and from round to round
         self.variants: dict[str, dict[str, Tensor]] = {}  # other weights of its model, measured beside it
         self.evaluation = Evaluation(validation=())
@@ -123,6 +74,11 @@ class Peer:
     def acts_as(self) -> int:
         """Return whose random draws it uses: its own, but for simulated attackers that act as one."""
         return self.context.adversary.acts_as(self.index)
+
+    @cached_property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Return its optimiser, with the learning rate of the round; made when somebody trains."""
+        return make_optimizer(self.model, self.experiment, round_index=self._round_index)
 
     @cached_property
     def train(self) -> ImageSet:
@@ -278,36 +234,6 @@ def log_prior(context: RunContext, clients: Sequence[int], *, peer: int | None =
     return log_shares(labels, num_classes=context.data.num_classes).to(context.device)
 
 
-def class_statistics(
-    context: RunContext, peer: int, evaluation: Evaluation, *, with_cross_entropy: bool = False
-) -> Statistics:
-    """Return what a peer publishes of itself per class, from its validation half; counts noised if private."""
-    nothing = ClassScore(
-        (0,) * context.data.num_classes, (0,) * context.data.num_classes, (0.0,) * context.data.num_classes
-    )
-    # Others run the model without its owner's prior, so that is what is measured for them.
-    scores = evaluation.validation if evaluation.plain is None else evaluation.plain
-    own = _sum_scores(scores or (nothing,))
-    counts = np.maximum(0.0, np.asarray(own.counts, dtype=np.float64) + count_noise(context, peer))
-    measured = Statistics(
-        counts=tuple(counts.tolist()),
-        accuracies=tuple(own.class_accuracies()),
-        cross_entropies=tuple(own.class_cross_entropies()) if with_cross_entropy else None,
-    )
-    return context.adversary.published_statistics(peer, measured)
-
-
-def count_noise(context: RunContext, peer: int) -> NDArray[np.float64]:
-    """Draw once per client, class and run: counts do not change over the rounds, so neither may the noise."""
-    epsilon = context.experiment.private_counts
-    if epsilon is None:
-        return np.zeros(context.data.num_classes)
-    # Between organisations the seed is known to all, and noise that anybody can draw again hides nothing.
-    seed = context.experiment.seed if context.secret is None else context.secret
-    rng = stream(seed, "peer", peer, "private-counts")
-    return rng.laplace(scale=1 / epsilon, size=context.data.num_classes)
-
-
 def new_model(context: RunContext, architecture: Architecture, *, seed: int) -> nn.Module:
     """Build an untrained model for this federation's images and classes, on its device."""
     if context.allowance is not None and not context.allowance.has(architecture):
@@ -334,11 +260,3 @@ def first_model(context: RunContext, member: PeerSpec, *, seed: int) -> nn.Modul
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _sum_scores(scores: tuple[ClassScore, ...]) -> ClassScore:
-    return ClassScore(
-        counts=tuple(map(sum, zip(*(one.counts for one in scores), strict=True))),
-        hits=tuple(map(sum, zip(*(one.hits for one in scores), strict=True))),
-        cross_entropy_sums=tuple(map(sum, zip(*(one.cross_entropy_sums for one in scores), strict=True))),
-    )

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from crad.federation.context import RunContext
-from crad.federation.peer import Evaluation, PeerSpec
+from crad.federation.peer import PeerSpec
+from crad.federation.peer_evaluation import Evaluation
 
 STATES = "states"  # the folder of the resting states
 

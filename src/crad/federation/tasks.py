@@ -19,7 +19,8 @@ from crad.errors import RunError
 from crad.federation.context import RunContext
 from crad.federation.message import Message, encode, map_file, read_state
 from crad.federation.method import Learned, Method, RoundContext
-from crad.federation.peer import Evaluation, Peer, untrained_model
+from crad.federation.peer import Peer, untrained_model
+from crad.federation.peer_evaluation import Evaluation
 from crad.federation.teachers import TeacherCache
 from crad.files import write_whole
 from crad.inference.engine import TeacherEngine

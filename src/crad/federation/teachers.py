@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -66,6 +67,16 @@ class TeacherCache:
         snapshot = Snapshot(sender, round_index, agreed, statistics, tensors)
         self._decoded[sender] = (message, snapshot)
         return snapshot
+
+    def decode_all(self, messages: Mapping[int, Message], *, round_index: int) -> tuple[list[Snapshot], dict[str, str]]:
+        """Return the snapshots that pass every check, and the reasons why the others do not."""
+        snapshots, refused = [], {}
+        for sender, message in sorted(messages.items()):
+            try:
+                snapshots.append(self.decode(message, sender=sender, round_index=round_index))
+            except SnapshotError as error:
+                refused[str(sender)] = str(error)
+        return snapshots, refused
 
     def get(self, snapshot: Snapshot) -> PreparedTeacher:
         """Return the teacher, ready to run. Small ones stay prepared for the next student; large ones come singly."""

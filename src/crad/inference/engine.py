@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from crad.device import computing
+from crad.device import stopwatch
 from crad.errors import ConfigError
 from crad.inference.compiled import SharedModule
 from crad.inference.fused import FusedPlan, fill_slots, is_fusible, make_fused_plan
@@ -110,11 +110,11 @@ class PreparedTeacher:
         """
         return sum(one.nbytes for one in self._held)
 
-    @computing("teachers")
     @torch.no_grad()
     def __call__(self, inputs_BDHW: Tensor) -> Tensor:
         """Return logits [B,C]. Eq. 1."""
-        return torch.cat([self._forward(chunk) for chunk in torch.split(inputs_BDHW, self._batch)])
+        with stopwatch.part("teachers"):
+            return torch.cat([self._forward(chunk) for chunk in torch.split(inputs_BDHW, self._batch)])
 
 
 class PlainForward:

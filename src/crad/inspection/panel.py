@@ -16,9 +16,10 @@ from torch import Tensor
 from crad.aggregation import Tally, TeacherStats, Trace, check_evidence, known_stats, trace
 from crad.data.preprocessing import ImageSet
 from crad.errors import RunError
+from crad.federation.class_statistics import class_statistics
 from crad.federation.context import RunContext, build_run_context
 from crad.federation.method import Method
-from crad.federation.peer import Peer, class_statistics, training_images, untrained_model
+from crad.federation.peer import Peer, training_images, untrained_model
 from crad.federation.roster import PeerSlot, Roster
 from crad.federation.tasks import load_tensors
 from crad.inference.engine import PreparedTeacher, TeacherEngine, soft_predictions

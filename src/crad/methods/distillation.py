@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from crad.aggregation import Rule, TeacherJudge, TeacherStats, resolve_rule
-from crad.errors import SnapshotError
 from crad.federation.context import RunContext
 from crad.federation.message import Message, Statistics
 from crad.federation.method import Learned, Method, Phase, RoundContext
@@ -28,7 +27,7 @@ from crad.methods.local_training import BlockLoss, local_blocks, train_peer
 from crad.models import Architecture
 from crad.training.digest import logits_on
 from crad.training.epoch import Block, LossMeter
-from crad.training.losses import distillation_loss
+from crad.training.losses import StudentLoss
 
 
 def distillation_method(name: str, rule: str | Rule | None = None) -> Method:
@@ -119,9 +118,9 @@ def count_block(judge: TeacherJudge, q_KBC: Tensor, block: Block, sound_K: Tenso
 def judged_notes(judge: TeacherJudge, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
     """Return for the records how far each teacher's figures were believed, and who means other classes than we."""
     peers = [snapshot.peer for snapshot in snapshots]
-    confused = [{**asdict(one), "teacher": peers[one.teacher]} for one in judge.confused()]
+    found, believed = judge.findings()
+    confused = [{**asdict(one), "teacher": peers[one.teacher]} for one in found]
     notes: dict[str, Any] = {"confused": confused} if confused else {}
-    believed = judge.believed()
     if believed is not None:
         notes["credibility"] = {str(peer): round(share, 4) for peer, share in zip(peers, believed, strict=True)}
     return notes
@@ -130,10 +129,9 @@ def judged_notes(judge: TeacherJudge, snapshots: Sequence[Snapshot]) -> dict[str
 def student_loss(peer: Peer, block: Block, target_BC: Tensor) -> BlockLoss:
     """Return Eq. 9 on the labels of a block and the targets for it."""
     experiment = peer.experiment
-    return lambda logits_BC, where: distillation_loss(
-        logits_BC,
-        block.batch_labels[where],
-        target_BC[where],
+    return StudentLoss(
+        block.batch_labels,
+        target_BC,
         temperature=experiment.temperature,
         distill_weight=experiment.distill_weight,
         log_prior_C=peer.log_prior_C,
@@ -187,13 +185,7 @@ def stack_statistics(statistics: Sequence[Statistics]) -> TeacherStats:
 
 def decode_all(messages: Mapping[int, Message], context: RoundContext) -> tuple[list[Snapshot], dict[str, str]]:
     """Return the snapshots that pass every check, and the reasons why the others do not."""
-    snapshots, refused = [], {}
-    for sender, message in sorted(messages.items()):
-        try:
-            snapshots.append(context.teachers.decode(message, sender=sender, round_index=context.round_index))
-        except SnapshotError as error:
-            refused[str(sender)] = str(error)
-    return snapshots, refused
+    return context.teachers.decode_all(messages, round_index=context.round_index)
 
 
 class TrustMeter:

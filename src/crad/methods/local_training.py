@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 from torch import Tensor
 
@@ -65,10 +64,11 @@ def local_blocks(
             seed=experiment.seed,
             purpose=purpose,
             sample_values=sample_values,
+            epoch=epoch,
         )
         for number, drawn in enumerate(blocks):
             of_block = (*purpose, "block", number)
-            yield augment_block(replace(drawn, epoch=epoch), distill_augment, seed=experiment.seed, purpose=of_block)
+            yield augment_block(drawn, distill_augment, seed=experiment.seed, purpose=of_block)
 
 
 def train_peer(peer: Peer, block: Block, loss_of: BlockLoss, meter: LossMeter) -> None:

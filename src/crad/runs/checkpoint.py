@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from crad.errors import RunError
-from crad.federation.peer import evaluation_from_json, evaluation_to_json
+from crad.federation.peer_evaluation import evaluation_from_json, evaluation_to_json
 from crad.federation.roster import STATES, PeerSlot, Roster
 from crad.federation.tasks import load_tensors
-from crad.files import flush_file, flush_folder, write_atomically
+from crad.files import flush_all, write_atomically
 
 SCHEMA = 2
 _FILE = re.compile(r"round-(\d{5,})\.json")
@@ -25,12 +25,9 @@ _FILE = re.compile(r"round-(\d{5,})\.json")
 
 def save_checkpoint(roster: Roster, *, round_index: int, changed: Collection[int], keep: Collection[int]) -> None:
     """Write the round's state, then drop older rounds except those in `keep`."""
-    for index in changed:
-        state = roster[index].state
-        assert state is not None, "who learned has a state"
-        flush_file(state)
-    flush_folder(roster.states)
-    content = {"schema": SCHEMA, "round": round_index, "peers": [_to_json(place) for place in roster.own()]}
+    own = roster.own()
+    flush_all([place.state for place in own if place.index in changed], folder=roster.states)
+    content = {"schema": SCHEMA, "round": round_index, "peers": [_to_json(place) for place in own]}
     write_atomically(round_file(roster.folder, round_index), json.dumps(content).encode())
     kept_states: set[Path] = set()
     for old_round in saved_rounds(roster.folder):
@@ -87,10 +84,11 @@ def round_file(folder: Path, round_index: int) -> Path:
 
 
 def _to_json(place: PeerSlot) -> dict[str, Any]:
+    assert place.evaluation is not None, "measured at the beginning"
     return {
         "index": place.index,
         "architecture": place.member.architecture.id,
-        "standing": evaluation_to_json(place.measured),
+        "standing": evaluation_to_json(place.evaluation),
         "state": None if place.state is None else place.state.name,
     }
 

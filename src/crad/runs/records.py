@@ -14,7 +14,8 @@ import numpy as np
 from crad.data.dataset import Dataset
 from crad.federation.federated_data import FederatedData
 from crad.federation.method import Learned
-from crad.federation.peer import Evaluation, PeerSpec
+from crad.federation.peer import PeerSpec
+from crad.federation.peer_evaluation import Evaluation
 from crad.federation.roster import PeerSlot, Roster
 from crad.federation.rounds import Round
 from crad.models import file_sha256
@@ -52,11 +53,11 @@ def round_record(done: Round, roster: Roster) -> Record:
     tested. The others stand as in their last entry (`crad.runs.selection.clients_at`); all count in the means.
     """
     measured, attackers = set(done.measured), roster.context.adversary.members
-    clients = []
-    for place in (place for place in roster.own() if place.index in measured):
+    clients, own = [], roster.own()
+    for place in (place for place in own if place.index in measured):
         for entry in client_records(place, done.learned.get(place.index), is_attacker=place.index in attackers):
             clients.append({**entry, **_bytes_of(done, place.index)})
-    evaluations = [place.measured for place in roster.own()]
+    evaluations = [place.evaluation for place in own if place.evaluation is not None]
     local = [score for evaluation in evaluations for score in evaluation.local or ()]
     overall = [evaluation.overall for evaluation in evaluations for _ in evaluation.validation if evaluation.overall]
     helpers = [place for place in roster if not place.member.clients]
@@ -127,7 +128,8 @@ def _mean_or_none(scores: Sequence[ClassScore]) -> float | None:
 
 
 def _client_record(place: PeerSlot, client: int, part: int, learned: Learned | None, *, is_attacker: bool) -> Record:
-    evaluation = place.measured
+    evaluation = place.evaluation
+    assert evaluation is not None, "measured at the beginning"
     local = None if evaluation.local is None else evaluation.local[part]
     return {
         "client": client,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from crad.data.preprocessing import ImageSet, Preprocessor
-from crad.device import computing
+from crad.device import stopwatch
 from crad.randomness import torch_stream
 from crad.training.losses import BatchLabels, Loss
 
@@ -26,11 +26,10 @@ class Block:
     share: Tensor | None = None  # of each sample's own image; one where nothing was mixed in
     is_changed: Tensor | None = None  # which samples are not what was photographed; None: none
     epoch: int = 0  # which pass of the round over the shard it belongs to
+    batch_labels: BatchLabels = field(init=False)  # the labels as a loss takes them
 
-    @property
-    def batch_labels(self) -> BatchLabels:
-        """Return the labels as a loss takes them."""
-        return BatchLabels(self.labels, self.mixed_with, self.share)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "batch_labels", BatchLabels(self.labels, self.mixed_with, self.share))
 
 
 @dataclass
@@ -60,6 +59,7 @@ def epoch_blocks(
     seed: int,
     purpose: tuple[str | int, ...],
     sample_values: int = 0,
+    epoch: int = 0,
 ) -> Iterator[Block]:
     """Yield the shard once, shuffled and augmented, in blocks of whole batches that bound the memory.
 
@@ -72,10 +72,9 @@ def epoch_blocks(
     bytes_per_sample = 4 * max(shard.images.shape[1:].numel(), sample_values)
     step = batch_size * max(1, BLOCK_BYTES // (bytes_per_sample * batch_size))
     for start in range(0, len(labels), step):
-        yield Block(preprocessor.inputs(images[start : start + step]), labels[start : start + step])
+        yield Block(preprocessor.inputs(images[start : start + step]), labels[start : start + step], epoch=epoch)
 
 
-@computing("student")
 def train_on_block(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -92,9 +91,10 @@ def train_on_block(
         where = slice(start, min(start + batch_size, len(block.labels)))
         if where.stop - where.start < 2:
             return  # batch norm needs two samples
-        loss = loss_of(model(block.inputs[where]), where)
-        optimizer.zero_grad(set_to_none=True)
-        loss.total.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
-        optimizer.step()
-        meter.add(loss, where.stop - where.start)
+        with stopwatch.part("student"):
+            loss = loss_of(model(block.inputs[where]), where)
+            optimizer.zero_grad(set_to_none=True)
+            loss.total.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+            optimizer.step()
+            meter.add(loss, where.stop - where.start)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crad.data.preprocessing import ImageSet, Preprocessor
-from crad.device import computing
+from crad.device import stopwatch
 from crad.inference.engine import Run
 
 EVALUATION_BATCH = 64  # larger ones are slower on a CPU
@@ -60,7 +60,6 @@ def score(
     return plain
 
 
-@computing("evaluation")
 @torch.no_grad()
 def score_with_priors(
     model: nn.Module,
@@ -78,7 +77,7 @@ def score_with_priors(
     num_images = len(images.labels)
     counts = torch.bincount(images.labels, minlength=num_classes)
     tallies = [_FaceTally(num_classes, images.labels.device) for _ in faces]
-    with evaluation_mode(model):
+    with stopwatch.part("evaluation"), evaluation_mode(model):
         is_large = num_images >= PREPARED_FROM
         run = prepare(model) if prepare is not None and is_large else model
         for start in range(0, num_images, EVALUATION_BATCH):

@@ -57,6 +57,28 @@ def distillation_loss(
     return Loss(total, cross_entropy, distillation)
 
 
+@dataclass(frozen=True)
+class StudentLoss:
+    """Eq. 9 on a stretch of samples: called with the logits of a batch and where in the stretch it stands."""
+
+    labels: BatchLabels
+    target_BC: Tensor
+    temperature: float
+    distill_weight: float
+    log_prior_C: Tensor | None = None
+
+    def __call__(self, logits_BC: Tensor, where: slice) -> Loss:
+        """Return the loss of a batch."""
+        return distillation_loss(
+            logits_BC,
+            self.labels[where],
+            self.target_BC[where],
+            temperature=self.temperature,
+            distill_weight=self.distill_weight,
+            log_prior_C=self.log_prior_C,
+        )
+
+
 def private_loss(logits_BC: Tensor, labels_B: Tensor | BatchLabels, log_prior_C: Tensor | None = None) -> Loss:
     """Return the cross-entropy on the own labels alone."""
     cross_entropy = private_cross_entropy(logits_BC, labels_B, log_prior_C)

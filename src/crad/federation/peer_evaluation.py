@@ -1,0 +1,59 @@
+"""How a peer's model does: hits per class on its validation and test halves and on the common test images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from crad.training.evaluation import ClassScore
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How a peer's current model does; the tests are None until somebody asks for them."""
+
+    validation: tuple[ClassScore, ...]  # one per shard it holds
+    local: tuple[ClassScore, ...] | None = None
+    overall: ClassScore | None = None  # on the data set's own test images
+    variants: dict[str, Evaluation] = field(default_factory=dict)  # of the other weights it keeps, by name
+    plain: tuple[ClassScore, ...] | None = None  # validation on plain logits, as others see them, where that differs
+    triggered: ClassScore | None = None  # how far a simulated backdoor's trigger works, where that is measured
+
+
+def evaluation_to_json(evaluation: Evaluation) -> dict[str, Any]:
+    """Return an evaluation as a plain dictionary; floats survive JSON exactly."""
+    local, overall = evaluation.local, evaluation.overall
+    return {
+        "validation": [_score_to_json(score) for score in evaluation.validation],
+        **({} if evaluation.plain is None else {"plain": [_score_to_json(score) for score in evaluation.plain]}),
+        "local": None if local is None else [_score_to_json(score) for score in local],
+        "overall": None if overall is None else _score_to_json(overall),
+        **({} if evaluation.triggered is None else {"triggered": _score_to_json(evaluation.triggered)}),
+        "variants": {name: evaluation_to_json(one) for name, one in evaluation.variants.items()},
+    }
+
+
+def evaluation_from_json(entry: Mapping[str, Any]) -> Evaluation:
+    """Read what `evaluation_to_json` wrote."""
+    local, overall, plain, triggered = entry["local"], entry["overall"], entry.get("plain"), entry.get("triggered")
+    return Evaluation(
+        validation=tuple(_score_from_json(score) for score in entry["validation"]),
+        plain=None if plain is None else tuple(_score_from_json(score) for score in plain),
+        local=None if local is None else tuple(_score_from_json(score) for score in local),
+        overall=None if overall is None else _score_from_json(overall),
+        triggered=None if triggered is None else _score_from_json(triggered),
+        variants={name: evaluation_from_json(one) for name, one in entry.get("variants", {}).items()},
+    )
+
+
+def _score_to_json(score: ClassScore) -> dict[str, Any]:
+    return {"counts": score.counts, "hits": score.hits, "cross_entropy_sums": score.cross_entropy_sums}
+
+
+def _score_from_json(entry: Mapping[str, Any]) -> ClassScore:
+    return ClassScore(
+        counts=tuple(entry["counts"]),
+        hits=tuple(entry["hits"]),
+        cross_entropy_sums=tuple(entry["cross_entropy_sums"]),
+    )
