@@ -79,7 +79,7 @@ class Federation:
             folder,
             own=own,
             outgoing=self.ledgers[-1],
-            terms=ExchangePolicy(
+            policy=ExchangePolicy(
                 on_refused=lambda name, reason: self.refusals.append((name, reason)), notice=self.notices.append
             ),
             pauses_s=PAUSES_S,

@@ -137,7 +137,7 @@ class Organisation:
             self.server,
             own=self.number,
             proxy=proxy,
-            terms=ExchangePolicy(
+            policy=ExchangePolicy(
                 on_refused=lambda name, reason: self.refusals.append((name, reason)),
                 notice=self.notices.append,
                 **own,

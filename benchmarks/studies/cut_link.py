@@ -63,7 +63,7 @@ def be_member(number: int, folder: Path, megabytes: int) -> None:
     with closing(OutgoingLedger(home / "ledger.jsonl")) as ledger:
         server = SnapshotServer(agreement, identity, home, listen=listen, ledger=ledger)
         said = print if number else (lambda text: None)
-        exchange = HttpsExchange(agreement, identity, home, server, own=number, terms=ExchangePolicy(notice=said))
+        exchange = HttpsExchange(agreement, identity, home, server, own=number, policy=ExchangePolicy(notice=said))
         with server, closing(exchange):
             if number == 0:
                 message = random_snapshot(0, 1, megabytes * MEGABYTE)

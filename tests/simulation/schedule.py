@@ -195,7 +195,7 @@ class World:
             member.done_at = self.clock.now()
 
     def _open(self, member: Honest) -> MemberExchange:
-        terms = ExchangePolicy(
+        policy = ExchangePolicy(
             clock=self.clock,
             notice=lambda text: self._tell(f"{self.clock.now():8.2f} {member.number}: {text}"),
             on_refused=lambda name, reason: self._tell(f"{self.clock.now():8.2f} {member.number} refuses {reason}"),
@@ -210,12 +210,12 @@ class World:
                 member.folder,
                 server,
                 own=number,
-                terms=terms,
+                policy=policy,
                 connect=lambda other: SimulatedLine(self.network, number, other),
             )
         else:
             self.exchanges[number] = WatchedBucket(
-                self.agreement, identity, member.folder, own=number, outgoing=Nowhere(), terms=terms, store=self.store
+                self.agreement, identity, member.folder, own=number, outgoing=Nowhere(), policy=policy, store=self.store
             )
         self.exchanges[number].world = self  # type: ignore[attr-defined]
         return self.exchanges[number]

@@ -47,17 +47,17 @@ class MemberExchange(ABC):
     """One member's end: it publishes its own messages and collects those of the others until a deadline."""
 
     def __init__(
-        self, agreement: Agreement, identity: Identity, folder: Path, *, own: int, terms: ExchangePolicy | None = None
+        self, agreement: Agreement, identity: Identity, folder: Path, *, own: int, policy: ExchangePolicy | None = None
     ) -> None:
         if agreement.members[own].name != identity.name:
             raise ConfigError(f"member {own} of the agreement is {agreement.members[own].name}, not {identity.name}")
         self._agreement, self._identity, self._own = agreement, identity, own
-        self._terms = terms or ExchangePolicy()
-        self._notice, self._clock = self._terms.notice, self._terms.clock
+        self._policy = policy or ExchangePolicy()
+        self._notice, self._clock = self._policy.notice, self._policy.clock
         self._others = [number for number in range(len(agreement.members)) if number != own]
         self._inbox = Inbox(folder / "in")
         self._signatures = SignatureRecord(folder / SIGNED)
-        self.attendance = Attendance(self._others, away_after=self._terms.away_after)
+        self.attendance = Attendance(self._others, away_after=self._policy.away_after)
         self.witness = Witness(agreement, own, folder / PROOFS, notice=self._notice)
         self.refused: Counter[str] = Counter()  # snapshots refused, by member
         self.ledger = ByteCounter()
@@ -167,7 +167,7 @@ class MemberExchange(ABC):
         self.witness.note(number, announced, kind)
         if self.witness.is_proven(self._name(number)):
             raise SnapshotError(f"{self._name(number)} signed two different messages for one round")
-        most = self._terms.snapshot_bytes.get(number)
+        most = self._policy.snapshot_bytes.get(number)
         if kind == SNAPSHOT and most is not None and announced.manifest.size > most:
             raise SnapshotError(
                 f"{self._name(number)} announces {announced.manifest.size} bytes, its network needs no more than {most}"
@@ -198,7 +198,7 @@ class MemberExchange(ABC):
         return self.attendance.away(round_index) | {number for number in wanted if self._is_left_out(number)}
 
     def _is_left_out(self, number: int) -> bool:
-        return number in self._terms.left_out or self.witness.is_proven(self._name(number))
+        return number in self._policy.left_out or self.witness.is_proven(self._name(number))
 
     def _note_own(self, envelope: bytes, kind: str) -> None:
         raw = manifest_in(envelope)
@@ -206,7 +206,7 @@ class MemberExchange(ABC):
 
     def _refuse(self, name: str, reason: str) -> None:
         self.refused[name] += 1
-        self._terms.on_refused(name, reason)
+        self._policy.on_refused(name, reason)
 
     def _name(self, number: int) -> str:
         return self._agreement.members[number].name

@@ -46,7 +46,7 @@ def open_exchange(
         log.add(name, reason)
         notice(f"refused from {name}: {reason}")
 
-    terms = ExchangePolicy(
+    policy = ExchangePolicy(
         left_out=peer.left_out,
         away_after=site.away_after,
         snapshot_bytes=snapshot_bytes_of(peer.agreement, peer.left_out),
@@ -70,7 +70,7 @@ def open_exchange(
                 server,
                 own=peer.number,
                 proxy=site.proxy,
-                terms=terms,
+                policy=policy,
             )
         else:
             exchange = BucketExchange(
@@ -81,7 +81,7 @@ def open_exchange(
                 outgoing=ledger,
                 url=site.store,
                 options=site.store_options,
-                terms=terms,
+                policy=policy,
             )
         opened.enter_context(closing(exchange))
         exchange.begin(first_round)

@@ -63,10 +63,10 @@ class HttpsExchange(MemberExchange):
         *,
         own: int,
         proxy: str | None = None,
-        terms: ExchangePolicy | None = None,
+        policy: ExchangePolicy | None = None,
         connect: Callable[[int], FetchClient] | None = None,
     ) -> None:
-        super().__init__(agreement, identity, folder, own=own, terms=terms)
+        super().__init__(agreement, identity, folder, own=own, policy=policy)
         self._server = server
         for other in self._others:  # all keys are there from the start: the server's thread only adds to them
             self.ledger.count(sender=own, receiver=other, payload_bytes=0)
@@ -111,111 +111,113 @@ class HttpsExchange(MemberExchange):
         self, round_index: int, kind: str, wanted: Sequence[int], deadline: RoundDeadline
     ) -> dict[int, Message]:
         self._settle_those_behind()
-        want = FetchRequest(
+        request = FetchRequest(
             round_index,
             kind,
             self._inbox,
             self.witness,
             on_announced=self._note_announced,
             stop=self._clock.signal(),
-            endings=self._clock.mailbox(),
+            outcomes=self._clock.mailbox(),
         )
-        endings = self._fetch_all(wanted, want, deadline)
-        self._note_attendance(round_index, _verdicts(endings), wanted)
+        outcomes = self._fetch_all(wanted, request, deadline)
+        self._note_attendance(round_index, _verdicts(outcomes), wanted)
         for number in wanted:
-            ending = endings.get(number)
-            if ending is not None and ending.verdict not in ("came", "refused"):
-                self._notice(f"round {round_index} goes on without {self._name(number)}: {ending.reason}")
-        return {number: one.message for number, one in endings.items() if one.verdict == "came" and one.message}
+            outcome = outcomes.get(number)
+            if outcome is not None and outcome.verdict not in ("came", "refused"):
+                self._notice(f"round {round_index} goes on without {self._name(number)}: {outcome.reason}")
+        return {number: one.message for number, one in outcomes.items() if one.verdict == "came" and one.message}
 
-    def _fetch_all(self, wanted: Sequence[int], want: FetchRequest, deadline: RoundDeadline) -> FetchOutcomes:
-        """Fetch from all at once until the round can go on; everybody's ending, also of those who are too late."""
-        endings: FetchOutcomes = {}
-        away = self.attendance.away(want.round_index) & set(wanted)
+    def _fetch_all(self, wanted: Sequence[int], request: FetchRequest, deadline: RoundDeadline) -> FetchOutcomes:
+        """Fetch from all at once until the round can go on; everybody's outcome, also of those who are too late."""
+        outcomes: FetchOutcomes = {}
+        away = self.attendance.away(request.round_index) & set(wanted)
         # Who is away is asked too, and goes on being asked while we learn: by delivering it comes back.
-        behind = replace(want, stop=self._clock.signal())
-        wants = {number: behind if number in away else want for number in wanted}
-        running = {number: self._start(number, wants[number]) for number in wanted}
+        behind = replace(request, stop=self._clock.signal())
+        requests = {number: behind if number in away else request for number in wanted}
+        running = {number: self._start(number, requests[number]) for number in wanted}
         try:
             while not deadline.is_over(
-                _verdicts(endings), wanted=wanted, away=self._not_waited_for(want.round_index, wanted)
+                _verdicts(outcomes), wanted=wanted, away=self._not_waited_for(request.round_index, wanted)
             ):
-                self._check_hope(want, deadline, endings)
-                if all(number in endings for number in wanted if number not in away):
-                    running |= self._ask_again(wants, endings)
+                self._check_hope(request, deadline, outcomes)
+                if all(number in outcomes for number in wanted if number not in away):
+                    running |= self._ask_again(requests, outcomes)
                 try:
-                    number, ending = want.endings.get(timeout=deadline.next_look_s())
+                    number, outcome = request.outcomes.get(timeout=deadline.next_look_s())
                 except queue.Empty:
                     continue
-                endings[number] = self._note(number, ending)
-                self._check_overtaken(want.round_index)
+                outcomes[number] = self._note(number, outcome)
+                self._check_overtaken(request.round_index)
         finally:
             self._behind = (behind, {number: running[number] for number in away})
-            self._leave([one for number, one in running.items() if number not in away], want, endings)
+            self._leave([one for number, one in running.items() if number not in away], request, outcomes)
         for number in wanted:
-            if number not in endings and number not in away:
-                endings[number] = self._note(number, FetchOutcome("late", "it did not answer in time"))
-        return endings
+            if number not in outcomes and number not in away:
+                outcomes[number] = self._note(number, FetchOutcome("late", "it did not answer in time"))
+        return outcomes
 
-    def _ask_again(self, wants: Mapping[int, FetchRequest], endings: FetchOutcomes) -> dict[int, RunningFetch]:
+    def _ask_again(self, requests: Mapping[int, FetchRequest], outcomes: FetchOutcomes) -> dict[int, RunningFetch]:
         """Ask those again whose answer was none, where nobody is left to wait for and too few are there."""
         again = {}
-        for number in [number for number, ending in endings.items() if ending.verdict not in PRESENT]:
-            after_s = SHOW_AGAIN_S if endings.pop(number).verdict == "gone" else ASK_AGAIN_S
-            again[number] = self._start(number, wants[number], after_s=after_s)
+        for number in [number for number, outcome in outcomes.items() if outcome.verdict not in PRESENT]:
+            after_s = SHOW_AGAIN_S if outcomes.pop(number).verdict == "gone" else ASK_AGAIN_S
+            again[number] = self._start(number, requests[number], after_s=after_s)
         return again
 
-    def _start(self, number: int, want: FetchRequest, *, after_s: float = 0.0) -> RunningFetch:
+    def _start(self, number: int, request: FetchRequest, *, after_s: float = 0.0) -> RunningFetch:
         client = self._clients[number]
         before = self._workers.get(number)
-        fetch = MemberFetch(client, want, agreement=self._agreement, clock=self._clock, after_s=after_s, before=before)
+        fetch = MemberFetch(
+            client, request, agreement=self._agreement, clock=self._clock, after_s=after_s, before=before
+        )
         self._workers[number] = self._clock.start(fetch.run, name=f"crad-fetch-{client.member.name}")
         return RunningFetch(fetch, self._workers[number])
 
-    def _note(self, number: int, ending: FetchOutcome) -> FetchOutcome:
-        if ending.error is not None:
-            raise ending.error
-        if ending.verdict in PRESENT:
-            self.attendance.note_delivered(number, ending.round_index)
-        if ending.verdict == "refused":
-            self._refuse(self._name(number), ending.reason)
-        return ending
+    def _note(self, number: int, outcome: FetchOutcome) -> FetchOutcome:
+        if outcome.error is not None:
+            raise outcome.error
+        if outcome.verdict in PRESENT:
+            self.attendance.note_delivered(number, outcome.round_index)
+        if outcome.verdict == "refused":
+            self._refuse(self._name(number), outcome.reason)
+        return outcome
 
-    def _check_hope(self, want: FetchRequest, deadline: RoundDeadline, endings: Mapping[int, FetchOutcome]) -> None:
-        there = count_present(_verdicts(endings))
+    def _check_hope(self, request: FetchRequest, deadline: RoundDeadline, outcomes: Mapping[int, FetchOutcome]) -> None:
+        there = count_present(_verdicts(outcomes))
         if there >= deadline.quorum:
             return
-        text = f"round {want.round_index} has {there} of the {deadline.quorum} others that it needs"
+        text = f"round {request.round_index} has {there} of the {deadline.quorum} others that it needs"
         if deadline.expired:
             raise ExchangeError(f"{text} after {deadline.give_up_s:g} s: join again when they are back")
         if deadline.is_time_for_a_word():
             self._notice(f"{text}: waiting for more")
 
-    def _leave(self, running: Sequence[RunningFetch], want: FetchRequest, endings: FetchOutcomes) -> None:
+    def _leave(self, running: Sequence[RunningFetch], request: FetchRequest, outcomes: FetchOutcomes) -> None:
         """Stop those who are still at it, and take what came in the last moment."""
-        want.stop.set()
+        request.stop.set()
         alive = [one for one in running if one.worker.is_alive()]
         for one in alive:
             one.fetch.client.drop()
         until = self._clock.now() + LEAVE_S
         for one in alive:
             one.worker.join(max(0.0, until - self._clock.now()))
-        for number, ending in _arrived(want):
-            if ending.verdict != "fault":
-                endings[number] = self._note(number, ending)
+        for number, outcome in _arrived(request):
+            if outcome.verdict != "fault":
+                outcomes[number] = self._note(number, outcome)
 
     def _settle_those_behind(self) -> None:
         """End the fetches from those whom the last round did not wait for; who has delivered meanwhile is back."""
         if self._behind is None:
             return
-        (want, running), self._behind = self._behind, None
-        want.stop.set()
+        (request, running), self._behind = self._behind, None
+        request.stop.set()
         for one in running.values():
             if one.worker.is_alive():
                 one.fetch.client.drop()  # it ends by itself; nobody waits for it
-        for number, ending in _arrived(want):
-            if ending.verdict in PRESENT:
-                self.attendance.note_delivered(number, ending.round_index)
+        for number, outcome in _arrived(request):
+            if outcome.verdict in PRESENT:
+                self.attendance.note_delivered(number, outcome.round_index)
 
     def _count_sent(self, name: str, published: Published) -> None:
         receiver = self._agreement.number(name)
@@ -223,13 +225,13 @@ class HttpsExchange(MemberExchange):
         self.ledger.count(sender=self._own, receiver=receiver, payload_bytes=published.payload_bytes)
 
 
-def _verdicts(endings: Mapping[int, FetchOutcome]) -> dict[int, Verdict]:
-    return {number: ending.verdict for number, ending in endings.items()}
+def _verdicts(outcomes: Mapping[int, FetchOutcome]) -> dict[int, Verdict]:
+    return {number: outcome.verdict for number, outcome in outcomes.items()}
 
 
-def _arrived(want: FetchRequest) -> list[tuple[int, FetchOutcome]]:
+def _arrived(request: FetchRequest) -> list[tuple[int, FetchOutcome]]:
     """Return what has ended and was not looked at."""
     arrived = []
-    while not want.endings.empty():
-        arrived.append(want.endings.get(timeout=0.0))
+    while not request.outcomes.empty():
+        arrived.append(request.outcomes.get(timeout=0.0))
     return arrived

@@ -99,23 +99,23 @@ class FetchRequest:
     witness: Witness
     on_announced: Callable[[int, Announced, str], None]  # refuses what must not be fetched
     stop: Signal
-    endings: Mailbox[tuple[int, FetchOutcome]]
+    outcomes: Mailbox[tuple[int, FetchOutcome]]
 
 
 class MemberFetch:
-    """From one member. Ends by itself with a message or a refusal, and soon after `want.stop` in any case."""
+    """From one member. Ends by itself with a message or a refusal, and soon after `request.stop` in any case."""
 
     def __init__(
         self,
         client: FetchClient,
-        want: FetchRequest,
+        request: FetchRequest,
         *,
         agreement: Agreement,
         clock: Clock,
         after_s: float = 0.0,
         before: Worker | None = None,
     ) -> None:
-        self.client, self._want, self._agreement, self._after_s = client, want, agreement, after_s
+        self.client, self._request, self._agreement, self._after_s = client, request, agreement, after_s
         self._clock, self._before = clock, before
         self._disconnects = 0
         self._times_slow = 0
@@ -125,39 +125,39 @@ class MemberFetch:
     def run(self) -> None:
         """Fetch, and tell how it ended."""
         try:
-            ending = self._until_ended()
+            outcome = self._until_ended()
         except SnapshotError as error:
-            ending = FetchOutcome("refused", str(error))
+            outcome = FetchOutcome("refused", str(error))
         except OSError as error:
-            ending = FetchOutcome("fault", error=full_disk(self._want.inbox.folder, error))
+            outcome = FetchOutcome("fault", error=full_disk(self._request.inbox.folder, error))
         except CradError as error:
-            ending = FetchOutcome("fault", error=error)
+            outcome = FetchOutcome("fault", error=error)
         except Exception as error:  # nothing that comes from one member ends the run for all
-            ending = FetchOutcome(
+            outcome = FetchOutcome(
                 "refused", f"what it sends cannot be read ({type(error).__name__}: {printable(error)})"
             )
-        if self._want.stop.is_set() and ending.verdict == "fault" and not isinstance(ending.error, CradError):
-            ending = self._late()  # a client closed under our hands
-        self._want.endings.put((self.client.number, ending))
+        if self._request.stop.is_set() and outcome.verdict == "fault" and not isinstance(outcome.error, CradError):
+            outcome = self._late()  # a client closed under our hands
+        self._request.outcomes.put((self.client.number, outcome))
 
     def _until_ended(self) -> FetchOutcome:
-        while self._before is not None and self._before.is_alive() and not self._want.stop.is_set():
+        while self._before is not None and self._before.is_alive() and not self._request.stop.is_set():
             self._before.join(LOOK_S)  # two at once would write into one file; it was told to stop and soon does
-        self._want.stop.wait(self._after_s)
-        while not self._want.stop.is_set():
+        self._request.stop.wait(self._after_s)
+        while not self._request.stop.is_set():
             try:
-                ending = self._try_once()
+                outcome = self._try_once()
             except LateError:
                 break
             except ChangedError:
                 self._rest("it publishes this round again")
                 continue
             except httpx.TransportError as error:
-                if self._want.stop.is_set():
+                if self._request.stop.is_set():
                     break  # the connection was closed under our hands
-                ending = self._after_failure(error)
-            if ending is not None:
-                return ending
+                outcome = self._after_failure(error)
+            if outcome is not None:
+                return outcome
         return self._late()
 
     def _late(self) -> FetchOutcome:
@@ -166,16 +166,16 @@ class MemberFetch:
     def _try_once(self) -> FetchOutcome | None:
         """Ask once and, if there is something to fetch, fetch it; None to ask again."""
         began = self._clock.now()
-        answer = self.client.manifest(self._want.round_index, self._want.kind, wait_s=WAIT_S)
+        answer = self.client.manifest(self._request.round_index, self._request.kind, wait_s=WAIT_S)
         if answer.status == 200:
-            return self._take("came", answer, self._want.round_index)
+            return self._take("came", answer, self._request.round_index)
         self._disconnects = 0
         if answer.status == 410:
             return self._fetch_later_one(self.client.rounds(answer))
         if answer.status == 425:
             self._pause_s = PAUSE_S
             # Whoever answers "not yet" at once, without waiting, is not asked without end.
-            self._want.stop.wait(max(0.0, PAUSE_S - (self._clock.now() - began)))
+            self._request.stop.wait(max(0.0, PAUSE_S - (self._clock.now() - began)))
             return None
         if answer.status in (429, 503):
             self._rest("it has too much to do", at_least_s=answer.retry_s)
@@ -189,9 +189,9 @@ class MemberFetch:
         latest = min(rounds.latest_round or 0, self._agreement.rounds)
         said = f"its rounds begin with {rounds.first_round}, it is at {rounds.latest_round}"
         for round_index in (latest, latest - 1):  # of the newest round this kind may not be there yet
-            if round_index <= self._want.round_index:
+            if round_index <= self._request.round_index:
                 break
-            answer = self.client.manifest(round_index, self._want.kind, wait_s=0.0)
+            answer = self.client.manifest(round_index, self._request.kind, wait_s=0.0)
             if answer.status == 200:
                 return self._take("ahead", answer, round_index, reason=said)
         return FetchOutcome("gone", said)
@@ -199,7 +199,9 @@ class MemberFetch:
     def _take(self, verdict: Verdict, answer: Answer, round_index: int, *, reason: str = "") -> FetchOutcome:
         """Check what is announced, fetch it, and compare what its sender received with what we did."""
         announced = self._open(answer, round_index)
-        self._want.on_announced(self.client.number, announced, self._want.kind)  # a second one is proof, body or not
+        self._request.on_announced(
+            self.client.number, announced, self._request.kind
+        )  # a second one is proof, body or not
         message = self._download(announced, round_index)
         self._compare_receipts(round_index)
         return FetchOutcome(verdict, reason, message, round_index=round_index)
@@ -210,7 +212,7 @@ class MemberFetch:
                 answer.body,
                 sender=self.client.number,
                 round_index=round_index,
-                kind=self._want.kind,
+                kind=self._request.kind,
                 agreement=self._agreement,
             )
         except StaleAgreementError as error:
@@ -220,18 +222,18 @@ class MemberFetch:
             raise SnapshotError(f"{self.client.member.name} has another agreement: {'; '.join(lines)}") from error
 
     def _download(self, announced: Announced, round_index: int) -> Message:
-        want = self._want
+        request = self._request
         self._last_failure = "its snapshot has not come in full"
 
         def chunks_from(start: int) -> Iterator[bytes]:
-            for chunk in self.client.body(announced, round_index=round_index, kind=want.kind, start=start):
-                if want.stop.is_set():
+            for chunk in self.client.body(announced, round_index=round_index, kind=request.kind, start=start):
+                if request.stop.is_set():
                     raise LateError
                 self._disconnects, self._pause_s = 0, PAUSE_S  # it goes on, however slowly
                 yield chunk
 
-        return want.inbox.receive(
-            announced, round_index=round_index, kind=want.kind, name=self.client.member.name, chunks_from=chunks_from
+        return request.inbox.receive(
+            announced, round_index=round_index, kind=request.kind, name=self.client.member.name, chunks_from=chunks_from
         )
 
     def _compare_receipts(self, round_index: int) -> None:
@@ -239,10 +241,10 @@ class MemberFetch:
 
         Whatever goes wrong here is no reason to refuse its message.
         """
-        witness, client = self._want.witness, self.client
+        witness, client = self._request.witness, self.client
 
         def show(index: int, name: str, kind: str) -> bytes | None:
-            return None if self._want.stop.is_set() else client.receipt(index, name, kind, total_s=RECEIPTS_S)
+            return None if self._request.stop.is_set() else client.receipt(index, name, kind, total_s=RECEIPTS_S)
 
         try:
             for index in (round_index - 1, round_index):
@@ -265,10 +267,10 @@ class MemberFetch:
 
     def _take_proofs(self, receipts: ReceiptDigests) -> None:
         """Take the first proof that is new to us; the next message brings the next."""
-        witness = self._want.witness
+        witness = self._request.witness
         names = {member.name for member in self._agreement.members} - {self.client.member.name, witness.own_name}
         new = sorted(name for name in names.intersection(receipts.proofs) if not witness.is_proven(name))
-        raw = self.client.proof(new[0], total_s=RECEIPTS_S) if new and not self._want.stop.is_set() else None
+        raw = self.client.proof(new[0], total_s=RECEIPTS_S) if new and not self._request.stop.is_set() else None
         if raw is not None:
             witness.take_proof(raw, teller=self.client.member.name)
 
@@ -287,5 +289,5 @@ class MemberFetch:
 
     def _rest(self, reason: str, *, at_least_s: float = 0.0) -> None:
         self._last_failure = reason
-        self._want.stop.wait(max(self._pause_s, min(at_least_s, LONGEST_PAUSE_S)))
+        self._request.stop.wait(max(self._pause_s, min(at_least_s, LONGEST_PAUSE_S)))
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)

@@ -45,11 +45,11 @@ class BucketExchange(MemberExchange):
         outgoing: OutgoingLedger,
         url: str | None = None,
         options: Mapping[str, Any] | None = None,
-        terms: ExchangePolicy | None = None,
+        policy: ExchangePolicy | None = None,
         pauses_s: tuple[float, float] = (SHORTEST_PAUSE_S, LONGEST_PAUSE_S),
         store: Objects | None = None,
     ) -> None:
-        super().__init__(agreement, identity, folder, own=own, terms=terms)
+        super().__init__(agreement, identity, folder, own=own, policy=policy)
         self._pauses_s = pauses_s
         address = agreement.exchange if url is None else url
         self._store = store or GuardedStore(lambda: Store(address, options=options))
