@@ -13,6 +13,7 @@ from dataclasses import dataclass
 Matrix = Sequence[Sequence[float]]
 Cube = Sequence[Matrix]
 
+SUPPORTED_RULES = ("support-all",)  # everybody with support is kept
 UNFILTERED_RULES = ("uniform", "uncertainty")
 FILTERED_RULES = (
     "crad",
@@ -24,7 +25,7 @@ FILTERED_RULES = (
     "lcb",
     "inverse-ce",
 )
-ALL_RULES = FILTERED_RULES + UNFILTERED_RULES
+ALL_RULES = FILTERED_RULES + SUPPORTED_RULES + UNFILTERED_RULES
 TIE_TOLERANCE = 1e-7
 
 
@@ -57,8 +58,12 @@ def reference_trace(
     epsilon: float = 1e-8,
     unsupported: str = "consensus",
     cross_entropy: Matrix | None = None,
+    teacher_prior: str = "keep",
+    temperature: float = 1.0,
 ) -> ReferenceTrace:
-    """Trace every sample and class through both stages."""
+    """Trace every sample and class through all stages."""
+    if teacher_prior == "remove":
+        q = [[without_prior(row, counts[k], temperature) for row in rows] for k, rows in enumerate(q)]
     num_teachers, num_samples, num_classes = len(q), len(q[0]), len(q[0][0])
     verdicts: list[list[ClassVerdict]] = []
     target: list[list[float]] = []
@@ -84,6 +89,13 @@ def reference_trace(
         verdicts.append(row_verdicts)
         target.append(renormalise([verdict.mass for verdict in row_verdicts], rows))
     return ReferenceTrace(verdicts, target)
+
+
+def without_prior(row: Sequence[float], counts: Sequence[float], temperature: float) -> list[float]:
+    """One teacher's prediction divided by its class shares to the power 1/T, back on the simplex."""
+    samples = [max(0.0, count) + 0.5 for count in counts]
+    masses = [p / (own / sum(samples)) ** (1 / temperature) for p, own in zip(row, samples, strict=True)]
+    return [mass / sum(masses) for mass in masses]
 
 
 def judge_class(
@@ -113,7 +125,8 @@ def judge_class(
             mass = plain_mean if unsupported == "consensus" else 0.0
             return ClassVerdict(["unsupported"] * len(speaks), [share] * len(speaks), plain_mean, 0.0, mass)
         consensus = sum(speaks[k] for k in supported) / len(supported)
-        band = lower_median([abs(speaks[k] - consensus) for k in supported])
+        deviations = [abs(speaks[k] - consensus) for k in supported]
+        band = max(deviations) if rule in SUPPORTED_RULES else lower_median(deviations)
         state = []
         for k in teachers:
             if k not in supported:
@@ -154,7 +167,7 @@ def weigh(
         return 1 / (math.sqrt(variance) + epsilon)
     if rule == "accuracy":
         return a[k]
-    if rule == "support":
+    if rule in ("support", "support-all"):
         return n[k]
     if rule == "softmax-variance":
         return math.exp(-variance) / sum(math.exp(-agresti_coull(n[j], a[j])[1]) for j in kept)

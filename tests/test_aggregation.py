@@ -267,6 +267,8 @@ RATIO = math.exp(-0.014025)
         ("accuracy", [1.1, 0.18125]),
         # w = 12, 96: (10.8 + 76.8) / 108, (9.6 + 2.4) / 108
         ("support", [87.6, 12.0]),
+        # all three, w = 12, 96, 50 and 96, 12, 50: 10.8 + 76.8 + 5 over 158, 9.6 + 2.4 + 45 over 158
+        ("support-all", [92.6, 57.0]),
         ("softmax-variance", [0.9 * RATIO + 0.8, 0.1 + 0.2 * RATIO]),
         # w = 0.5 - 0.125, 0.8 - 0.04: (0.3375 + 0.608) / 1.135, (0.076 + 0.075) / 1.135
         ("lcb", [0.9455, 0.151]),
@@ -282,8 +284,8 @@ def test_rule_by_hand(rule: str, masses: list[float]) -> None:
     assert_row(target, [masses[0] / sum(masses), masses[1] / sum(masses)])
 
 
-def test_the_ten_rules_are_the_ones_of_the_method_and_one_goes_beyond_it() -> None:
-    assert set(crad.RULES) - {"crad-plus"} == {
+def test_the_ten_rules_are_the_ones_of_the_method_and_two_go_beyond_it() -> None:
+    assert set(crad.RULES) - {"crad-plus", "support-all"} == {
         "crad",
         "uniform",
         "uncertainty",

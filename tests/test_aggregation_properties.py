@@ -58,8 +58,8 @@ class Case:
     def explain(self, rule: str) -> Any:
         return crad.explain(self.q, self.counts, self.accuracies, **self.options(rule))
 
-    def reference(self, rule: str) -> ReferenceTrace:
-        options = self.options(rule) | {"cross_entropy": self.cross_entropy.tolist()}
+    def reference(self, rule: str, **changes: Any) -> ReferenceTrace:
+        options = self.options(rule) | {"cross_entropy": self.cross_entropy.tolist()} | changes
         return reference_trace(self.q.tolist(), self.counts.tolist(), self.accuracies.tolist(), **options)
 
     def of_teachers(self, order: list[int]) -> Case:

@@ -57,7 +57,8 @@ def test_what_is_written_is_what_is_read(agreement, tmp_path):
 
 
 def test_defaults_are_written_in_full(agreement):
-    unset = {"active", "private_counts", "local_loss", "evidence", "filter", "distill_augment"}  # none by default
+    recipe = {"local_loss", "evidence", "filter", "distill_augment", "teacher_prior"}
+    unset = {"active", "private_counts"} | recipe  # none by default
     younger = {"optimizer", "lr_schedule", "warmup_rounds"}  # as before they came: agreements of then keep their hash
     assert set(agreement.settings) == set(SETTINGS) - unset - younger
     for line in ('method = "crad"', "temperature = 3.0", "deadline_s = 900.0", "rounds = 5", "lr = 0.05"):
@@ -69,7 +70,7 @@ def test_a_recipe_is_written_in_full_where_it_is_not_the_published_one(identitie
     assert published.hash == agreement.hash, "saying what holds anyway changes nothing"
     plus = agreed(identities, settings={**agreement.settings, "method": "crad-plus", "local_loss": "plain"})
     expected = replace(RECIPES["crad-plus"], local_loss="plain")
-    stored = with_stored_names(asdict(expected))
+    stored = with_stored_names({name: one for name, one in asdict(expected).items() if name != "teacher_prior"})
     assert {name: plus.settings[name] for name in stored} == stored
     assert plus.experiment(dataset="own.npz", device="cpu").recipe == expected
     with pytest.raises(ConfigError, match="unknown setting 'liars'"):

@@ -88,6 +88,7 @@ def one_round(tiny):
         {"filter": "self-scaled"},
         {"matching": "mixup"},
         {"matching": "strong"},
+        {"teacher_prior": "remove"},
         {"liars": 1},
     ],
     ids=lambda setting: "-".join(map(str, *setting.items())),

@@ -29,6 +29,7 @@ CALLED = {
     "crad, weighted consensus": {"filter": "weighted-consensus"},
     "crad, support filter": {"filter": "support"},
     "crad, mixup": {"matching": "mixup"},
+    "crad, priors removed": {"teacher_prior": "remove"},
     "crad, balanced loss, pooled evidence": {"evidence": "pooled", "local_loss": "balanced"},
     "crad-plus": {"method": "crad-plus"},
     "crad-plus, plain loss": {"method": "crad-plus", "local_loss": "plain"},

@@ -78,11 +78,13 @@ def test_roles_are_what_the_hand_kept_lists_said():
     assert " ".join(names_where(lambda one: one.sets_pace)) == (
         "dataset clients active train_limit test_limit resize models width local_epochs batch_size"
     )
-    assert " ".join(names_where(lambda one: one.is_of_teachers)) == "evidence filter distill_augment attack attackers"
+    assert " ".join(names_where(lambda one: one.is_of_teachers)) == (
+        "evidence filter distill_augment teacher_prior attack attackers"
+    )
     assert " ".join(SETTINGS) == (
         "method method_settings active rounds held_out local_epochs batch_size optimizer lr lr_schedule "
         "warmup_rounds momentum weight_decay clip_norm temperature distill_weight min_support unsupported epsilon "
-        "private_counts local_loss evidence filter distill_augment"
+        "private_counts local_loss evidence filter distill_augment teacher_prior"
     )
     later = {name: setting_of(name).before for name in Experiment.model_fields}
     assert {name: value for name, value in later.items() if value is not ALWAYS_THERE} == {
@@ -94,6 +96,7 @@ def test_roles_are_what_the_hand_kept_lists_said():
         "evidence": "reported",
         "filter": None,
         "distill_augment": "same",
+        "teacher_prior": "keep",
         "attack": None,
         "attackers": 0,
     }

@@ -13,11 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from crad.aggregation.correction import correct
 from crad.aggregation.evidence import Evidence, check_evidence
 from crad.aggregation.filters import Selection, keep_all
 from crad.aggregation.rules import Rule, resolve_rule
 from crad.aggregation.statistics import TeacherStats
-from crad.config import Unsupported
+from crad.config import TeacherPrior, Unsupported
 from crad.errors import unknown_name
 
 
@@ -37,6 +38,7 @@ class Trace:
     consensus: Tensor  # [B,C]
     band: Tensor  # [B,C], tau: a teacher further than this from the consensus is an outlier
     target: Tensor  # [B,C]
+    corrected: Tensor  # [K,B,C], what was filtered and weighed: q itself unless the teachers' priors were removed
 
 
 @dataclass(frozen=True)
@@ -67,10 +69,14 @@ def aggregate(
     support: Tensor | None = None,
     false_alarms: Tensor | None = None,
     others: Tensor | None = None,
+    teacher_prior: TeacherPrior = "keep",
+    temperature: float = 1.0,
 ) -> Tensor:
     """Combine the teachers' soft predictions q [K,B,C] into one target [B,C] with rows on the simplex.
 
     `support`, `false_alarms` and `others` [K,C] are what a student counted itself; see docs/methods/crad-plus.md.
+    `teacher_prior="remove"` divides each teacher's class shares, by its counts, out of what it says at `temperature`
+    before it is filtered and weighed; see docs/methods/teacher-prior.md.
 
     Example:
         >>> import crad, torch
@@ -81,6 +87,7 @@ def aggregate(
     with torch.inference_mode():  # nothing is differentiated: a seventh of the time is saved
         stats = TeacherStats(counts, accuracies, cross_entropy, support, false_alarms, others)
         evidence = check_evidence(q, stats, min_support=min_support, epsilon=epsilon)
+        evidence = correct(evidence, teacher_prior=teacher_prior, temperature=temperature)
         target_BC = combine(evidence, rule, unsupported=unsupported).target_BC.to(q.dtype)
     return target_BC.clone()  # an ordinary tensor, which a loss may look at
 
@@ -98,6 +105,8 @@ def explain(
     support: Tensor | None = None,
     false_alarms: Tensor | None = None,
     others: Tensor | None = None,
+    teacher_prior: TeacherPrior = "keep",
+    temperature: float = 1.0,
 ) -> Trace:
     """Combine as `aggregate` does, and return who was kept, dropped and trusted at every step.
 
@@ -108,11 +117,12 @@ def explain(
         [0.5, 0.5, 0.0]
     """
     stats = TeacherStats(counts, accuracies, cross_entropy, support, false_alarms, others)
-    return trace(check_evidence(q, stats, min_support=min_support, epsilon=epsilon), rule, unsupported=unsupported)
+    evidence = check_evidence(q, stats, min_support=min_support, epsilon=epsilon)
+    return trace(correct(evidence, teacher_prior=teacher_prior, temperature=temperature), rule, unsupported=unsupported)
 
 
 def trace(evidence: Evidence, rule: str | Rule, *, unsupported: Unsupported) -> Trace:
-    """Combine, and return every step of it."""
+    """Combine, and return every step of it; the evidence is corrected already, where it shall be."""
     made = combine(evidence, rule, unsupported=unsupported)
     keep_KBC = made.selection.keep_KBC.cpu().numpy()
     supported_K1C = made.selection.supported_KC.unsqueeze(1).cpu().numpy()
@@ -122,7 +132,7 @@ def trace(evidence: Evidence, rule: str | Rule, *, unsupported: Unsupported) -> 
     shown = keep_all(evidence)
     consensus_BC = torch.where(is_orphan_C, shown.consensus_BC, made.selection.consensus_BC)
     band_BC = torch.where(is_orphan_C, shown.band_BC, made.selection.band_BC)
-    return Trace(state, made.share_KBC, consensus_BC, band_BC, made.target_BC)
+    return Trace(state, made.share_KBC, consensus_BC, band_BC, made.target_BC, corrected=evidence.q_KBC)
 
 
 def combine(evidence: Evidence, rule: str | Rule, *, unsupported: Unsupported) -> Combination:

@@ -51,8 +51,8 @@ def check_evidence(q: Tensor, stats: TeacherStats, *, min_support: float, epsilo
     the exact ties that the filter must keep.
     """
     _check_predictions(q)
-    _check_setting("min_support", min_support, lowest=0, is_open=False)
-    _check_setting("epsilon", epsilon, lowest=0, is_open=True)
+    check_setting("min_support", min_support, lowest=0, is_open=False)
+    check_setting("epsilon", epsilon, lowest=0, is_open=True)
     return Evidence(
         q_KBC=q.detach().float() if q.dtype in HALF else q.detach(),
         stats=_check_stats(stats, (q.shape[0], q.shape[2])),
@@ -121,7 +121,8 @@ def _check_statistic(name: str, values: Tensor, shape_KC: tuple[int, int], *, hi
     return checked
 
 
-def _check_setting(name: str, value: float, *, lowest: float, is_open: bool) -> None:
+def check_setting(name: str, value: float, *, lowest: float, is_open: bool) -> None:
+    """Refuse a number that is not above its lowest value, or not at least that."""
     is_number = isinstance(value, int | float) and math.isfinite(value)
     if not is_number or value < lowest or (is_open and value == lowest):
         wanted = f"more than {lowest:g}" if is_open else f"{lowest:g} or more"

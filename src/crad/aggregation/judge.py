@@ -11,11 +11,12 @@ from torch import Tensor
 
 from crad.aggregation.combine import Combination, combine
 from crad.aggregation.confusion import Confusion, Confusions, find_confusions
+from crad.aggregation.correction import correct
 from crad.aggregation.evidence import check_evidence
 from crad.aggregation.rules import Rule
 from crad.aggregation.statistics import TeacherStats
 from crad.aggregation.verification import Tally, credibility, verify
-from crad.config import EvidenceSource, FilterKind, Unsupported
+from crad.config import EvidenceSource, FilterKind, TeacherPrior, Unsupported
 
 
 @dataclass(frozen=True)
@@ -27,30 +28,49 @@ class TeacherJudge:
     published: TeacherStats
     tally: Tally
     confusions: Confusions
+    teacher_prior: TeacherPrior = "keep"
 
     @classmethod
     def begin(
-        cls, rule: Rule, published: TeacherStats, *, filter_kind: FilterKind | None, source: EvidenceSource
+        cls,
+        rule: Rule,
+        published: TeacherStats,
+        *,
+        filter_kind: FilterKind | None,
+        source: EvidenceSource,
+        teacher_prior: TeacherPrior = "keep",
     ) -> TeacherJudge:
         """Begin a round with nothing counted; the filter may be another than the rule's own."""
         size = published.counts_KC.shape
-        return cls(rule.with_filter(filter_kind), source, published, Tally(*size), Confusions(*size))
+        return cls(rule.with_filter(filter_kind), source, published, Tally(*size), Confusions(*size), teacher_prior)
 
     def count(self, q_KBC: Tensor, labels_B: Tensor, sound_K: Tensor) -> None:
         """Count what the sound teachers make of the student's samples: as evidence, where it counts at all.
 
-        What teachers take for what is always counted; it decides nothing.
+        What teachers take for what is always counted; it decides nothing. Both are counted on what teachers say as
+        they say it, which is what their published accuracies were measured on.
         """
         self.confusions.add(q_KBC, labels_B, sound_K)
         if self.source != "reported":
             self.tally.add(q_KBC, labels_B, sound_K)
 
     def combine(
-        self, q_KBC: Tensor, sound_K: Tensor, *, min_support: float, epsilon: float, unsupported: Unsupported
+        self,
+        q_KBC: Tensor,
+        sound_K: Tensor,
+        *,
+        min_support: float,
+        epsilon: float,
+        unsupported: Unsupported,
+        temperature: float = 1.0,
     ) -> Combination:
-        """Combine the sound teachers' predictions by the rule, on what is known of them by now."""
+        """Combine the sound teachers' predictions at this temperature by the rule, on what is known of them by now."""
         stats = known_stats(self.published, self.tally, source=self.source).select(sound_K)
         evidence = check_evidence(q_KBC, stats, min_support=min_support, epsilon=epsilon)
+        published_KC = self.published.counts_KC[sound_K]
+        evidence = correct(
+            evidence, teacher_prior=self.teacher_prior, temperature=temperature, published_KC=published_KC
+        )
         return combine(evidence, self.rule, unsupported=unsupported)
 
     def findings(self) -> tuple[list[Confusion], list[float] | None]:

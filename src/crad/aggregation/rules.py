@@ -1,5 +1,7 @@
 """The rules: who is kept x how the kept are weighed. A new rule is one entry here.
 
+What a teacher says may be corrected before that, under every rule: `correction.py`.
+
 A rule of your own is a `Rule` object, an entry point in the group `crad.rules`, or an import path
 `package.module:name`.
 """
@@ -55,6 +57,7 @@ RULES: dict[str, Rule] = {
     "inverse-sigma": Rule(filters.median_filter, weights.inverse_sigma),
     "accuracy": Rule(filters.median_filter, weights.accuracy),
     "support": Rule(filters.median_filter, weights.support),
+    "support-all": Rule(filters.support_filter, weights.support),
     "softmax-variance": Rule(filters.median_filter, weights.softmax_variance),
     "lcb": Rule(filters.median_filter, weights.lower_confidence_bound),
     "inverse-ce": Rule(filters.median_filter, weights.inverse_cross_entropy, needs_cross_entropy=True),

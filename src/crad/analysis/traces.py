@@ -21,6 +21,7 @@ class TeacherView:
     weight: float
     false_alarms: float | None = None  # as the student counted them, where it did
     is_liar: bool = False  # a simulated attacker
+    corrected: float | None = None  # what is heard of its probability, where its own class shares are removed
 
     @property
     def name(self) -> str:
@@ -60,6 +61,8 @@ def describe(trace: ImageTrace) -> str:
     else:
         known = f"Most samples of {trace.class_name} ({samples(most.count)}) speak for client {most.client}, which says"
     said = f"{known} {percent(most.probability)} %"
+    if most.corrected is not None:
+        said += f" ({percent(most.corrected)} % without its own class shares)"
     accepted = f"the accepted {percent(low)} to {percent(high)} %"
     if most.state == "kept":
         became = f"{said}, within {accepted}, so it is kept with {percent(most.weight)} % of the weight"

@@ -30,6 +30,7 @@ from crad.config.setting import (
     Role,
     Setting,
     Sharing,
+    TeacherPrior,
     Unsupported,
 )
 
@@ -53,6 +54,7 @@ __all__ = [
     "Role",
     "Setting",
     "Sharing",
+    "TeacherPrior",
     "Unsupported",
     "changed_settings",
     "make_experiment",

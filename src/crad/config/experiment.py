@@ -35,6 +35,7 @@ from crad.config.setting import (
     Role,
     Setting,
     TeacherPrecision,
+    TeacherPrior,
     Unsupported,
     Workers,
 )
@@ -278,6 +279,20 @@ class Experiment(BaseModel):
             is_of_teachers=True,
             stored_as="matching",
             words={"mixup": "mixup", "strong": "strong inputs", "same": "same inputs"},
+        ),
+    ] = None
+    teacher_prior: Annotated[
+        TeacherPrior | None,
+        Setting(
+            "A teacher's own class shares, by its published counts: keep them in what it says, or remove them; not "
+            "with a balanced loss, which has them out already (the method's)",
+            "Distillation",
+            "recipe",
+            "agreed",
+            before="keep",
+            is_unsaid_before=True,
+            is_of_teachers=True,
+            words={"remove": "priors removed", "keep": "priors kept"},
         ),
     ] = None
     attack: Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from crad.config.setting import DistillAugment, EvidenceSource, FilterKind, LocalLoss
+from crad.config.setting import DistillAugment, EvidenceSource, FilterKind, LocalLoss, TeacherPrior
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,7 @@ class Recipe:
     evidence: EvidenceSource = "reported"
     filter: FilterKind | None = None  # None: the rule's own
     distill_augment: DistillAugment = "same"
+    teacher_prior: TeacherPrior = "keep"
 
 
 PUBLISHED = Recipe()

@@ -24,6 +24,7 @@ LocalLoss = Literal["plain", "balanced"]
 EvidenceSource = Literal["reported", "own", "pooled"]
 FilterKind = Literal["median", "support", "self-scaled", "weighted-consensus", "weighted-median", "weighted"]
 DistillAugment = Literal["same", "mixup", "strong"]
+TeacherPrior = Literal["keep", "remove"]
 AttackKind = Literal[
     "noise",
     "label-flip",
@@ -95,6 +96,7 @@ class Setting:
     sharing: Sharing
     _: KW_ONLY
     before: object = ALWAYS_THERE  # at this value a run is what it was before the setting came: no part of a hash
+    is_unsaid_before: bool = False  # of a recipe: agreements leave it out at `before`; the first four are always said
     stored_as: str | None = None  # an older name: the key in files and hashes, and a hidden flag
     metavar: str | None = None  # what the flag wants; left out: what the field's type says
     words: Mapping[object, str] = field(default_factory=dict)  # values as the name of a run says them

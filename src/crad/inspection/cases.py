@@ -72,6 +72,6 @@ def margins(panel: Panel, student: int, q_NBC: Tensor, labels_B: Tensor) -> tupl
     specialist_B = counts_KC.argmax(dim=0)[labels_B]
     states_B = trace.state[specialist_B.cpu().numpy(), np.arange(len(labels_B)), labels_B.cpu().numpy()]
     is_lost_B = torch.from_numpy(states_B == "outlier").to(labels_B.device)
-    said_B = q_NBC[chosen][specialist_B, rows_B, labels_B]
+    said_B = trace.corrected[specialist_B, rows_B, labels_B]
     lost_B = torch.where(is_lost_B, said_B - target_B, -torch.inf)
     return target_B - uniform_B, lost_B, uniform_B - target_B

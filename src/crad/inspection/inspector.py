@@ -86,6 +86,7 @@ class RunInspector:
         names = self.panel.context.data.dataset.class_names
         stats = self.panel.stats(student)
         alarms_KC = stats.false_alarms_KC
+        is_corrected = self.panel.experiment.recipe.teacher_prior != "keep"
         teachers = [
             TeacherView(
                 client=self.panel.teachers[n].index,
@@ -96,6 +97,7 @@ class RunInspector:
                 state=str(trace.state[k, row, label]),
                 weight=float(trace.weight[k, row, label]),
                 false_alarms=None if alarms_KC is None else float(alarms_KC[k, label]),
+                corrected=float(trace.corrected[k, row, label]) if is_corrected else None,
                 is_liar=self.panel.is_liar(self.panel.teachers[n].index),
             )
             for k, n in enumerate(self.panel.of_student(student))

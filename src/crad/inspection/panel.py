@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from crad.aggregation import Tally, TeacherStats, Trace, check_evidence, known_stats, trace
+from crad.aggregation import Tally, TeacherStats, Trace, check_evidence, correct, known_stats, remove_prior, trace
 from crad.data.preprocessing import ImageSet
 from crad.errors import RunError
 from crad.federation.class_statistics import class_statistics
@@ -100,16 +100,32 @@ class Panel:
             min_support=self.experiment.min_support,
             epsilon=self.experiment.epsilon,
         )
+        evidence = correct(
+            evidence,
+            teacher_prior=self.experiment.recipe.teacher_prior,
+            temperature=self.experiment.temperature,
+            published_KC=self._published(self.of_student(student)).counts_KC,
+        )
         return trace(evidence, self._rule, unsupported=self.experiment.unsupported)
+
+    def corrected(self, q_NBC: Tensor) -> Tensor | None:
+        """Return what is heard of every client's word once its own class shares are out; None where they stay in."""
+        if self.experiment.recipe.teacher_prior == "keep":
+            return None
+        counts_NC = self._published(range(len(self.teachers))).counts_KC
+        return remove_prior(q_NBC, counts_NC, temperature=self.experiment.temperature)
 
     def stats(self, student: int) -> TeacherStats:
         """Return what the student knows of its teachers: what they published, and what it counts on its own samples."""
-        published = stack_statistics([self.statistics[k] for k in self.of_student(student)])
+        published = self._published(self.of_student(student))
         return known_stats(published, self._tally_of(student), source=self._source)
 
     def is_liar(self, client: int) -> bool:
         """Return whether it attacked the others."""
         return client in self.context.adversary.members
+
+    def _published(self, places: Sequence[int]) -> TeacherStats:
+        return stack_statistics([self.statistics[k] for k in places])
 
     def _run_of(self, slot: PeerSlot) -> PreparedTeacher:
         """Prepare a teacher from its resting state; one at a time."""

@@ -45,6 +45,7 @@ def make_survey(panel: Panel) -> Record:
         "teachers": [_teacher_record(panel, k) for k in range(len(panel.teachers))],
         "images": [_image_record(panel, image) for image in images],
         "probabilities": _rounded(q_NBC[:, shown].transpose(0, 1)),
+        **_corrected_record(panel, q_NBC[:, shown]),
         "students": [_student_record(panel, student, q_NBC[:, shown]) for student in students],
         "cases": [
             {
@@ -95,6 +96,12 @@ def _image_record(panel: Panel, image: int) -> Record:
         "label": int(panel.context.data.global_test.labels[image]),
         "png": base64.b64encode(picture).decode(),
     }
+
+
+def _corrected_record(panel: Panel, q_NBC: Tensor) -> Record:
+    """Return what is heard in place of the probabilities, where the teachers' own class shares are removed."""
+    corrected_NBC = panel.corrected(q_NBC)
+    return {} if corrected_NBC is None else {"corrected": _rounded(corrected_NBC.transpose(0, 1))}
 
 
 def _student_record(panel: Panel, student: int, q_NBC: Tensor) -> Record:

@@ -68,6 +68,12 @@ def check_recipe(experiment: Experiment, method: Method) -> None:
         )
     if recipe.evidence != "reported" and rule is not None and not rule.uses_statistics:
         raise ConfigError(f"evidence = {recipe.evidence!r}: {method.name!r} looks at no evidence of its teachers")
+    if recipe.teacher_prior == "remove" and recipe.local_loss == "balanced":
+        raise ConfigError(
+            f"teacher_prior = 'remove' with the balanced loss of {method.name!r}: that loss has the class shares out "
+            "of what teachers say already, and taking them out twice harms; set teacher_prior = 'keep' or "
+            "local_loss = 'plain'"
+        )
     if rule is not None:
         rule.with_filter(recipe.filter)
 

@@ -82,7 +82,9 @@ def distil(
         return Learned(alone.losses, notes={"refused": refused} if refused else {})
     recipe = peer.context.recipe
     published = stack_statistics([snapshot.statistics for snapshot in snapshots])
-    judge = TeacherJudge.begin(rule, published, filter_kind=recipe.filter, source=recipe.evidence)
+    judge = TeacherJudge.begin(
+        rule, published, filter_kind=recipe.filter, source=recipe.evidence, teacher_prior=recipe.teacher_prior
+    )
     trust, meter = TrustMeter(len(snapshots), peer.num_classes), LossMeter()
     sample_values = len(snapshots) * peer.num_classes
     for block in local_blocks(peer, context, distill_augment=recipe.distill_augment, sample_values=sample_values):
@@ -167,6 +169,7 @@ def make_target(
         min_support=experiment.min_support,
         epsilon=experiment.epsilon,
         unsupported=experiment.unsupported,
+        temperature=experiment.temperature,
     )
     trust.add(made.share_KBC, sound_K)
     return made.target_BC

@@ -73,8 +73,15 @@ def _complete_settings(given: dict[str, Any]) -> dict[str, Any]:
     settings = {name: value for name, value in settings.items() if value != setting_of(name).before}
     # A recipe stands there where it is not the published one, so that older agreements keep their hash.
     is_own = experiment.recipe != PUBLISHED or experiment.method in RECIPES
-    recipe = {name: value for name, value in asdict(experiment.recipe).items() if value is not None}
+    recipe = {name: value for name, value in asdict(experiment.recipe).items() if _is_said(name, value, experiment)}
     return with_stored_names({**settings, **(recipe if is_own else {})})
+
+
+def _is_said(name: str, value: object, experiment: Experiment) -> bool:
+    """Tell whether an agreement says this part of a recipe: not where agreements of before it came say nothing."""
+    usual = getattr(RECIPES.get(experiment.method, PUBLISHED), name)
+    is_as_before = setting_of(name).is_unsaid_before and value == usual == setting_of(name).before
+    return value is not None and not is_as_before
 
 
 class Member(BaseModel):

@@ -91,6 +91,7 @@ def trace_table(trace: ImageTrace) -> Table:
             percent(teacher.accuracy),
             *([] if teacher.false_alarms is None else [percent(teacher.false_alarms)]),
             percent(teacher.probability),
+            *([] if teacher.corrected is None else [percent(teacher.corrected)]),
             STATE_WORDS[teacher.state],
             percent(teacher.weight),
         ]
@@ -98,6 +99,8 @@ def trace_table(trace: ImageTrace) -> Table:
     ]
     if any(teacher.false_alarms is not None for teacher in trace.teachers):
         header.insert(4, "false alarms %")
+    if any(teacher.corrected is not None for teacher in trace.teachers):
+        header.insert(header.index("state"), "prior out %")
     low, high = trace.accepted
     title = (
         f"Student {trace.student}, test image {trace.image} (true class {trace.true_class}), class "

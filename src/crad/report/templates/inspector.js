@@ -137,6 +137,7 @@ class Inspector {
         accuracy: own.accuracies ? own.accuracies[k][label] : about.accuracies[label],
         alarms: own.false_alarms ? own.false_alarms[k][label] : null,
         says: this.run.probabilities[image][n][label],
+        corrected: this.run.corrected ? this.run.corrected[image][n][label] : null,
         weight: own.weights[image][k][label],
         state: own.states[image][k][label],
       };
@@ -164,8 +165,9 @@ class Inspector {
       button.setAttribute("aria-pressed", String(isShown && one.class === label));
     });
     this.find(".said").textContent = sentence(trace);
+    const heard = run.corrected ? " once its own class shares are taken out (prior out)" : "";
     this.find("#caption-teachers").textContent =
-      `What every teacher says about ${trace.className}, on one axis in percent; shaded: the accepted band around the consensus (dashed).`;
+      `What every teacher says about ${trace.className}${heard}, on one axis in percent; shaded: the accepted band around the consensus (dashed).`;
     this.find(".teachers").replaceChildren(...this.teacherTable(trace));
     this.find(".all-classes").replaceChildren(...this.classTable());
     const shown = run.images[image];
@@ -180,10 +182,11 @@ class Inspector {
   }
 
   teacherTable(trace) {
-    const by = { client: (one) => one.client, count: (one) => -one.count, says: (one) => -one.says, weight: (one) => -one.weight };
+    const by = { client: (one) => one.client, count: (one) => -one.count, says: (one) => -(one.corrected ?? one.says), weight: (one) => -one.weight };
     const key = by[this.order];
     const isVerified = trace.teachers.some((one) => one.alarms !== null);
-    this.find(".teachers").classList.toggle("verified", isVerified); // one more column has to fit
+    const isCorrected = trace.teachers.some((one) => one.corrected !== null);
+    this.find(".teachers").classList.toggle("verified", isVerified || isCorrected); // more columns have to fit
     const ordered = [...trace.teachers].sort((one, other) => key(one) - key(other) || one.client - other.client);
     const ticks = [0, 25, 50, 75, 100].map((tick) => make("span", { class: "tick", style: at(tick / 100) }, String(tick)));
     const heads = ["teacher", "samples"].map((text, i) => make("th", { scope: "col", class: i ? null : "words" }, text));
@@ -191,6 +194,7 @@ class Inspector {
       "tr", {}, ...heads,
       make("th", { scope: "col", class: "axis", "aria-label": "says, drawn" }, make("div", { class: "track" }, ...ticks)),
       make("th", { scope: "col" }, "says %"),
+      ...(isCorrected ? [make("th", { scope: "col" }, "prior out %")] : []),
       make("th", { scope: "col", class: "words" }, "state"),
       make("th", { scope: "col" }, "weight %"),
       make("th", { scope: "col" }, "accuracy %"),
@@ -202,8 +206,9 @@ class Inspector {
         "tr", {},
         make("th", { scope: "row", class: "words", title: one.architecture }, `client ${one.client}${one.isLiar ? ", lies" : ""}`),
         make("td", { "data-label": "samples" }, samples(one.count)),
-        plotCell(trace, one.says, state.sign, state.kind),
+        plotCell(trace, one.corrected ?? one.says, state.sign, state.kind),
         make("td", { class: "says", "data-label": "says %" }, percent(one.says)),
+        ...(isCorrected ? [make("td", { "data-label": "prior out %" }, percent(one.corrected))] : []),
         make("td", { class: `words state ${state.kind}` }, `${state.sign} ${state.word}`),
         make("td", { "data-label": "weight %" }, percent(one.weight)),
         make("td", { "data-label": "accuracy %" }, percent(one.accuracy)),
@@ -219,7 +224,7 @@ class Inspector {
         "tr", {},
         make("th", { scope: "row", class: "words", colspan: 2 }, `${sign} ${name === "uniform" ? "uniform average" : name}`),
         plotCell(trace, share, sign, name),
-        make("td", { class: "says" }, percent(share)),
+        make("td", { class: "says", colspan: isCorrected ? 2 : 1 }, percent(share)),
         make("td", { class: "words", colspan: isVerified ? 4 : 3 }, words),
       ),
     );
@@ -293,7 +298,8 @@ function sentence(trace) {
     most.alarms === null
       ? `Client ${most.client} ${most.isLiar ? "claims" : "holds"} most samples of ${className} (${samples(most.count)}) and says`
       : `Most samples of ${className} (${samples(most.count)}) speak for client ${most.client}, which says`;
-  const holds = `${known} ${percent(most.says)} %`;
+  const heard = most.corrected === null ? "" : ` (${percent(most.corrected)} % without its own class shares)`;
+  const holds = `${known} ${percent(most.says)} %${heard}`;
   const alike = teachers.some((one) => one.weight > 0) ? "all are averaged alike" : "nobody is heard";
   const became = {
     k: `${holds}, within ${accepted}, so it is kept with ${percent(most.weight)} % of the weight`,
