@@ -239,7 +239,7 @@ def test_other_weights_stand_in_a_row_of_their_own():
 
 def test_the_cells_by_hand():
     assert comparison_cells(compare(SUMMARIES)) == [
-        ["crad", "62.00 ± 2.00", "3.00", "80.00 ± 0.00", "2.00", "-", "-", "1.00", "1024", "30.0"],
+        ["crad", "62.00 ± 2.00", "3.00", "80.00 ± 0.00", "2.00", "-", "-", "-", "1.00", "1024", "30.0"],
         [
             "uniform",
             "61.00 ± 2.00",
@@ -248,11 +248,23 @@ def test_the_cells_by_hand():
             "2.00",
             "-1.00 ± 2.00",
             "+1.00 ± 0.00",
+            "-",
             "2.00",
             "1024",
             "1.0",
         ],
     ]
+
+
+def test_what_all_models_reach_together_stands_beside_them_where_it_was_measured():
+    asked = {"global_accuracy": 80.0, "local_accuracy": 90.5}
+    one, other = summary("crad", 1, overall=60.0), summary("local", 1, overall=50.0)
+    rows = compare([{**one, "committee": asked}, other])
+    place = COMPARISON_HEADER.index("committee %")
+    assert [cells[place] for cells in comparison_cells(rows)] == ["80.00 / 90.50", "-"]
+    peak = {**asked, "global_accuracy_spread": 0.0, "local_accuracy_spread": 0.0}
+    with_peak = compare([{**one, "committee": asked, "variants": {"peak": peak}}])
+    assert [cells[place] for cells in comparison_cells(with_peak)] == ["80.00 / 90.50", "-"]
 
 
 def test_one_seed_shows_no_deviation():

@@ -67,10 +67,10 @@ def test_every_panel_and_role_has_a_setting():
 
 
 def test_roles_are_what_the_hand_kept_lists_said():
-    assert names_of("execution") == ("device", "engine", "workers", "ray_address")
+    assert names_of("execution") == ("committee", "device", "engine", "workers", "ray_address")
     assert names_of("recipe") == tuple(vars(PUBLISHED))
     assert names_of("method") == ("method", "method_settings")
-    assert names_of("extent") == ("preset", "seed", "rounds", "eval_every")
+    assert names_of("extent") == ("preset", "seed", "rounds", "eval_every", "committee_rule")
     assert " ".join(names_of("world")) == (
         "dataset clients active partition alpha classes_per_client held_out train_limit test_limit resize "
         "attack attackers"
@@ -99,6 +99,7 @@ def test_roles_are_what_the_hand_kept_lists_said():
         "teacher_prior": "keep",
         "attack": None,
         "attackers": 0,
+        "committee_rule": "support-all",
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from crad.errors import RunError
@@ -48,6 +48,7 @@ class ComparisonRow:
     peak_memory_bytes: float
     seconds: float
     cost: Cost
+    committee: dict[str, Figure] = field(default_factory=dict)  # of all models together; empty where not measured
 
 
 def compare(summaries: Sequence[Mapping[str, Any]]) -> list[ComparisonRow]:
@@ -97,7 +98,17 @@ def _row(
             round_seconds=_mean_of(own, "round_seconds"),
             common_images=own[0].get("common_images", "none"),
         ),
+        committee=_committee(own),
     )
+
+
+def _committee(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
+    """Return what the models of a run reach together; other weights of a method are not asked."""
+    found = [summary["committee"] for summary in summaries if summary.get("committee")]
+    if len(found) < len(summaries) or summaries[0].get("is_variant"):
+        return {}
+    columns = {metric: [one[metric] for one in found] for metric in METRICS}
+    return {metric: over_seeds(values) for metric, values in columns.items() if None not in values}
 
 
 def _variant_summaries(summary: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -37,6 +37,17 @@ def accuracy_rows(methods: Methods) -> list[Row]:
     ]
 
 
+def committee_rows(methods: Methods) -> list[Row]:
+    """Return the same of all models of a run asked together, where that was measured."""
+    return [
+        {"method": method, "metric": name, "round": index, **_over_seeds([by_round[index] for by_round in curves])}
+        for metric, name in METRICS.items()
+        for method, runs in methods.items()
+        for curves in [[_committee_curve(run, metric) for run in runs]]
+        for index in _common_rounds(curves)
+    ]
+
+
 def client_rows(methods: Methods) -> list[Row]:
     """Return both accuracies of every client at the selected round, of the methods that somebody joins, if any is."""
     return [
@@ -210,6 +221,11 @@ def _honest(run: RunRecords) -> list[int]:
 
 def _curve(run: RunRecords, metric: str) -> dict[int, float]:
     return {record["round"]: record[metric] for record in run.rounds if record[metric] is not None}
+
+
+def _committee_curve(run: RunRecords, metric: str) -> dict[int, float]:
+    found = {record["round"]: record["committee"][metric] for record in run.rounds if "committee" in record}
+    return {index: value for index, value in found.items() if value is not None}
 
 
 def _common_rounds(curves: Sequence[Mapping[int, float]]) -> list[int]:

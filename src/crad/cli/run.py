@@ -131,6 +131,10 @@ def report_outcome(result: Result, *, verdict: JoiningVerdict | None = None, is_
             ["time per round", f"{summary['round_seconds']:.2f} s", ""],
             ["peak memory", f"{mib(summary['peak_memory_bytes'])} MiB", ""],
         ]
+        if committee := summary.get("committee"):
+            for key, what in (("global_accuracy", "global accuracy"), ("local_accuracy", "local accuracy")):
+                if committee[key] is not None:
+                    rows.append([f"{what}, all models together", f"{committee[key]:.2f} %", ""])
         if honest := summary.get("honest"):
             for key, what in (("global_accuracy", "global accuracy"), ("local_accuracy", "local accuracy")):
                 rows.append([f"{what}, honest clients", f"{honest[key]:.2f} %", ""])

@@ -324,6 +324,21 @@ class Experiment(BaseModel):
     eval_every: Annotated[
         AtLeastOne, Setting("Rounds between evaluations on the test sets", "Evaluation", "extent", "private")
     ] = 1
+    committee: Annotated[
+        bool,
+        Setting("Measure also what all models know together, as one predictor", "Evaluation", "execution", "private"),
+    ] = True
+    committee_rule: Annotated[
+        str,
+        Setting(
+            "Rule by which the members of the committee are combined",
+            "Evaluation",
+            "extent",
+            "private",
+            before="support-all",
+            metavar="RULE",
+        ),
+    ] = "support-all"
     device: Annotated[Device, Setting("Where to compute", "Execution", "execution", "private")] = "auto"
     teacher_precision: Annotated[
         TeacherPrecision, Setting("Numbers in which teachers run; bf16 needs CUDA", "Execution", "learning", "private")

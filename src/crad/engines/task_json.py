@@ -31,6 +31,7 @@ def task_to_bytes(task: Task) -> bytes:
         "messages": messages,
         "is_measured": task.is_measured,
         "receiver": task.receiver,
+        "has_logits": task.has_logits,
         "save_to": None if task.save_to is None else str(task.save_to),
     }
     return json.dumps(entry).encode()
@@ -50,6 +51,7 @@ def task_from_bytes(content: bytes) -> Task:
         messages={int(sender): message_in_file(m.encode(ANY_BYTES), Path(file)) for sender, (m, file) in messages},
         is_measured=entry["is_measured"],
         receiver=entry["receiver"],
+        has_logits=entry["has_logits"],
         save_to=None if entry["save_to"] is None else Path(entry["save_to"]),
     )
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from crad.aggregation import TeacherStats
 from crad.federation.context import RunContext
 from crad.federation.message import Statistics
 from crad.federation.peer_evaluation import Evaluation
@@ -26,6 +30,17 @@ def class_statistics(
         cross_entropies=tuple(own.class_cross_entropies()) if with_cross_entropy else None,
     )
     return context.adversary.published_statistics(peer, measured)
+
+
+def stack_statistics(statistics: Sequence[Statistics]) -> TeacherStats:
+    """Return what teachers published, exactly as published; cross-entropies only where everybody sent them."""
+    columns = [one.cross_entropies for one in statistics if one.cross_entropies is not None]
+    is_complete = len(columns) == len(statistics)
+    return TeacherStats(
+        counts_KC=torch.tensor([one.counts for one in statistics], dtype=torch.float64),
+        accuracies_KC=torch.tensor([one.accuracies for one in statistics], dtype=torch.float64),
+        cross_entropies_KC=torch.tensor(columns, dtype=torch.float64) if is_complete else None,
+    )
 
 
 def count_noise(context: RunContext, peer: int) -> NDArray[np.float64]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from crad.aggregation import resolve_rule
 from crad.config import Experiment, Recipe
 from crad.data.dataset import Dataset
 from crad.data.preprocessing import Preprocessor
@@ -58,6 +59,7 @@ def build_run_context(experiment: Experiment, dataset: Dataset | None = None) ->
     is_elsewhere = experiment.engine == "ray" and experiment.device == "auto"
     device = choose_device("cpu" if is_elsewhere else experiment.device)
     check_precision(experiment.teacher_precision, device)
+    resolve_rule(experiment.committee_rule)
     return RunContext(build_federated_data(experiment, dataset, device=device), experiment, device)
 
 

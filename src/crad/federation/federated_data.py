@@ -55,6 +55,11 @@ class FederatedData:
         """Return the data set's own test images, for reporting only; an organisation of its own has none."""
         return self._image_set(self.dataset.test_images, self.dataset.test_labels)
 
+    @cached_property
+    def local_tests(self) -> ImageSet:
+        """Return the test halves of all clients one after the other: only a simulation has them together."""
+        return self.images(np.concatenate([shard.test for shard in self.shards]))
+
     def shard_counts(self) -> NDArray[np.int64]:
         """Return how many samples of each class every client holds, [clients, classes]."""
         parts = [shard.indices for shard in self.shards]

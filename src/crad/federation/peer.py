@@ -31,6 +31,7 @@ from crad.training.losses import log_shares
 from crad.training.optimizer import load_optimizer_tensors, make_optimizer, optimizer_tensors
 
 SNAPSHOT = "snapshot"
+GLOBAL, LOCAL = "global", "local"  # the common test images, and the test halves of all clients in a row
 
 
 @dataclass(frozen=True)
@@ -124,13 +125,31 @@ class Peer:
         """Measure the model after it has learned; its test results are stale from now on."""
         self.evaluation = self._validate()
 
-    def test(self) -> None:
-        """Measure both metrics, unless the model has not moved since they were last measured."""
+    def test(self, *, keep: list[Tensor] | None = None) -> None:
+        """Measure both metrics, unless the model has not moved since they were last measured.
+
+        Its logits on the common test images go into `keep`.
+        """
         if self.evaluation.local is not None or not self.clients:
             return
-        self.evaluation = self._tested(self.evaluation, self.model)
+        self.evaluation = self._tested(self.evaluation, self.model, keep)
         variants = {name: self._tested(one, self._variant(name)) for name, one in self.evaluation.variants.items()}
         self.evaluation = replace(self.evaluation, variants=variants)
+
+    def test_as_member(self, round_index: int) -> dict[str, Tensor]:
+        """Test it, and return what a committee would hear of it: its published model's logits on all test images."""
+        heard: dict[str, list[Tensor]] = {GLOBAL: [], LOCAL: []}
+        self.test(keep=heard[GLOBAL])
+        model = self.model
+        if self.index in self.context.adversary.members:
+            model = copy.deepcopy(self.model)
+            model.load_state_dict(self.published_weights(round_index))
+            heard[GLOBAL].clear()
+        if not heard[GLOBAL]:
+            self._scores(model, self.data.global_test, (), keep=heard[GLOBAL])
+        self._scores(model, self.data.local_tests, (), keep=heard[LOCAL])
+        nothing = torch.empty(0, self.num_classes)
+        return {name: torch.cat([nothing, *parts]) for name, parts in heard.items()}
 
     def state(self) -> dict[str, Tensor]:
         """Return model, memory and what the optimiser keeps, everything a checkpoint needs of the peer's tensors.
@@ -182,20 +201,34 @@ class Peer:
         faces = [self._scores(model, images, [self.log_prior_C, None]) for images in shards]
         return Evaluation(validation=tuple(own for own, _ in faces), plain=tuple(plain for _, plain in faces))
 
-    def _tested(self, evaluation: Evaluation, model: nn.Module) -> Evaluation:
+    def _tested(self, evaluation: Evaluation, model: nn.Module, keep: list[Tensor] | None = None) -> Evaluation:
         triggered = self.context.adversary.triggered_images()
         return replace(
             evaluation,
             local=tuple(self._score(model, self.data.images(shard.test), self.log_prior_C) for shard in self._shards),
-            overall=self._score(model, self.data.global_test) if len(self.data.global_test.labels) else None,
+            overall=self._score(model, self.data.global_test, keep=keep) if len(self.data.global_test.labels) else None,
             triggered=None if triggered is None else self._score(model, triggered),
         )
 
-    def _score(self, model: nn.Module, images: ImageSet, log_prior_C: Tensor | None = None) -> ClassScore:
-        [one] = self._scores(model, images, [log_prior_C])
+    def _score(
+        self,
+        model: nn.Module,
+        images: ImageSet,
+        log_prior_C: Tensor | None = None,
+        *,
+        keep: list[Tensor] | None = None,
+    ) -> ClassScore:
+        [one] = self._scores(model, images, [log_prior_C], keep=keep)
         return one
 
-    def _scores(self, model: nn.Module, images: ImageSet, faces: Sequence[Tensor | None]) -> list[ClassScore]:
+    def _scores(
+        self,
+        model: nn.Module,
+        images: ImageSet,
+        faces: Sequence[Tensor | None],
+        *,
+        keep: list[Tensor] | None = None,
+    ) -> list[ClassScore]:
         return score_with_priors(
             model,
             images,
@@ -203,6 +236,7 @@ class Peer:
             preprocessor=self.data.preprocessor,
             num_classes=self.num_classes,
             prepare=None if self._engine is None else partial(self._engine.prepare, key=self.architecture.id),
+            keep=keep,
         )
 
 

@@ -12,6 +12,7 @@ from crad.federation.peer import PeerSpec
 from crad.federation.peer_evaluation import Evaluation
 
 STATES = "states"  # the folder of the resting states
+LOGITS = "logits"  # and of what models say on all test images, for the committee
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,20 @@ class Roster:
     def new_state(self, index: int, *, round_index: int, phase: int) -> Path:
         """Return where the state goes that a member will have after a phase of a round."""
         return self.states / f"peer-{index:04d}-round-{round_index:05d}-phase-{phase}.safetensors"
+
+    def logits_of(self, slot: PeerSlot) -> Path:
+        """Return where what a member's present model says on all test images is kept."""
+        (self.folder / LOGITS).mkdir(exist_ok=True)
+        name = f"peer-{slot.index:04d}-first.safetensors" if slot.state is None else slot.state.name
+        return self.folder / LOGITS / name
+
+    def forget_logits(self, *, keep: Collection[Path] = ()) -> None:
+        """Remove what models said on the test images, but for these files."""
+        for file in (self.folder / LOGITS).glob("*"):
+            if file not in keep:
+                file.unlink(missing_ok=True)
+        if not keep:
+            shutil.rmtree(self.folder / LOGITS, ignore_errors=True)
 
     def messages_of(self, round_index: int) -> Path:
         """Return the folder of the messages that are published in a round."""

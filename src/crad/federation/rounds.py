@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from crad.federation.committee_score import CommitteeScore, has_committee, score_committee
 from crad.federation.exchange import Exchange, OvertakenError
 from crad.federation.message import message_in_file
 from crad.federation.method import Learned, Method, Phase
@@ -58,6 +59,7 @@ class Round:
     measured: tuple[int, ...]  # whose figures are new since the round before
     seconds: float
     peak_memory_bytes: int
+    committee: CommitteeScore | None = None  # how all do together, where the round was tested and that is measured
 
 
 OnStep = Callable[[Step], None]
@@ -72,6 +74,7 @@ class RoundRunner:
         self._exchange = exchange
         self._engine = engine
         self._experiment = roster.context.experiment
+        self._has_committee = has_committee(roster)
         self._pace: dict[tuple[str, int, str], float] = {}  # seconds per unit of work: verb, phase, architecture
 
     def run(self, *, after: int = 0, on_step: OnStep = lambda step: None) -> Iterator[Round]:
@@ -108,6 +111,7 @@ class RoundRunner:
         self._roster.forget_messages(before=round_index)
         is_tested = round_index % self._experiment.eval_every == 0 or round_index == self._experiment.rounds
         tested = self._test(round_index, on_step) if is_tested else []
+        committee = self._score_committee() if is_tested and self._has_committee else None
         first = [slot.index for slot in self._roster.own()] if round_index == 1 else []
         traffic = self._traffic(before, published)
         counted = [traffic.sent] if self._method.payload == "sent" else [traffic.sent, traffic.received]
@@ -122,6 +126,7 @@ class RoundRunner:
             measured=tuple(sorted({*participants.clients, *tested, *first} & self._roster.here)),
             seconds=time.perf_counter() - started,
             peak_memory_bytes=self._engine.peak_memory_bytes(),
+            committee=committee,
         )
 
     def _participants(self, round_index: int) -> RoundParticipants:
@@ -217,13 +222,27 @@ class RoundRunner:
 
     def _test(self, round_index: int, on_step: OnStep) -> list[int]:
         """Measure both metrics of everybody whose model has moved since they were last measured."""
-        stale = [slot for slot in self._roster.own() if slot.measured.local is None and slot.member.clients]
-        tasks = [self._task("test", slot, round_index) for slot in stale]
+        clients = [slot for slot in self._roster.own() if slot.member.clients]
+        stale = [slot for slot in clients if slot.measured.local is None]
+        if self._has_committee:
+            files = {slot.index: self._roster.logits_of(slot) for slot in clients}
+            unheard = [slot for slot in clients if slot in stale or not files[slot.index].exists()]
+            tasks = [
+                replace(self._task("test", slot, round_index, save_to=files[slot.index]), has_logits=True)
+                for slot in unheard
+            ]
+        else:
+            tasks = [self._task("test", slot, round_index) for slot in stale]
         for position, outcome in enumerate(self._engine.each(tasks), start=1):
             self._roster.update(outcome.peer, evaluation=outcome.evaluation)
             self._note_pace(outcome)
             on_step(self._step("testing", round_index, position, len(tasks), outcome))
         return [slot.index for slot in stale]
+
+    def _score_committee(self) -> CommitteeScore:
+        """Measure how all do together, from what each said in its test."""
+        self._roster.forget_logits(keep={self._roster.logits_of(slot) for slot in self._roster})
+        return score_committee(self._roster)
 
     def _task(
         self, verb: Verb, slot: PeerSlot, round_index: int = 0, phase: int = 0, *, save_to: Path | None = None

@@ -45,6 +45,7 @@ class Task:
     save_to: Path | None = None  # where the new state or the message's body goes; None: into the outcome
     cost: float = 0.0  # expected, in any unit: the longest are begun first
     receiver: int | None = None  # of the message to publish, where there is one for each
+    has_logits: bool = False  # a test brings what a committee would hear of the peer
 
 
 @dataclass(frozen=True)
@@ -166,8 +167,11 @@ class TaskRunner:
         return TaskOutcome(task.verb, peer.index, peer.evaluation, learned=learned, content=content)
 
     def _test(self, peer: Peer, task: Task) -> TaskOutcome:
-        peer.test()
-        return TaskOutcome(task.verb, peer.index, peer.evaluation)
+        if not task.has_logits:
+            peer.test()
+            return TaskOutcome(task.verb, peer.index, peer.evaluation)
+        content = _deliver(encode(peer.test_as_member(task.round_index)), task.save_to)
+        return TaskOutcome(task.verb, peer.index, peer.evaluation, content=content)
 
 
 def load_tensors(stored: Path | memoryview) -> dict[str, Tensor]:

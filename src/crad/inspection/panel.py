@@ -16,7 +16,7 @@ from torch import Tensor
 from crad.aggregation import Tally, TeacherStats, Trace, check_evidence, correct, known_stats, remove_prior, trace
 from crad.data.preprocessing import ImageSet
 from crad.errors import RunError
-from crad.federation.class_statistics import class_statistics
+from crad.federation.class_statistics import class_statistics, stack_statistics
 from crad.federation.context import RunContext, build_run_context
 from crad.federation.method import Method
 from crad.federation.peer import Peer, training_images, untrained_model
@@ -24,7 +24,6 @@ from crad.federation.roster import PeerSlot, Roster
 from crad.federation.tasks import load_tensors
 from crad.inference.engine import PreparedTeacher, TeacherEngine, soft_predictions
 from crad.methods import resolve_method
-from crad.methods.distillation import stack_statistics
 from crad.randomness import repeatable
 from crad.runs.checkpoint import latest_round, load_checkpoint, saved_rounds
 from crad.runs.directory import RunDirectory

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from crad.aggregation import Rule, TeacherJudge, TeacherStats, resolve_rule
+from crad.aggregation import Rule, TeacherJudge, resolve_rule
+from crad.federation.class_statistics import stack_statistics
 from crad.federation.context import RunContext
-from crad.federation.message import Message, Statistics
+from crad.federation.message import Message
 from crad.federation.method import Learned, Method, Phase, RoundContext
 from crad.federation.peer import SNAPSHOT, Peer, new_model
 from crad.federation.teachers import Snapshot, TeacherCache
@@ -173,17 +174,6 @@ def make_target(
     )
     trust.add(made.share_KBC, sound_K)
     return made.target_BC
-
-
-def stack_statistics(statistics: Sequence[Statistics]) -> TeacherStats:
-    """Return what teachers published, exactly as published; cross-entropies only where everybody sent them."""
-    columns = [one.cross_entropies for one in statistics if one.cross_entropies is not None]
-    is_complete = len(columns) == len(statistics)
-    return TeacherStats(
-        counts_KC=torch.tensor([one.counts for one in statistics], dtype=torch.float64),
-        accuracies_KC=torch.tensor([one.accuracies for one in statistics], dtype=torch.float64),
-        cross_entropies_KC=torch.tensor(columns, dtype=torch.float64) if is_complete else None,
-    )
 
 
 def decode_all(messages: Mapping[int, Message], context: RoundContext) -> tuple[list[Snapshot], dict[str, str]]:

@@ -17,6 +17,7 @@ def result_html(summary: Mapping[str, Any], *, notices: Sequence[str] = ()) -> s
     figures = [
         ("global accuracy", f"{summary['global_accuracy']:.2f} %"),
         ("local accuracy", f"{summary['local_accuracy']:.2f} %"),
+        *_together(summary),
         ("payload per client and round", f"{mib(summary['payload_bytes_per_client_round'])} MiB"),
         ("time per round", f"{summary['round_seconds']:.2f} s"),
     ]
@@ -48,3 +49,10 @@ def comparison_html(rows: Sequence[ComparisonRow], *, verdict: str) -> str:
         caption=comparison_caption(rows),
         notices=(),
     )
+
+
+def _together(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what all models of the run reach when they are asked together, where that was measured."""
+    committee = summary.get("committee") or {}
+    names = {"global_accuracy": "global, all together", "local_accuracy": "local, all together"}
+    return [(name, f"{committee[key]:.2f} %") for key, name in names.items() if committee.get(key) is not None]

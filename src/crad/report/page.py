@@ -34,7 +34,7 @@ from crad.report.tables import (
 )
 from crad.runs.run_records import RunRecords
 
-CLIENT_CHARTS, ROUND_CHARTS, COST_CHARTS = ("gains", "clients"), ("accuracy",), ("cost", "bytes")
+CLIENT_CHARTS, ROUND_CHARTS, COST_CHARTS = ("gains", "clients"), ("accuracy", "committee"), ("cost", "bytes")
 
 
 def report_page(runs: Sequence[RunRecords], *, is_live: bool = False) -> str:

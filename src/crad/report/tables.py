@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 
 from crad.analysis.comparison import METRICS, ComparisonRow, Figure
 
-COMPARISON_HEADER = ("method", "global %", "±", "local %", "±", "Δ global", "Δ local", "payload", "memory", "s")
+COMPARISON_HEADER = (
+    *("method", "global %", "±", "local %", "±", "Δ global", "Δ local", "committee %"),
+    *("payload", "memory", "s"),
+)
 
 
 RECONSTRUCTION = "†"
@@ -19,6 +22,7 @@ def comparison_caption(rows: Sequence[ComparisonRow]) -> str:
     seeds = "mean ± deviation over seeds; " if len(rows[0].seeds) > 1 else ""
     return (
         f"Accuracy in percent; {seeds}±: spread over clients; Δ: against {rows[0].name!r}, paired by seed; "
+        "committee: all models of a run asked together, global / local; "
         "payload: MiB per client and round, sent (snapshots) or sent and received (predictions on common images); "
         "memory: MiB at the peak, all processes; seconds per run."
         + (
@@ -37,6 +41,7 @@ def comparison_cells(rows: Sequence[ComparisonRow]) -> list[list[str]]:
         for metric in METRICS:
             cells += [_plain(row.figures[metric]), f"{row.spread[metric]:.2f}"]
         cells += ["-" if number == 0 else _signed(row.difference[metric]) for metric in METRICS]
+        cells.append(" / ".join(f"{figure.mean:.2f}" for figure in row.committee.values()) or "-")
         cells += [mib(row.payload_bytes), f"{row.peak_memory_bytes / 2**20:.0f}", f"{row.seconds:.1f}"]
         table.append(cells)
     return table

@@ -69,6 +69,7 @@ class RunLoop:
             self._save(records, done)
             callback.on_round(records[-1])
             on_progress(records)
+        self._roster.forget_logits()
 
     def select(self, records: list[Record], peer: int) -> tuple[Record, Path]:
         """Return the round with the highest validation accuracy, and where this peer's state after it lies."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from crad.data.dataset import Dataset
+from crad.federation.committee_score import CommitteeScore
 from crad.federation.federated_data import FederatedData
 from crad.federation.method import Learned
 from crad.federation.peer import PeerSpec
@@ -71,9 +72,24 @@ def round_record(done: Round, roster: Roster) -> Record:
         "payload_bytes": done.payload_bytes,
         "published_bytes": sum(done.traffic.published[index] for index in done.active),
         **_variant_means(evaluations, is_tested=done.is_tested),
+        **({} if done.committee is None else {"committee": _committee_record(done.committee)}),
         "clients": clients,
         **({"helpers": [_helper_record(place, done) for place in helpers]} if helpers else {}),
         "timing": {"seconds": done.seconds, "peak_memory_bytes": done.peak_memory_bytes},
+    }
+
+
+def _committee_record(committee: CommitteeScore) -> Record:
+    """Return how all do together: on the common test images, and over the clients' own with each one's class shares."""
+    return {
+        "rule": committee.rule,
+        "teacher_prior": committee.teacher_prior,
+        "members": list(committee.members),
+        **({"left_out": {str(one): why for one, why in committee.left_out.items()}} if committee.left_out else {}),
+        "global_accuracy": None if committee.overall is None else committee.overall.accuracy,
+        "local_accuracy": _mean_or_none(committee.local),
+        "local_accuracy_per_client": [score.accuracy for score in committee.local],
+        "global": None if committee.overall is None else _hits(committee.overall),
     }
 
 

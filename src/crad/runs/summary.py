@@ -61,6 +61,7 @@ def summarise(
         "published_bytes_per_client_round": _per_client(rounds, "published_bytes"),
         **_helper_bytes(rounds),
         **_variants(best, clients),
+        **_committee(best),
         **_under_attack(experiment, rounds),
         "round_seconds": statistics.median(record["timing"]["seconds"] for record in rounds),
         "total_seconds": sum(record["timing"]["seconds"] for record in rounds),
@@ -116,6 +117,14 @@ def _variants(best: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]) -> 
         spreads = {f"{key}_spread": _spread(own, key) for key in ("global_accuracy", "local_accuracy")}
         found[name] = {**means, **spreads}
     return {"variants": found} if found else {}
+
+
+def _committee(best: Mapping[str, Any]) -> Record:
+    """Return how all do together at the selected round, where that was measured."""
+    if "committee" not in best:
+        return {}
+    figures = ("rule", "teacher_prior", "members", "global_accuracy", "local_accuracy", "local_accuracy_per_client")
+    return {"committee": {name: best["committee"][name] for name in figures}}
 
 
 def _under_attack(experiment: Experiment, rounds: Sequence[Record]) -> Record:

@@ -69,10 +69,11 @@ def score_with_priors(
     preprocessor: Preprocessor,
     num_classes: int,
     prepare: Callable[[nn.Module], Run] | None = None,
+    keep: list[Tensor] | None = None,
 ) -> list[ClassScore]:
     """Return the scores of one model under several class priors, each a vector [C] added to its logits.
 
-    None adds nothing.
+    None adds nothing. The logits themselves go into `keep`, batch by batch, where somebody wants them.
     """
     num_images = len(images.labels)
     counts = torch.bincount(images.labels, minlength=num_classes)
@@ -84,6 +85,8 @@ def score_with_priors(
             chunk = slice(start, start + EVALUATION_BATCH)
             labels = images.labels[chunk]
             logits = run(preprocessor.inputs(images.images[chunk]))
+            if keep is not None:
+                keep.append(logits.cpu())
             for tally, log_prior_C in zip(tallies, faces, strict=True):
                 tally.add(logits if log_prior_C is None else logits + log_prior_C, labels)
     return [ClassScore(_tuple(counts), _tuple(tally.hits), tuple(tally.cross_entropies.tolist())) for tally in tallies]

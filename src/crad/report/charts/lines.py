@@ -6,7 +6,15 @@ import math
 from collections.abc import Sequence
 
 from crad.analysis.groups import Methods
-from crad.analysis.series import METRICS, Row, accuracy_rows, class_rows, support_rows, traffic_rows
+from crad.analysis.series import (
+    METRICS,
+    Row,
+    accuracy_rows,
+    class_rows,
+    committee_rows,
+    support_rows,
+    traffic_rows,
+)
 from crad.report.charts import vega_lite as alt
 from crad.report.charts.chart import ReportChart, on_page
 from crad.report.charts.curves import (
@@ -31,7 +39,35 @@ MIB = 2**20
 @on_page(10)
 def accuracy_chart(methods: Methods) -> ReportChart | None:
     """Show global and local accuracy over rounds."""
-    rows = accuracy_rows(methods)
+    return _over_rounds(
+        methods,
+        accuracy_rows(methods),
+        name="accuracy",
+        title="Accuracy over rounds",
+        caption="Mean accuracy of the clients in percent after every tested round, on the data set's own test images "
+        "and on each client's held-out test half.",
+        whose="Global accuracy",
+    )
+
+
+@on_page(15)
+def committee_chart(methods: Methods) -> ReportChart | None:
+    """Show what all models of a run reach together, over rounds."""
+    return _over_rounds(
+        methods,
+        committee_rows(methods),
+        name="committee",
+        title="All models asked together",
+        caption="Accuracy in percent of the committee: the models of all clients combined at prediction time, each "
+        "weighed by what is known of it: on the data set's own test images, and on each client's held-out test half "
+        "with its class shares.",
+        whose="Global accuracy of the committee",
+    )
+
+
+def _over_rounds(
+    methods: Methods, rows: list[Row], *, name: str, title: str, caption: str, whose: str
+) -> ReportChart | None:
     if not rows:
         return None
     last = max(row["round"] for row in rows)
@@ -49,11 +85,10 @@ def accuracy_chart(methods: Methods) -> ReportChart | None:
         alt.vconcat(*panels, spacing=16),
         rows=rows,
         more={"rows": drawn(rows)},
-        name="accuracy",
-        title="Accuracy over rounds",
-        caption="Mean accuracy of the clients in percent after every tested round, on the data set's own test images "
-        f"and on each client's held-out test half.{seeds_note(rows)}",
-        alt_text=f"Global accuracy up to round {last}: {listing(found)}.",
+        name=name,
+        title=title,
+        caption=f"{caption}{seeds_note(rows)}",
+        alt_text=f"{whose} up to round {last}: {listing(found)}.",
         is_beside=True,
     )
 

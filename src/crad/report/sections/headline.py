@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from crad.analysis.comparable import named, run_title
-from crad.analysis.comparison import ComparisonRow
+from crad.analysis.comparison import METRICS, ComparisonRow
 from crad.analysis.gains import NOT_JOINED
 from crad.analysis.verdict import css_class, joining_verdict
 from crad.runs.run_records import RunRecords
@@ -67,12 +67,26 @@ def make_headline(
     """Return whether joining helped, and which runs the page leaves out."""
     found = joining_verdict(runs)
     said, detail = _without_alone(runs) if found is None else (found.sentence, found.lines)
+    detail = [*detail, *committee_lines(rows)]
     return Headline(
         verdict=said,
         kind=css_class("not shown" if found is None else found.kind),
         detail=detail,
         left_out=", ".join(named(run) for run in left_out),
     )
+
+
+def committee_lines(rows: Sequence[ComparisonRow]) -> list[str]:
+    """Say what all models of a run reach together, of the method whose committee does best; nothing if not measured."""
+    asked = [row for row in rows if {*row.committee} >= {*METRICS}]
+    if not asked:
+        return []
+    best = max(asked, key=lambda row: row.committee["global_accuracy"].mean)
+    one, together = ([figures[metric].mean for metric in METRICS] for figures in (best.figures, best.committee))
+    return [
+        f"Asked together, all models of {best.name} reach {together[0]:.1f} % global and {together[1]:.1f} % local; "
+        f"one of them alone, on average, {one[0]:.1f} and {one[1]:.1f}."
+    ]
 
 
 def _without_alone(runs: Sequence[RunRecords]) -> tuple[str, list[str]]:

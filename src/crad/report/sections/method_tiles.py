@@ -49,7 +49,7 @@ def method_tiles(runs: Sequence[RunRecords], rows: Sequence[ComparisonRow]) -> l
             row.name,
             _about(runs, row),
             colour,
-            [*_accuracies(row, verdicts, best), *_gained(row, verdicts), *_costs(row)],
+            [*_accuracies(row, verdicts, best), *_together(row), *_gained(row, verdicts), *_costs(row)],
             verdicts.get(row.name),
         )
         for row, colour in zip(shown, colours, strict=True)
@@ -80,6 +80,14 @@ def _accuracies(row: ComparisonRow, verdicts: Mapping[str, Verdict], best: Mappi
         is_best = row.method not in NOT_JOINED and mean == best.get(metric)
         tiles.append(Tile(name, f"{mean:.2f} %", note, is_best))
     return tiles
+
+
+def _together(row: ComparisonRow) -> list[Tile]:
+    """Return what all models reach when they are asked together, where that was measured."""
+    if len(row.committee) < len(METRICS):
+        return []
+    overall, local = (row.committee[metric].mean for metric in NAMES)
+    return [Tile("all models together", f"{overall:.2f} %", f"global; local {local:.2f} %")]
 
 
 def _gained(row: ComparisonRow, verdicts: Mapping[str, Verdict]) -> list[Tile]:

@@ -25,6 +25,8 @@ def round_scalars(record: Record) -> dict[str, float]:
     }
     for name, variant in record.get("variants", {}).items():
         found |= _accuracies(f"variants/{name}/", variant)
+    if "committee" in record:
+        found |= _accuracies("committee/", record["committee"])
     for client in record["clients"]:
         found |= _accuracies(f"client/{client['client']}/", client)
     return found
@@ -53,7 +55,7 @@ def hyperparameters(experiment: Experiment) -> dict[str, bool | int | float | st
 
 
 def _accuracies(prefix: str, entry: Mapping[str, Any]) -> dict[str, float]:
-    return {f"{prefix}{name}": entry[name] for name in ACCURACIES if entry[name] is not None}
+    return {f"{prefix}{name}": entry[name] for name in ACCURACIES if entry.get(name) is not None}
 
 
 def _mean_losses(record: Record) -> dict[str, float]:

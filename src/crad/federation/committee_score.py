@@ -1,0 +1,126 @@
+"""All members' models as one: how well they do together on what each of them was tested on.
+
+Beyond the paper. Every client holds the others' snapshots; combined at prediction time by a rule they are a committee.
+Its accuracy stands beside the students' own in every record. Nothing is run twice: the members' logits are those of
+their tests, on the common test images and on the test halves of all clients.
+
+Shapes: K members, B samples, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from crad.aggregation import Rule, TeacherStats, check_evidence, combine, correct, resolve_rule
+from crad.config import TeacherPrior
+from crad.federation.class_statistics import class_statistics, stack_statistics
+from crad.federation.context import RunContext
+from crad.federation.peer import GLOBAL, LOCAL, training_indices
+from crad.federation.roster import PeerSlot, Roster
+from crad.federation.tasks import load_tensors
+from crad.training.evaluation import ClassScore
+from crad.training.losses import log_shares
+
+BLOCK_BYTES = 64 * 2**20  # of what all members say, combined at once
+
+
+@dataclass(frozen=True)
+class CommitteeScore:
+    """How the committee does: on the common test images without a prior, for every client with its own class shares."""
+
+    rule: str
+    teacher_prior: TeacherPrior
+    members: tuple[int, ...]
+    overall: ClassScore | None  # None where there are no common test images
+    local: tuple[ClassScore, ...]  # by client
+    left_out: Mapping[int, str] = field(default_factory=dict)
+
+
+def has_committee(roster: Roster) -> bool:
+    """Tell whether this run measures its committee: if it shall, and all the models are in its hands."""
+    members = [slot for slot in roster if slot.member.clients]
+    return roster.context.experiment.committee and len(members) > 1 and roster.here >= {one.index for one in members}
+
+
+def prior_of_members(context: RunContext) -> TeacherPrior:
+    """Return what is done with a member's class shares: taken out once, which the balanced loss has done already."""
+    return "remove" if context.recipe.local_loss == "plain" else "keep"
+
+
+def score_committee(roster: Roster) -> CommitteeScore:
+    """Combine what the members said in their newest tests, and count the hits."""
+    context = roster.context
+    rule, prior = resolve_rule(context.experiment.committee_rule), prior_of_members(context)
+    slots = [slot for slot in roster if slot.member.clients]
+    logits = {slot.index: load_tensors(roster.logits_of(slot)) for slot in slots}
+    sound = [slot for slot in slots if all(bool(part.isfinite().all()) for part in logits[slot.index].values())]
+    left_out = {slot.index: "gives non-finite predictions" for slot in slots if slot not in sound}
+    if not sound:
+        return CommitteeScore(context.experiment.committee_rule, prior, (), None, (), left_out)
+    said = [logits[slot.index] for slot in sound]
+    judge = _Panel(context, rule, prior, _published(context, rule, sound))
+    test = context.data.global_test
+    nothing_C = torch.zeros(context.data.num_classes)
+    return CommitteeScore(
+        rule=context.experiment.committee_rule,
+        teacher_prior=prior,
+        members=tuple(slot.index for slot in sound),
+        overall=judge.score([one[GLOBAL] for one in said], test.labels.cpu(), nothing_C) if len(test) else None,
+        local=tuple(_local_scores(context, judge, [one[LOCAL] for one in said])),
+        left_out=left_out,
+    )
+
+
+def _published(context: RunContext, rule: Rule, slots: Sequence[PeerSlot]) -> TeacherStats:
+    return stack_statistics(
+        [
+            class_statistics(context, slot.index, slot.measured, with_cross_entropy=rule.needs_cross_entropy)
+            for slot in slots
+        ]
+    )
+
+
+def _local_scores(context: RunContext, judge: _Panel, said: Sequence[Tensor]) -> Iterator[ClassScore]:
+    """Score the committee on every client's test half, under that client's own class shares."""
+    data, start = context.data, 0
+    for client, shard in enumerate(data.shards):
+        part = slice(start, start := start + len(shard.test))
+        own = torch.from_numpy(data.dataset.train_labels[training_indices(context, [client])])
+        prior_C = log_shares(own, num_classes=data.num_classes)
+        yield judge.score([one[part] for one in said], data.local_tests.labels[part].cpu(), prior_C)
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """The members' published figures and the rule they are combined by."""
+
+    context: RunContext
+    rule: Rule
+    prior: TeacherPrior
+    published: TeacherStats
+
+    def score(self, said: Sequence[Tensor], labels_B: Tensor, log_prior_C: Tensor) -> ClassScore:
+        """Count the committee's hits per class, block by block."""
+        classes = len(log_prior_C)
+        hits, losses = torch.zeros(classes, dtype=torch.int64), torch.zeros(classes, dtype=torch.float64)
+        step = max(1, BLOCK_BYTES // (4 * len(said) * classes))
+        for start in range(0, len(labels_B), step):
+            labels = labels_B[start : start + step]
+            log_target_BC = self.combined([one[start : start + step] for one in said]).log() + log_prior_C
+            hits += torch.bincount(labels[log_target_BC.argmax(dim=1) == labels], minlength=classes)
+            misses_B = -torch.log_softmax(log_target_BC, dim=1).gather(1, labels[:, None])[:, 0]
+            losses.index_add_(0, labels, misses_B.double().clamp(max=1e9))
+        counts = torch.bincount(labels_B, minlength=classes)
+        return ClassScore(tuple(counts.tolist()), tuple(hits.tolist()), tuple(losses.tolist()))
+
+    def combined(self, said: Sequence[Tensor]) -> Tensor:
+        """Return the committee's probabilities [B,C] from its members' logits."""
+        settings = self.context.experiment
+        q_KBC = torch.softmax(torch.stack(list(said)) / settings.temperature, dim=2)
+        evidence = check_evidence(q_KBC, self.published, min_support=settings.min_support, epsilon=settings.epsilon)
+        corrected = correct(evidence, teacher_prior=self.prior, temperature=settings.temperature)
+        return combine(corrected, self.rule, unsupported=settings.unsupported).target_BC
