@@ -388,6 +388,38 @@ def test_without_scripts_all_parts_stand_one_below_the_other(chromium, page):
     tab.close()
 
 
+def test_the_inspector_shows_what_is_heard_once_the_priors_are_out(chromium, tiny, tmp_path):
+    experiment = change(tiny, rounds=1, models=("cnn6",), method="support-all", teacher_prior="remove")
+    crad.run(experiment, output=tmp_path / "run")
+    run = load_run(tmp_path / "run")
+    path = tmp_path / "report.html"
+    path.write_text(report_page([run]))
+    tab = Tab(chromium)
+    tab.open(path, "#inspector")
+    inspection = run.inspection
+    assert inspection is not None
+    for label in range(4):
+        choose(tab, "#choose-class", label)
+        student, image = (int(tab.value(f"document.querySelector('{one}').value")) for one in STUDENT_AND_IMAGE)
+        client, index = inspection["students"][student]["client"], inspection["images"][image]["index"]
+        trace = trace_of(inspection, client, index, label)
+        assert shown_sentence(tab) == describe(trace)
+        cells = "[...document.querySelectorAll('.teachers tbody tr')].map(r => [...r.cells].map(c => c.textContent))"
+        said = [[percent(one.probability), percent(one.corrected or 0)] for one in trace.teachers]
+        assert [row[3:5] for row in tab.value(cells)] == said
+        at = "[...document.querySelectorAll('.teachers tbody .mark')].map(m => parseFloat(m.style.left))"
+        assert tab.value(at) == pytest.approx([100 * (one.corrected or 0) for one in trace.teachers], abs=1e-3)
+    heads = tab.value("[...document.querySelectorAll('.teachers thead th')].map(c => c.textContent)")
+    assert heads[3:5] == ["says %", "prior out %"]
+    widths = "[...document.querySelectorAll('.teachers tr')].map(r => [...r.cells].reduce((n, c) => n + c.colSpan, 0))"
+    assert len({*tab.value(widths)}) == 1, "every row has all columns"
+    assert tab.complaints() == []
+    tab.close()
+
+
+STUDENT_AND_IMAGE = ("#choose-student", ".thumbs input:checked")
+
+
 def test_names_that_look_like_markup_stay_names(chromium, runs, tmp_path):
     hostile = "</script><script>document.title='taken'</script><b>"
     text = json.dumps(runs[0].inspection).replace('"classes": ["0"', f'"classes": [{json.dumps(hostile)}')
@@ -437,6 +469,7 @@ def trace_of(inspection: dict[str, Any], student: int, image: int, label: int) -
             probability=inspection["probabilities"][i][place[client]][label],
             state=STATES[own["states"][i][k][label]],
             weight=own["weights"][i][k][label],
+            corrected=inspection["corrected"][i][place[client]][label] if "corrected" in inspection else None,
         )
         for k, client in enumerate(own["teachers"])
     ]
