@@ -71,7 +71,7 @@ class Experiment(BaseModel):
         str,
         Setting(
             "Method: crad, crad-plus, uniform, uncertainty, an ablation rule, fedmd, fedgd, msfkd, dfml, "
-            "fedmkd, local, centralized, or your own as package.module:Class",
+            "fedmkd, committee, local, centralized, or your own as package.module:Class",
             "Experiment",
             "method",
             "agreed",

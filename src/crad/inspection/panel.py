@@ -46,8 +46,8 @@ class Panel:
         method = resolve_method(self.experiment.method, self.experiment.method_settings)
         if not is_inspectable(method, self.experiment.clients) or method.rule is None:
             raise RunError(
-                f"{run} ran method {self.experiment.method!r} with {self.experiment.clients} clients: no teachers were "
-                "combined by a rule there, so there is nothing to explain"
+                f"{run} ran method {self.experiment.method!r} with {self.experiment.clients} clients: no clients' "
+                "models were combined by a rule to teach another there, so there is nothing to explain"
             )
         recipe = self.experiment.recipe
         self._rule, self._source = method.rule.with_filter(recipe.filter), recipe.evidence
@@ -173,8 +173,8 @@ class Panel:
 
 
 def is_inspectable(method: Method, clients: int) -> bool:
-    """Return whether a run of the method combines teachers by a rule."""
-    return method.rule is not None and clients > 1
+    """Return whether a run of the method teaches clients by what other clients' models say, combined by a rule."""
+    return method.rule is not None and method.teachers == "clients" and clients > 1
 
 
 def _selected_round(directory: RunDirectory) -> int:

@@ -14,6 +14,7 @@ from crad.config import PUBLISHED, Experiment, names_where
 from crad.errors import ConfigError, first_fault, unknown_name
 from crad.federation.method import Method, MethodSpec
 from crad.methods.alone import CENTRALIZED, LOCAL
+from crad.methods.committee import Committee
 from crad.methods.dfml import Dfml
 from crad.methods.distillation import distillation_method
 from crad.methods.fedgd import FedGd
@@ -29,10 +30,12 @@ METHODS: dict[str, Method | type[MethodSpec]] = {
     "dfml": Dfml,
     "fedmkd": FedMkd,
     **{name: distillation_method(name) for name in RULES},
+    "committee": Committee,
     "local": LOCAL,
     "centralized": CENTRALIZED,
 }
 
+_UNTAUGHT = (PUBLISHED.evidence, PUBLISHED.distill_augment)  # what a method without students has
 # The rows of the paper's main table, in its order.
 PAPER_METHODS = ("fedmd", "fedgd", "msfkd", "dfml", "fedmkd", "uniform", "uncertainty", "crad")
 
@@ -68,6 +71,9 @@ def check_recipe(experiment: Experiment, method: Method) -> None:
         )
     if recipe.evidence != "reported" and rule is not None and not rule.uses_statistics:
         raise ConfigError(f"evidence = {recipe.evidence!r}: {method.name!r} looks at no evidence of its teachers")
+    if method.teachers == "nobody" and (recipe.evidence, recipe.distill_augment) != _UNTAUGHT:
+        name = "evidence" if recipe.evidence != _UNTAUGHT[0] else "distill_augment"
+        raise ConfigError(f"{name} = {getattr(recipe, name)!r} is for students that learn; {method.name!r} has none")
     if recipe.teacher_prior == "remove" and recipe.local_loss == "balanced":
         raise ConfigError(
             f"teacher_prior = 'remove' with the balanced loss of {method.name!r}: that loss has the class shares out "

@@ -36,5 +36,6 @@ def one_member_for_all(context: RunContext) -> list[PeerSpec]:
     return [PeerSpec(0, clients=tuple(range(context.experiment.clients)), architecture=context.architecture_of(0))]
 
 
-LOCAL = Method("local", phases=(Phase("alone", learn=train_alone),))
-CENTRALIZED = Method("centralized", phases=(Phase("alone", learn=train_alone),), roster=one_member_for_all)
+ALONE = Phase("alone", learn=train_alone)  # whoever has it draws what `local` draws
+LOCAL = Method("local", phases=(ALONE,))
+CENTRALIZED = Method("centralized", phases=(ALONE,), roster=one_member_for_all)

@@ -25,7 +25,7 @@ from crad.federation.method import Learned, MethodSpec, Phase, RoundContext
 from crad.federation.peer import SNAPSHOT, Peer
 from crad.federation.topology import RoundParticipants, Routes
 from crad.methods.alone import own_labels
-from crad.methods.distillation import decode_all, publish_snapshot, trainable_models
+from crad.methods.distillation import PROBED_IMAGES, decode_all, publish_snapshot, trainable_models
 from crad.methods.local_training import train_epochs
 from crad.randomness import stream
 from crad.training.digest import logits_on
@@ -35,7 +35,6 @@ from crad.training.optimizer import make_optimizer
 
 RETURNED = "returned"
 PEAK = "peak"
-PROBED_IMAGES = 16
 
 
 class Dfml(MethodSpec):

@@ -30,6 +30,8 @@ from crad.training.digest import logits_on
 from crad.training.epoch import Block, LossMeter
 from crad.training.losses import StudentLoss
 
+PROBED_IMAGES = 16  # enough to see that a model gives numbers
+
 
 def distillation_method(name: str, rule: str | Rule | None = None) -> Method:
     """Return the method that publishes snapshots and distils from them under a rule; the rule's name is the default."""
@@ -55,7 +57,7 @@ def trainable_models(
         if bool(logits_on(model, inputs).isfinite().all()):
             models[snapshot.peer] = model
         else:
-            refused[str(snapshot.peer)] = f"peer {snapshot.peer} gives non-finite predictions"
+            refused[str(snapshot.peer)] = _non_finite(snapshot.peer)
     return models
 
 
@@ -159,7 +161,7 @@ def make_target(
     sound_K = q_KBC.isfinite().all(dim=2).all(dim=1).cpu()
     for snapshot, is_sound in zip(snapshots, sound_K.tolist(), strict=True):
         if not is_sound:
-            refused[str(snapshot.peer)] = f"peer {snapshot.peer} gives non-finite predictions"
+            refused[str(snapshot.peer)] = _non_finite(snapshot.peer)
     if not sound_K.any():
         return None
     q_KBC = q_KBC[sound_K.to(q_KBC.device)]
@@ -179,6 +181,27 @@ def make_target(
 def decode_all(messages: Mapping[int, Message], context: RoundContext) -> tuple[list[Snapshot], dict[str, str]]:
     """Return the snapshots that pass every check, and the reasons why the others do not."""
     return context.teachers.decode_all(messages, round_index=context.round_index)
+
+
+def without_overflowing(
+    peer: Peer, snapshots: Sequence[Snapshot], context: RoundContext, refused: dict[str, str]
+) -> list[Snapshot]:
+    """Return the snapshots that give numbers on a few of the peer's own images; the others are named among the refused.
+
+    Finite weights can still overflow.
+    """
+    inputs = peer.data.preprocessor.inputs(peer.train.images[:PROBED_IMAGES])
+    sound = []
+    for snapshot in snapshots:
+        if bool(context.teachers.get(snapshot)(inputs).isfinite().all()):
+            sound.append(snapshot)
+        else:
+            refused[str(snapshot.peer)] = _non_finite(snapshot.peer)
+    return sound
+
+
+def _non_finite(peer: int) -> str:
+    return f"peer {peer} gives non-finite predictions"
 
 
 class TrustMeter:

@@ -1,0 +1,51 @@
+"""A committee of experts: everybody trains alone and is exchanged at the end, and nobody distils.
+
+Not in the paper; see docs/methods/committee.md. The weights are those of `local`, bit for bit. What a member does with
+the models that it has at the end, predict with all of them, is not part of training.
+Exchanged: every active client's snapshot, to every other active one, in the last round and every `exchange_every`
+rounds before, where that is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated
+
+from pydantic import Field
+
+from crad.aggregation import resolve_rule
+from crad.federation.message import Message
+from crad.federation.method import Learned, Method, MethodSpec, Phase, RoundContext
+from crad.federation.peer import SNAPSHOT, Peer
+from crad.federation.topology import RoundParticipants, Routes, all_to_all
+from crad.methods.alone import ALONE
+from crad.methods.distillation import decode_all, publish_snapshot, without_overflowing
+
+
+class Committee(MethodSpec):
+    """How often models are exchanged before the last round, and by which rule members predict together."""
+
+    exchange_every: Annotated[int, Field(ge=0)] = 0  # rounds; 0: once, at the end
+    rule: str = "support-all"
+
+    def phases(self) -> Sequence[Phase]:
+        """Train alone; then, in some rounds, publish what has come of it and check what the others publish."""
+        return [ALONE, Phase(SNAPSHOT, publish=publish_snapshot, learn=receive, routes=self._routes)]
+
+    def build(self, name: str) -> Method:
+        """Return the method with these settings; its rule is for predictions: no student is taught by it."""
+        return replace(super().build(name), rule=resolve_rule(self.rule), teachers="nobody")
+
+    def _routes(self, participants: RoundParticipants) -> Routes:
+        planned, now = participants.context.experiment.rounds, participants.round_index
+        is_due = now == planned or (self.exchange_every > 0 and now % self.exchange_every == 0)
+        return all_to_all(participants) if is_due else {}
+
+
+def receive(peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
+    """Check what the others published, as one who learns from it does; the model stays as it is."""
+    snapshots, refused = decode_all(messages, context)
+    members = without_overflowing(peer, snapshots, context, refused)
+    notes = {"committee": sorted([peer.index, *(one.peer for one in members)])}
+    return Learned(notes={**notes, **({"refused": refused} if refused else {})})
