@@ -77,6 +77,22 @@ def test_check_reads_labels_as_a_run_does(tmp_path):
     assert json.loads(run("check", str(tmp_path / "pets.npz"), "--json").stdout)["num_classes"] == 2
 
 
+def test_check_warns_of_a_class_that_only_the_test_images_have(tmp_path):
+    images, labels = np.zeros((4, 8, 8), np.uint8), np.array(["cat", "dog", "cat", "dog"])
+    arrays = {"train_images": images, "train_labels": labels, "test_images": images}
+    np.savez(tmp_path / "pets.npz", **arrays, test_labels=np.array(["cat", "dgo", "cat", "dog"]))
+    warning = "pets: class 'dgo' occurs only in the test set, so no client can learn it: is a label misspelt?"
+    done = run("check", str(tmp_path / "pets.npz"))
+    assert done.stderr == f"crad: {warning}\n"
+    assert "warning" not in done.stdout
+    assert json.loads(run("check", str(tmp_path / "pets.npz"), "--json").stdout)["warning"] == warning
+    np.savez(tmp_path / "five.npz", **arrays | {"train_labels": np.zeros(4, int)}, test_labels=np.array([1, 2, 3, 4]))
+    said = run("check", str(tmp_path / "five.npz")).stderr
+    assert said.startswith("crad: five: classes '1', '2', '3' and 1 more occur only in the test set")
+    np.savez(tmp_path / "fine.npz", **arrays, test_labels=labels)
+    assert run("check", str(tmp_path / "fine.npz")).stderr == ""
+
+
 def test_the_data_directory_can_be_named(data_dir, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     result = run("check", "pathmnist", "--data-dir", str(elsewhere), fails=True)

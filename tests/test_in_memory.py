@@ -215,6 +215,16 @@ def test_limits_apply_to_data_in_memory_too(tiny, data):
     assert (summary["train_images"], summary["test_images"]) == (120, 40)
 
 
+def test_a_class_that_only_the_test_images_have_is_said(tiny, arrays):
+    x_train, y_train, x_test, y_test = arrays
+    wrong = np.where(np.arange(len(y_test)) == 3, "bea", WORDS[y_test])
+    data = crad.Dataset.from_arrays(x_train, WORDS[y_train], x_test, wrong, name="insects")
+    result = crad.run(change(tiny, rounds=1, models=("cnn6",), method="local"), data=data)
+    assert result.notices == (
+        "insects: class 'bea' occurs only in the test set, so no client can learn it: is a label misspelt?",
+    )
+
+
 def test_all_cores_work_on_data_in_memory(tiny, data):
     short = change(tiny, rounds=2, models=("cnn6",))
     alone = crad.run(short, data=data)

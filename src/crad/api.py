@@ -13,7 +13,7 @@ import torch
 
 from crad.aggregation import Rule
 from crad.config import Experiment
-from crad.data.dataset import Dataset
+from crad.data.dataset import Dataset, untaught_warning
 from crad.device import reset_peak_memory
 from crad.engines import make_engine
 from crad.engines.processes import kept_workers
@@ -219,6 +219,8 @@ class _Simulation:
         self._partition = partition_record(context.data)
         self._members = method.roster(context)
         self._models = models_record(context, self._members)
+        if warning := untaught_warning(context.data.dataset):
+            callback.on_notice(warning)
         # Every kind of model is built and tried before anything is written: a faulty one leaves no directory behind.
         with repeatable(context.experiment.seed, "roster", device=context.device):
             for architecture in dict.fromkeys(member.architecture for member in self._members if not member.build):
