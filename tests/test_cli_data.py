@@ -49,8 +49,8 @@ def test_the_columns_of_the_list_line_up(data_dir):
 
 def test_a_missing_package_is_named_in_the_list_with_its_brackets(data_dir, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "pip install 'crad[demo]'" in run("list").stdout
-    assert "pip install 'crad[mnist5k]'" in run("list").stdout
+    assert "pip install '.[demo]'" in run("list").stdout
+    assert "pip install '.[mnist5k]'" in run("list").stdout
 
 
 def test_list_as_json_is_complete(data_dir):

@@ -130,7 +130,7 @@ def test_a_folder_that_cannot_be_made_is_named(alone, report, tmp_path, flag):
 def test_figures_without_the_extra_are_refused_before_anything_is_written(alone, report, monkeypatch):
     monkeypatch.setattr("crad.report.charts.charts_available", lambda: False)
     before = (alone / "report.html").stat().st_mtime_ns
-    assert "pip install 'crad[report]'" in one_line(report(alone, "--figures", "figures"))
+    assert "pip install '.[report]'" in one_line(report(alone, "--figures", "figures"))
     assert (alone / "report.html").stat().st_mtime_ns == before
 
 

@@ -18,6 +18,7 @@ import yaml
 import crad
 from crad.cli import VERBS
 from crad.config import Experiment
+from crad.errors import install_hint
 from tests.conftest import ROOT
 from tools import docs_site
 from tools.notebooks import TUTORIALS, executed, tutorials
@@ -25,6 +26,7 @@ from tools.reference import commands_page, settings_page
 
 PAGES = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "examples/three_hospitals/README.md"]
 # A screen is about fifty lines of a terminal or of a browser's window; two of them hold what, how and where next.
+SOURCES = {".md", ".ipynb"}
 README_LINES, README_WIDTH = 100, 120
 
 
@@ -44,6 +46,17 @@ def test_links_outside_the_site_lead_somewhere(page: str):
     links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", read(page)) if "://" not in link]
     assert links or page != "README.md"
     assert [link for link in links if link and not ((ROOT / page).parent / link).exists()] == []
+
+
+def test_what_is_installed_is_installed_as_the_errors_say():
+    """Nothing is on PyPI yet: a reader's `pip install crad` would be somebody else's package, or none."""
+    pages = [*PAGES, *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*") if path.suffix in SOURCES)]
+    told = {page: re.findall(r"pip install [^`\n]*", read(page)) for page in pages}
+    assert "pip install '.[net]'" in told["README.md"]
+    assert install_hint("net").startswith("pip install '.[net]' in a clone")
+    wrong = re.compile(r"pip install [^`]*\bcrad(\[|\b)")
+    # docs/release.md says how it will be.
+    assert [page for page, lines in told.items() if any(map(wrong.search, lines)) and page != "docs/release.md"] == []
 
 
 def test_every_public_name_is_in_the_reference_and_nothing_else():

@@ -17,7 +17,7 @@ from torch import nn
 import crad
 from crad.cli import main
 from crad.data.readers.npz import read_npz
-from crad.errors import ConfigError, DataError, RunError
+from crad.errors import ConfigError, DataError, RunError, install_hint
 from crad.prediction.model_card import ModelCard
 from tests.conftest import change
 
@@ -324,10 +324,10 @@ def test_missing_packages_are_named_with_the_command_that_installs_them(trained,
     target = tmp_path / "m.onnx"
     code, _, err = crad_command(capsys, "export", folder / "run", "--client", 0, "--format", "onnx", "--output", target)
     assert (code, target.exists()) == (2, False)
-    assert err == "crad: writing ONNX needs onnx and onnxscript: pip install 'crad[onnx]'\n"
+    assert err == f"crad: writing ONNX needs onnx and onnxscript: {install_hint('onnx')}\n"
     target.write_bytes(b"")
     code, _, err = crad_command(capsys, "predict", target, folder / "words.npz")
-    assert (code, err) == (2, f"crad: running {target} needs onnxruntime: pip install 'crad[onnx]'\n")
+    assert (code, err) == (2, f"crad: running {target} needs onnxruntime: {install_hint('onnx')}\n")
 
 
 def test_predict_on_images_of_another_size_says_which(trained):

@@ -102,7 +102,7 @@ def test_texts_that_cannot_be_are_refused(tiny_npz, tmp_path):
     texts = with_texts(tiny_npz, ["cow", "cat", "dog", "sheep"], tmp_path / "texts.npz")
     with pytest.raises(DataError, match="class 'sheep' is not in the federation's list"):
         load(texts, None)
-    with pytest.raises(DataError, match="unknown class 'sheep'. Known: cat, cow, dog, horse"):
+    with pytest.raises(DataError, match=r"unknown class 'sheep'\. Known: cat, cow, dog, horse"):
         load(texts, AGREED)
     mixed = with_texts(tiny_npz, AGREED, tmp_path / "mixed.npz", keys=("train_labels", "test_labels"))
     with pytest.raises(DataError, match="train_labels are texts and val_labels are not: write all labels in one form"):

@@ -202,7 +202,7 @@ def test_without_the_extra_there_are_no_figures_but_a_line_that_says_how(toy, mo
     monkeypatch.setattr("crad.paper.plan.charts_available", lambda: False)
     code, out, err = reproduce("context", "--only-show", "--output", toy[0])
     assert code == 0
-    assert "no figures were drawn: pip install 'crad[report]'" in err
+    assert "no figures were drawn: pip install '.[report]'" in err
     assert "Support and accuracy of every client" in out
     assert "no figures" not in reproduce("cost", "--only-show", "--output", toy[0])[2]
 

@@ -31,12 +31,12 @@ def report_command(runs: Runs, output: Page = None, figures: Figures = None, for
     from crad.analysis.verdict import joining_verdict
     from crad.errors import ConfigError, RunError
     from crad.files import write_atomically
-    from crad.report.charts import charts_available, make_charts, save_chart
+    from crad.report.charts import INSTALL, charts_available, make_charts, save_chart
     from crad.report.inputs import alone_first, find_runs, load_for_report
     from crad.report.page import report_page
 
     if figures is not None and not charts_available():
-        raise ConfigError("--figures needs another package: pip install 'crad[report]'")
+        raise ConfigError(f"--figures needs another package: {INSTALL}")
     if output is not None and output.is_dir():
         raise ConfigError(f"--output {output} is a folder: name the file to write, such as {output / 'report.html'}")
     paths = find_runs(runs)

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
-from crad.errors import ConfigError, RunError, unknown_name
+from crad.errors import ConfigError, RunError, install_hint, unknown_name
 from crad.federation.context import RunContext
 from crad.federation.peer import PeerSpec, first_model
 from crad.files import replacing
@@ -95,7 +95,7 @@ def export_onnx(model: torch.nn.Module, card: ModelCard, path: Path) -> None:
     """Write the model as one ONNX graph from raw pixels uint8 [B,H,W,channels] to the probabilities of both faces."""
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"writing ONNX needs {' and '.join(missing)}: pip install 'crad[onnx]'")
+        raise ConfigError(f"writing ONNX needs {' and '.join(missing)}: {install_hint('onnx')}")
     example = torch.zeros(2, *card.input_shape, dtype=torch.uint8)
     whole = WithPreparation(_for_export(copy.deepcopy(model)), card).eval()
     with warnings.catch_warnings(), _quiet("torch.onnx"):

@@ -15,7 +15,7 @@ import numpy as np
 
 from crad.data.dataset import Images, Labels, Splits
 from crad.data.subsets import SPLIT_SEED, TEST_SHARE, stratified_split
-from crad.errors import DataError
+from crad.errors import DataError, install_hint
 from crad.randomness import stream
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})
@@ -149,7 +149,7 @@ def _pillow() -> Any:  # noqa: ANN401 (the module, imported late)
     try:
         from PIL import Image
     except ImportError as error:
-        raise DataError("reading images needs Pillow: pip install 'crad[images]'") from error
+        raise DataError(f"reading images needs Pillow: {install_hint('images')}") from error
     return Image
 
 
