@@ -27,6 +27,7 @@ from tools.reference import commands_page, settings_page
 PAGES = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "examples/three_hospitals/README.md"]
 # A screen is about fifty lines of a terminal or of a browser's window; two of them hold what, how and where next.
 SOURCES = {".md", ".ipynb"}
+PAGES_OF_SITE = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*") if path.suffix in SOURCES)
 README_LINES, README_WIDTH = 100, 120
 
 
@@ -40,9 +41,9 @@ def test_the_readme_is_at_most_two_screens():
     assert [line for line in lines if len(line) > README_WIDTH and not line.startswith("![")] == []
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_links_outside_the_site_lead_somewhere(page: str):
-    """`make docs` sees the pages of the site; these are read in the repository."""
+@pytest.mark.parametrize("page", [*PAGES, *PAGES_OF_SITE])
+def test_links_lead_somewhere_in_the_repository(page: str):
+    """`make docs` follows those of the site; a page is read in the repository too."""
     links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", read(page)) if "://" not in link]
     assert links or page != "README.md"
     assert [link for link in links if link and not ((ROOT / page).parent / link).exists()] == []
@@ -50,8 +51,7 @@ def test_links_outside_the_site_lead_somewhere(page: str):
 
 def test_what_is_installed_is_installed_as_the_errors_say():
     """Nothing is on PyPI yet: a reader's `pip install crad` would be somebody else's package, or none."""
-    pages = [*PAGES, *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*") if path.suffix in SOURCES)]
-    told = {page: re.findall(r"pip install [^`\n]*", read(page)) for page in pages}
+    told = {page: re.findall(r"pip install [^`\n]*", read(page)) for page in [*PAGES, *PAGES_OF_SITE]}
     assert "pip install '.[net]'" in told["README.md"]
     assert install_hint("net").startswith("pip install '.[net]' in a clone")
     wrong = re.compile(r"pip install [^`]*\bcrad(\[|\b)")
@@ -151,6 +151,8 @@ def test_a_tutorial_runs_from_top_to_bottom(name: str):
         ("../ARCHITECTURE.md#the-tree", "docs", "index.md", "architecture.md#the-tree"),
         ("../../examples/own_rule.py", "docs/methods", "methods/README.md", "../examples.md#own_rulepy"),
         ("../experiments", "docs", "reproduction.md", "experiments.md"),
+        ("../src/crad/cli", "docs", "index.md", "reference/commands.md"),
+        ("../../src/crad/config/experiment.py", "docs/how-to", "how-to/x.md", "../reference/settings.md"),
         ("docs/deploy.md#threat-model", "", "architecture.md", "deploy.md#threat-model"),
         ("../../docs/deploy.md", "examples/three_hospitals", "three-hospitals.md", "deploy.md"),
         ("tutorials/first-federation.ipynb", "docs", "index.md", "tutorials/first-federation.md"),
