@@ -59,6 +59,25 @@ def test_what_is_installed_is_installed_as_the_errors_say():
     assert [page for page, lines in told.items() if any(map(wrong.search, lines)) and page != "docs/release.md"] == []
 
 
+def test_crad_against_local_is_what_the_tables_say():
+    """`docs/results.md` turns the signs of what stands in `docs/beyond.md`, and repeats the demo's verdict."""
+    number = r"([+-][\d.]+)"
+    cell = rf"{number} \({number} to {number}\)"
+    sections = dict(re.findall(r"^### ([^\n]+)\n(.*?)(?=^##)", read("docs/beyond.md"), re.MULTILINE | re.DOTALL))
+    answer = read("docs/results.md").partition("## CRAD against training alone")[2].partition("\n## ")[0]
+    rows = {row[0].strip(): row[1:] for row in re.findall(rf"^\| (.+?)\| {cell} +\| {cell}", answer, re.MULTILINE)}
+    titles = {"CIFAR-10, twenty clients, ten active": "Twenty clients, ten active"}
+    for name in ("CIFAR-10", "CIFAR-100", "PathMNIST", "CIFAR-10, twenty clients, ten active"):
+        [line] = re.findall(r"^\| local .*$", sections[titles.get(name, name)], re.MULTILINE)
+        overall, _, local = re.findall(cell, line)
+        wanted = [-float(value) for mean, low, high in (overall, local) for value in (mean, high, low)]
+        assert [float(value) for value in rows[name]] == wanted, name
+    said = " ".join(read("docs/demo.md").split())
+    verdict = said.partition("Whether joining with crad helps is not shown: ")[2].partition(";")[0]
+    assert re.findall(number, verdict) == list(rows["digits, `crad demo`"])
+    assert len(rows) == 5
+
+
 def test_every_public_name_is_in_the_reference_and_nothing_else():
     named = re.findall(r"^::: crad\.(\w+)$", read("docs/reference/python.md"), flags=re.MULTILINE)
     assert sorted(named) == sorted(crad.__all__)
