@@ -257,7 +257,7 @@ def test_a_flat_image_stays_flat_and_halves_are_means():
 
 def test_a_folder_of_images_of_several_sizes_needs_to_be_told_one(two_classes):
     Image.new("L", (31, 17), 90).save(two_classes / "a" / "odd.png")
-    refusal(lambda: load_dataset(str(two_classes), seed=1), "--resize PIXELS")
+    refusal(lambda: load_dataset(str(two_classes), seed=1), "set resize to one side in pixels")
     dataset = load_dataset(str(two_classes), seed=1, resize=12)
     assert dataset.train_images.shape[1:3] == (12, 12)
     assert dataset.class_names == ("a", "b")

@@ -69,10 +69,10 @@ class RunDirectory:
             if same and self.is_busy:
                 raise self._busy()
             whose = "this very experiment" if same else "another experiment"
-            cure = "continue it with --resume, or choose another --output" if same else "choose another --output"
-            raise RunError(f"{self.path} holds a run of {whose}; {cure}")
+            go_on = f"continue it with crad run --resume {self.path} (in Python resume=True), or " if same else ""
+            raise RunError(f"{self.path} holds a run of {whose}; {go_on}choose another output")
         if self.path.exists() and (not self.path.is_dir() or any(map(self._is_foreign, self.path.iterdir()))):
-            raise RunError(f"{self.path} exists and is no run directory; choose another --output")
+            raise RunError(f"{self.path} exists and is no run directory; choose another output")
 
     def _is_foreign(self, path: Path) -> bool:
         return not path.name.startswith(f".{self.experiment_file.name}.")  # begun by another process just now
@@ -80,7 +80,7 @@ class RunDirectory:
     def check_same(self, experiment: Experiment) -> None:
         """Refuse to continue a run with other settings than it began with."""
         if experiment_hash(self.experiment()) != experiment_hash(experiment):
-            raise RunError(f"{self.path} holds a run with other settings; choose another --output")
+            raise RunError(f"{self.path} holds a run with other settings; choose another output")
 
     def check_same_data(self, partition: Record) -> None:
         """Refuse a run whose data is not what it was when the run began."""
@@ -125,9 +125,7 @@ class RunDirectory:
         except FileExistsError:
             raise self._busy() from None
         except OSError as error:
-            raise RunError(
-                f"cannot write to {self.path}: {error.strerror or error}; choose another --output"
-            ) from error
+            raise RunError(f"cannot write to {self.path}: {error.strerror or error}; choose another output") from error
 
     def experiment(self) -> Experiment:
         """Return the experiment that this directory belongs to."""
