@@ -270,6 +270,8 @@ def test_predict_shows_a_table(trained, tmp_path, capsys):
         (["export", "{run}", "--client", "0", "--format", "pickle"], "'pickle' is not one of 'onnx', 'safetensors'"),
         (["export", "{run}"], "Missing option '--client'"),
         (["export", "{tmp}", "--client", "0"], "is no run directory: it has no experiment.toml"),
+        (["export", "{run}/..", "--client", "0"], "but a folder of runs: choose one of them, such as "),
+        (["explain", "{run}/.."], "there are run"),
         (["export", "{run}", "--client", "1"], "model 'pooled' was an object in Python's memory"),
         (["export", "{run}", "--client", "0", "-o", "{tmp}"], "is a folder: name the file to write"),
         (["export", "{run}", "--client", "0", "-o", "{tmp}/no/x.onnx"], "lies in no folder that exists"),

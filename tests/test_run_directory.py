@@ -120,6 +120,18 @@ def test_a_directory_under_a_file_is_refused_with_the_reason(tmp_path):
         RunDirectory(tmp_path / "file" / "run").create(EXPERIMENT)
 
 
+def test_a_folder_of_runs_names_those_to_choose_from(tmp_path):
+    for number in range(10):
+        RunDirectory(tmp_path / f"crad-seed{number}").create(EXPERIMENT)
+    with pytest.raises(RunError) as refusal:
+        RunDirectory(tmp_path).experiment()
+    names = ", ".join(f"crad-seed{number}" for number in range(8))
+    assert str(refusal.value) == (
+        f"{tmp_path} is no run directory but a folder of runs: choose one of them, such as {tmp_path / 'crad-seed0'}; "
+        f"there are {names} and 2 more"
+    )
+
+
 def test_a_directory_without_an_experiment_is_no_run(directory):
     with pytest.raises(RunError, match=r"is no run directory: it has no experiment\.toml"):
         directory.experiment()

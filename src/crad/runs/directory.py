@@ -32,6 +32,7 @@ from crad.runs.records import Record
 PARTITION_FILE = "partition.json"
 WEIGHTS_FILE = "weights.json"
 MEMBER_FILE = "secret"  # what the folder of a member has, and of a simulation has not
+SHOWN_RUNS = 8  # of a folder of many, in one line
 ROUND_KEYS = frozenset({"round", "active", "validation_accuracy", "global_accuracy", "local_accuracy", "clients"})
 SUMMARY_KEYS = frozenset({"schema", "method", "seed", "best_round", "global_accuracy", "hardware", "train_images"})
 
@@ -130,11 +131,22 @@ class RunDirectory:
     def experiment(self) -> Experiment:
         """Return the experiment that this directory belongs to."""
         if not self.experiment_file.is_file():
-            raise RunError(f"{self.path} is no run directory: it has no experiment.toml")
+            raise RunError(self._no_run())
         if self._is_of_member():
             # Names in there are an agreement's: whoever takes them for a simulation's would import them.
             raise RunError(f"{self.path} is a member's part in a federation: crad peer join goes on with it")
         return make_experiment(path=self.experiment_file)
+
+    def _no_run(self) -> str:
+        """Say what it is instead: a folder of runs names those to choose from."""
+        inside = sorted(file.parent.name for file in self.path.glob("*/experiment.toml"))
+        if not inside:
+            return f"{self.path} is no run directory: it has no experiment.toml"
+        more = f" and {len(inside) - SHOWN_RUNS} more" if len(inside) > SHOWN_RUNS else ""
+        return (
+            f"{self.path} is no run directory but a folder of runs: choose one of them, such as "
+            f"{self.path / inside[0]}; there are {', '.join(inside[:SHOWN_RUNS])}{more}"
+        )
 
     def _is_of_member(self) -> bool:
         """Return whether `crad peer join` made it; beside it lies the model that was trained alone."""
