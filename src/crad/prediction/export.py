@@ -73,9 +73,11 @@ def export_model(model: TrainedModel, format: str, path: Path) -> Path:
     """Write a model in one of the formats, whole or not at all; return where."""
     if format not in SUFFIXES:
         raise unknown_name("format", format, SUFFIXES)
-    if path.is_dir() or not path.parent.is_dir():
-        what = "is a folder" if path.is_dir() else "lies in no folder that exists"
-        raise ConfigError(f"{path} {what}: name the file to write, such as {path.name or 'model'}{SUFFIXES[format]}")
+    if path.is_dir():
+        example = path / f"model{SUFFIXES[format]}"
+        raise ConfigError(f"{path} is a folder: name the file to write, such as {example}")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path} lies in no folder that exists: make {path.parent} first, or choose another place")
     write = export_safetensors if format == "safetensors" else export_onnx
     try:
         with replacing(path) as beside:
