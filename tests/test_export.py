@@ -273,7 +273,10 @@ def test_predict_shows_a_table(trained, tmp_path, capsys):
         (["export", "{run}/..", "--client", "0"], "but a folder of runs: choose one of them, such as "),
         (["explain", "{run}/.."], "there are run"),
         (["export", "{run}", "--client", "1"], "model 'pooled' was an object in Python's memory"),
-        (["export", "{run}", "--client", "0", "-o", "{tmp}"], "is a folder: name the file to write, such as {tmp}/model.safetensors"),
+        (
+            ["export", "{run}", "--client", "0", "-o", "{tmp}"],
+            "is a folder: name the file to write, such as {tmp}/model.safetensors",
+        ),
         (["export", "{run}", "--client", "0", "-o", "{tmp}/no/x.onnx"], "no folder that exists: make {tmp}/no first"),
         (["predict", "{tmp}/absent.onnx", "{tmp}"], "is no file: name a model that crad export wrote"),
         (["predict", "{model}", "{tmp}/absent.png"], "no such file or folder, expected an image"),

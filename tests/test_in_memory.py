@@ -555,6 +555,23 @@ def compared(tiny, data):
     return crad.compare(short, methods=["local", rule, Alone(k=1)], seeds=[1, 2], data=data)
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"seeds": [1, 1, 1]}, "seeds has 1 more than once: every run is repeatable, so give it once"),
+        ({"seeds": []}, "seeds is empty: give at least one of them, or leave seeds out"),
+        ({"seeds": 3}, "seeds = 3: expected a list, such as seeds=[3]"),
+        ({"methods": "crad"}, "methods = 'crad': expected a list, such as methods=['crad']"),
+        ({"methods": ["local", "crad", "local"]}, "methods has 'local' more than once"),
+    ],
+)
+def test_what_is_to_be_compared_is_checked_before_anything_runs(given, words, tiny, tmp_path):
+    with pytest.raises(ConfigError) as refusal:
+        crad.compare(tiny, **given, output=tmp_path / "runs")
+    assert words in str(refusal.value)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_comparison_has_every_method_with_every_seed(compared):
     assert [row.name for row in compared.rows] == ["local", "object:keep_all-lambda", "object:Alone"]
     frame = compared.to_frame()
