@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -79,7 +80,7 @@ def test_check_reads_labels_as_a_run_does(tmp_path):
 
 def test_check_warns_of_a_class_that_only_the_test_images_have(tmp_path):
     images, labels = np.zeros((4, 8, 8), np.uint8), np.array(["cat", "dog", "cat", "dog"])
-    arrays = {"train_images": images, "train_labels": labels, "test_images": images}
+    arrays: dict[str, Any] = {"train_images": images, "train_labels": labels, "test_images": images}
     np.savez(tmp_path / "pets.npz", **arrays, test_labels=np.array(["cat", "dgo", "cat", "dog"]))
     warning = "pets: class 'dgo' occurs only in the test set, so no client can learn it: is a label misspelt?"
     done = run("check", str(tmp_path / "pets.npz"))

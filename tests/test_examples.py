@@ -80,6 +80,7 @@ def test_an_example_runs_by_its_import_path(method, short, tmp_path):
 def test_a_callback_of_ones_own_says_who_is_last_and_changes_nothing(short, capsys):
     experiment = change(short, method="local")
     heard = crad.run(experiment, callbacks=[LastOnes()])
+    assert heard.partition is not None
     lines = capsys.readouterr().out.splitlines()
     last = [min(record["clients"], key=lambda one: one["validation_accuracy"]) for record in heard.rounds]
     assert lines[:2] == [
