@@ -48,6 +48,32 @@ def test_figures_and_pages_never_touch_models(package: str):
         assert not forbidden, f"{path.name} imports {forbidden}"
 
 
+# Whoever is refused there has typed a command: their modules are used by the command line alone.
+OF_THE_COMMAND_LINE = (
+    "cli/",
+    "paper/",
+    "site/",
+    "report/live/",
+    "runs/tracking/",
+    "data/fetch.py",
+    "data/readers/input_files.py",
+)
+
+
+def test_errors_name_settings_as_python_has_them():
+    """`crad.run(output=...)` refuses with the same words as `crad run --output`: "output" is right for both."""
+    shown = {}
+    for path in modules():
+        name = path.relative_to(SOURCE).as_posix()
+        if name.startswith(OF_THE_COMMAND_LINE) or name == "inspection/inspector.py":  # crad explain
+            continue
+        raised = [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Raise)]
+        texts = [ast.unparse(node) for node in raised]
+        if flags := [flag for text in texts for flag in re.findall(r"(?<!crad run )(?<!ray start )--[a-z-]+", text)]:
+            shown[name] = flags
+    assert shown == {}
+
+
 def test_attacks_come_in_through_the_context_alone():
     """Whoever trains, publishes or measures asks the run's adversary; the records and the page may name attacks."""
     naming = {"runs/summary.py", "report/sections/detail_tables.py"}

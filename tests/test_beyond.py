@@ -352,7 +352,7 @@ def test_without_the_extra_the_page_has_its_tables(monkeypatch):
     monkeypatch.setattr("crad.report.charts.charts_available", lambda: False)
     assert make_study_charts(PAPER, CELLS, FINISHED) == []
     page = study_page(PAPER, CELLS, FINISHED)
-    assert "pip install 'crad[report]'" in Page(page).text
+    assert "pip install '.[report]'" in Page(page).text
     assert "+1.75 to +2.25" in page
 
 

@@ -206,7 +206,7 @@ def test_two_data_sets_have_charts_of_their_own():
 def test_charts_without_their_libraries_say_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert not charts.charts_available()
-    with pytest.raises(ConfigError, match=re.escape("pip install 'crad[report]'")):
+    with pytest.raises(ConfigError, match=re.escape("pip install '.[report]'")):
         charts.make_charts([made_run()])
 
 

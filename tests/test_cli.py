@@ -285,7 +285,7 @@ def test_an_empty_class_folder_is_refused_by_name(quick_toml, tmp_path, crad_com
 def test_a_directory_of_another_experiment_is_never_touched(quick_toml, finished, crad_command):
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
     for flags, words in (
-        ([], "this very experiment; continue it with --resume"),
+        ([], "this very experiment; continue it with crad run --resume"),
         (["--seed", "9"], "another experiment"),
     ):
         code, _, err = crad_command("run", "-c", quick_toml, "-o", finished, *flags)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,8 +50,8 @@ def test_the_columns_of_the_list_line_up(data_dir):
 
 def test_a_missing_package_is_named_in_the_list_with_its_brackets(data_dir, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "pip install 'crad[demo]'" in run("list").stdout
-    assert "pip install 'crad[mnist5k]'" in run("list").stdout
+    assert "pip install '.[demo]'" in run("list").stdout
+    assert "pip install '.[mnist5k]'" in run("list").stdout
 
 
 def test_list_as_json_is_complete(data_dir):
@@ -75,6 +76,22 @@ def test_check_reads_labels_as_a_run_does(tmp_path):
     images, labels = np.zeros((4, 8, 8), np.uint8), np.array(["cat", "dog", "cat", "dog"])
     np.savez(tmp_path / "pets.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
     assert json.loads(run("check", str(tmp_path / "pets.npz"), "--json").stdout)["num_classes"] == 2
+
+
+def test_check_warns_of_a_class_that_only_the_test_images_have(tmp_path):
+    images, labels = np.zeros((4, 8, 8), np.uint8), np.array(["cat", "dog", "cat", "dog"])
+    arrays: dict[str, Any] = {"train_images": images, "train_labels": labels, "test_images": images}
+    np.savez(tmp_path / "pets.npz", **arrays, test_labels=np.array(["cat", "dgo", "cat", "dog"]))
+    warning = "pets: class 'dgo' occurs only in the test set, so no client can learn it: is a label misspelt?"
+    done = run("check", str(tmp_path / "pets.npz"))
+    assert done.stderr == f"crad: {warning}\n"
+    assert "warning" not in done.stdout
+    assert json.loads(run("check", str(tmp_path / "pets.npz"), "--json").stdout)["warning"] == warning
+    np.savez(tmp_path / "five.npz", **arrays | {"train_labels": np.zeros(4, int)}, test_labels=np.array([1, 2, 3, 4]))
+    said = run("check", str(tmp_path / "five.npz")).stderr
+    assert said.startswith("crad: five: classes '1', '2', '3' and 1 more occur only in the test set")
+    np.savez(tmp_path / "fine.npz", **arrays, test_labels=labels)
+    assert run("check", str(tmp_path / "fine.npz")).stderr == ""
 
 
 def test_the_data_directory_can_be_named(data_dir, tmp_path_factory):

@@ -81,6 +81,19 @@ def test_several_runs_get_one_page_here_and_a_folder_stands_for_its_runs(folder,
     assert "2 methods compared" in (tmp_path / "deep" / "er" / "all.html").read_text()
 
 
+def test_differences_are_against_training_alone_whichever_run_is_named_first(folder, tmp_path, report):
+    def table(*runs: Path) -> list[list[str]]:
+        assert report(*runs, "--output", "page.html", "--force")[0] == 0
+        text = Page((tmp_path / "page.html").read_text())
+        assert "Δ: against 'local', paired by seed" in text.text
+        return next(one for one in text.tables if "Δ global" in one[0])
+
+    wanted = table(folder / "local-seed5", folder / "crad-seed5")
+    assert [row[0] for row in wanted[1:]] == ["local", "crad"]
+    assert table(folder / "crad-seed5", folder / "local-seed5") == wanted
+    assert table(folder) == wanted, "a folder's runs are read by name, crad before local"
+
+
 def test_a_page_is_never_replaced_silently(alone, report, tmp_path):
     """A run's own page is made again, and that is said; any other file needs --force."""
     code, out, err = report(alone)
@@ -117,7 +130,7 @@ def test_a_folder_that_cannot_be_made_is_named(alone, report, tmp_path, flag):
 def test_figures_without_the_extra_are_refused_before_anything_is_written(alone, report, monkeypatch):
     monkeypatch.setattr("crad.report.charts.charts_available", lambda: False)
     before = (alone / "report.html").stat().st_mtime_ns
-    assert "pip install 'crad[report]'" in one_line(report(alone, "--figures", "figures"))
+    assert "pip install '.[report]'" in one_line(report(alone, "--figures", "figures"))
     assert (alone / "report.html").stat().st_mtime_ns == before
 
 

@@ -257,7 +257,7 @@ def test_a_flat_image_stays_flat_and_halves_are_means():
 
 def test_a_folder_of_images_of_several_sizes_needs_to_be_told_one(two_classes):
     Image.new("L", (31, 17), 90).save(two_classes / "a" / "odd.png")
-    refusal(lambda: load_dataset(str(two_classes), seed=1), "--resize PIXELS")
+    refusal(lambda: load_dataset(str(two_classes), seed=1), "set resize to one side in pixels")
     dataset = load_dataset(str(two_classes), seed=1, resize=12)
     assert dataset.train_images.shape[1:3] == (12, 12)
     assert dataset.class_names == ("a", "b")
@@ -595,7 +595,7 @@ def test_a_train_folder_without_a_test_folder_is_refused(tmp_path):
 
 def test_a_missing_pillow_is_named_with_the_extra_that_brings_it(two_classes, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
-    refusal(lambda: load_dataset(str(two_classes), seed=1), "Pillow", "crad[images]")
+    refusal(lambda: load_dataset(str(two_classes), seed=1), "Pillow", "pip install '.[images]'")
 
 
 # --- embedded data sets, names and limits ------------------------------------------------------------------
@@ -628,7 +628,7 @@ def test_an_embedded_set_is_what_its_package_reads(name):
 @pytest.mark.parametrize(("name", "extra"), [("digits", "demo"), ("mnist5k", "mnist5k")])
 def test_a_missing_package_is_named_with_the_extra_that_brings_it(name, extra, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
-    refusal(lambda: load_dataset(name, seed=1), name, f"pip install 'crad[{extra}]'")
+    refusal(lambda: load_dataset(name, seed=1), name, f"pip install '.[{extra}]'")
 
 
 def test_a_shipped_file_that_is_cut_says_what_to_install_again(monkeypatch, tmp_path):

@@ -18,6 +18,7 @@ import yaml
 import crad
 from crad.cli import VERBS
 from crad.config import Experiment
+from crad.errors import install_hint
 from tests.conftest import ROOT
 from tools import docs_site
 from tools.notebooks import TUTORIALS, executed, tutorials
@@ -25,6 +26,8 @@ from tools.reference import commands_page, settings_page
 
 PAGES = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "examples/three_hospitals/README.md"]
 # A screen is about fifty lines of a terminal or of a browser's window; two of them hold what, how and where next.
+SOURCES = {".md", ".ipynb"}
+PAGES_OF_SITE = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*") if path.suffix in SOURCES)
 README_LINES, README_WIDTH = 100, 120
 
 
@@ -38,12 +41,41 @@ def test_the_readme_is_at_most_two_screens():
     assert [line for line in lines if len(line) > README_WIDTH and not line.startswith("![")] == []
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_links_outside_the_site_lead_somewhere(page: str):
-    """`make docs` sees the pages of the site; these are read in the repository."""
+@pytest.mark.parametrize("page", [*PAGES, *PAGES_OF_SITE])
+def test_links_lead_somewhere_in_the_repository(page: str):
+    """`make docs` follows those of the site; a page is read in the repository too."""
     links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", read(page)) if "://" not in link]
     assert links or page != "README.md"
     assert [link for link in links if link and not ((ROOT / page).parent / link).exists()] == []
+
+
+def test_what_is_installed_is_installed_as_the_errors_say():
+    """Nothing is on PyPI yet: a reader's `pip install crad` would be somebody else's package, or none."""
+    told = {page: re.findall(r"pip install [^`\n]*", read(page)) for page in [*PAGES, *PAGES_OF_SITE]}
+    assert "pip install '.[net]'" in told["README.md"]
+    assert install_hint("net").startswith("pip install '.[net]' in a clone")
+    wrong = re.compile(r"pip install [^`]*\bcrad(\[|\b)")
+    # docs/release.md says how it will be.
+    assert [page for page, lines in told.items() if any(map(wrong.search, lines)) and page != "docs/release.md"] == []
+
+
+def test_crad_against_local_is_what_the_tables_say():
+    """`docs/results.md` turns the signs of what stands in `docs/beyond.md`, and repeats the demo's verdict."""
+    number = r"([+-][\d.]+)"
+    cell = rf"{number} \({number} to {number}\)"
+    sections = dict(re.findall(r"^### ([^\n]+)\n(.*?)(?=^##)", read("docs/beyond.md"), re.MULTILINE | re.DOTALL))
+    answer = read("docs/results.md").partition("## CRAD against training alone")[2].partition("\n## ")[0]
+    rows = {row[0].strip(): row[1:] for row in re.findall(rf"^\| (.+?)\| {cell} +\| {cell}", answer, re.MULTILINE)}
+    titles = {"CIFAR-10, twenty clients, ten active": "Twenty clients, ten active"}
+    for name in ("CIFAR-10", "CIFAR-100", "PathMNIST", "CIFAR-10, twenty clients, ten active"):
+        [line] = re.findall(r"^\| local .*$", sections[titles.get(name, name)], re.MULTILINE)
+        overall, _, local = re.findall(cell, line)
+        wanted = [-float(value) for mean, low, high in (overall, local) for value in (mean, high, low)]
+        assert [float(value) for value in rows[name]] == wanted, name
+    said = " ".join(read("docs/demo.md").split())
+    verdict = said.partition("Whether joining with crad helps is not shown: ")[2].partition(";")[0]
+    assert re.findall(number, verdict) == list(rows["digits, `crad demo`"])
+    assert len(rows) == 5
 
 
 def test_every_public_name_is_in_the_reference_and_nothing_else():
@@ -138,6 +170,8 @@ def test_a_tutorial_runs_from_top_to_bottom(name: str):
         ("../ARCHITECTURE.md#the-tree", "docs", "index.md", "architecture.md#the-tree"),
         ("../../examples/own_rule.py", "docs/methods", "methods/README.md", "../examples.md#own_rulepy"),
         ("../experiments", "docs", "reproduction.md", "experiments.md"),
+        ("../src/crad/cli", "docs", "index.md", "reference/commands.md"),
+        ("../../src/crad/config/experiment.py", "docs/how-to", "how-to/x.md", "../reference/settings.md"),
         ("docs/deploy.md#threat-model", "", "architecture.md", "deploy.md#threat-model"),
         ("../../docs/deploy.md", "examples/three_hospitals", "three-hospitals.md", "deploy.md"),
         ("tutorials/first-federation.ipynb", "docs", "index.md", "tutorials/first-federation.md"),

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from contextlib import contextmanager
 
 import numpy as np
@@ -15,8 +16,10 @@ import pytest
 import crad
 from crad.config import to_toml
 from crad.errors import ConfigError, CradError
+from examples.own_callback import LastOnes
 from examples.three_hospitals.run import HOSPITALS, found_or_take_up
 from tests.conftest import ROOT, change, hearing_ctrl_c
+from tests.test_golden import without_timing
 
 EXAMPLES = ROOT / "examples"
 OWN_METHOD = "examples.own_method:BestPeers"
@@ -72,6 +75,25 @@ def test_an_example_runs_by_its_import_path(method, short, tmp_path):
     summary = crad.run(change(short, method=method), output=tmp_path / "run").summary
     assert summary["method"] == method
     assert summary["payload_bytes_per_client_round"] > 0
+
+
+def test_a_callback_of_ones_own_says_who_is_last_and_changes_nothing(short, capsys):
+    experiment = change(short, method="local")
+    heard = crad.run(experiment, callbacks=[LastOnes()])
+    assert heard.partition is not None
+    lines = capsys.readouterr().out.splitlines()
+    last = [min(record["clients"], key=lambda one: one["validation_accuracy"]) for record in heard.rounds]
+    assert lines[:2] == [
+        f"round {number}: client {one['client']} is last with {one['validation_accuracy']:.1f} %"
+        for number, one in enumerate(last, start=1)
+    ]
+    counted = Counter(one["client"] for one in last)
+    sizes = heard.partition["train"]
+    assert lines[2:] == [
+        f"client {client}, {sizes[client]} images to train on: last in {times} of 2"
+        for client, times in counted.most_common()
+    ]
+    assert without_timing(crad.run(experiment).rounds) == without_timing(heard.rounds)
 
 
 @pytest.mark.parametrize("k", [1, 2])

@@ -215,6 +215,16 @@ def test_limits_apply_to_data_in_memory_too(tiny, data):
     assert (summary["train_images"], summary["test_images"]) == (120, 40)
 
 
+def test_a_class_that_only_the_test_images_have_is_said(tiny, arrays):
+    x_train, y_train, x_test, y_test = arrays
+    wrong = np.where(np.arange(len(y_test)) == 3, "bea", WORDS[y_test])
+    data = crad.Dataset.from_arrays(x_train, WORDS[y_train], x_test, wrong, name="insects")
+    result = crad.run(change(tiny, rounds=1, models=("cnn6",), method="local"), data=data)
+    assert result.notices == (
+        "insects: class 'bea' occurs only in the test set, so no client can learn it: is a label misspelt?",
+    )
+
+
 def test_all_cores_work_on_data_in_memory(tiny, data):
     short = change(tiny, rounds=2, models=("cnn6",))
     alone = crad.run(short, data=data)
@@ -543,6 +553,23 @@ def compared(tiny, data):
     short = change(tiny, rounds=2, models=("cnn6",), alpha=1.0)
     rule = crad.Rule(keep_all, lambda evidence, selection: equal(evidence, selection))
     return crad.compare(short, methods=["local", rule, Alone(k=1)], seeds=[1, 2], data=data)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"seeds": [1, 1, 1]}, "seeds has 1 more than once: every run is repeatable, so give it once"),
+        ({"seeds": []}, "seeds is empty: give at least one of them, or leave seeds out"),
+        ({"seeds": 3}, "seeds = 3: expected a list, such as seeds=[3]"),
+        ({"methods": "crad"}, "methods = 'crad': expected a list, such as methods=['crad']"),
+        ({"methods": ["local", "crad", "local"]}, "methods has 'local' more than once"),
+    ],
+)
+def test_what_is_to_be_compared_is_checked_before_anything_runs(given, words, tiny, tmp_path):
+    with pytest.raises(ConfigError) as refusal:
+        crad.compare(tiny, **given, output=tmp_path / "runs")
+    assert words in str(refusal.value)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_comparison_has_every_method_with_every_seed(compared):

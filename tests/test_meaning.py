@@ -77,6 +77,46 @@ def test_names_in_our_own_file_bring_labels_into_the_agreed_order(tiny_npz):
     assert own.dataset.class_names == AGREED
 
 
+def with_texts(path: Path, names, target: Path, keys=("train_labels", "test_labels", "val_labels"), **more) -> Path:
+    """The file with texts in place of numbers; its first training images are its validation images too."""
+    with np.load(path) as file:
+        arrays = dict(file)
+    arrays |= {"val_images": arrays["train_images"][:6], "val_labels": arrays["train_labels"][:6]}
+    np.savez(target, **arrays | {key: np.array(names)[arrays[key]] for key in keys}, **more)
+    return target
+
+
+@pytest.mark.parametrize("own_classes", [None, "as agreed", ("cow", "cat", "dog", "horse")])
+def test_labels_that_are_texts_are_names(tiny_npz, tmp_path, own_classes):
+    numbers = with_texts(tiny_npz, [], tmp_path / "numbers.npz", keys=())
+    wanted = load(numbers, ("cow", "cat", "dog", "horse"))
+    own = load(with_texts(tiny_npz, ["cow", "cat", "dog", "horse"], tmp_path / "texts.npz"), own_classes)
+    assert own.dataset.train_labels.tolist() == wanted.dataset.train_labels.tolist()
+    assert own.dataset.class_names == AGREED
+    assert [part.tolist() for part in (own.shard.train, own.shard.validation, own.shard.test)] == [
+        part.tolist() for part in (wanted.shard.train, wanted.shard.validation, wanted.shard.test)
+    ]
+
+
+def test_texts_that_cannot_be_are_refused(tiny_npz, tmp_path):
+    texts = with_texts(tiny_npz, ["cow", "cat", "dog", "sheep"], tmp_path / "texts.npz")
+    with pytest.raises(DataError, match="class 'sheep' is not in the federation's list"):
+        load(texts, None)
+    with pytest.raises(DataError, match=r"unknown class 'sheep'\. Known: cat, cow, dog, horse"):
+        load(texts, AGREED)
+    mixed = with_texts(tiny_npz, AGREED, tmp_path / "mixed.npz", keys=("train_labels", "test_labels"))
+    with pytest.raises(DataError, match="train_labels are texts and val_labels are not: write all labels in one form"):
+        load(mixed, None)
+
+
+def test_an_agreement_begins_with_the_texts_of_the_inviting_member(tiny_npz, tmp_path):
+    texts = with_texts(tiny_npz, AGREED, tmp_path / "texts.npz")
+    assert draft_dataset(str(texts), own_classes=None).class_names == ("cat", "cow", "dog", "horse")
+    assert draft_dataset(str(texts), own_classes=AGREED).class_names == AGREED
+    wide = with_texts(tiny_npz, AGREED, tmp_path / "wide.npz", class_names=np.array([*AGREED, "sheep"]))
+    assert draft_dataset(str(wide), own_classes=None).class_names == (*AGREED, "sheep")
+
+
 @pytest.mark.parametrize(
     ("own_classes", "words"),
     [

@@ -14,14 +14,14 @@ import pytest
 import crad
 from crad.config import Experiment
 from crad.engines.serial import SerialEngine
-from crad.errors import ConfigError, RunError
+from crad.errors import ConfigError, RunError, install_hint
 from crad.federation.context import build_run_context
 from crad.federation.tasks import Task
 from crad.methods import resolve_method
 from crad.runs.callbacks import LambdaCallback
 from tests.conftest import change
 
-pytest.importorskip("ray", reason="ray is not installed: pip install 'crad[ray]'")
+pytest.importorskip("ray", reason="ray is not installed: pip install '.[ray]'")
 from crad.engines.ray_actor import check_same_versions, own_versions
 from crad.engines.ray_cluster import RayEngine
 from crad.engines.ray_session import check_answer
@@ -190,7 +190,7 @@ def test_without_the_package_a_line_says_what_to_install(tiny_npz, tmp_path):
     command = [sys.executable, "-c", code, *flags, "--engine", "ray", "--output", str(tmp_path / "run"), "--quiet"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert done.stderr.strip().endswith("--engine ray needs the package ray: pip install 'crad[ray]'")
+    assert done.stderr.strip().endswith(f"crad: engine ray needs the package ray: {install_hint('ray')}")
 
 
 def test_an_address_that_nobody_answers_at_is_refused(short):

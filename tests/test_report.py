@@ -83,7 +83,7 @@ def test_a_page_says_what_was_run_on_what(summaries):
 @pytest.mark.usefixtures("without_charts")
 def test_without_the_extra_the_page_says_how_to_get_figures_and_draws_the_partition():
     html = page_of(summary())
-    assert "pip install 'crad[report]'" in Page(html).text
+    assert "pip install '.[report]'" in Page(html).text
     assert {"11", "22", "33", "44"} <= set(re.findall(r">(\d+)</text>", html))
     assert json.loads(script_data(html))["charts"] == {}
 

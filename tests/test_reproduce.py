@@ -202,7 +202,7 @@ def test_without_the_extra_there_are_no_figures_but_a_line_that_says_how(toy, mo
     monkeypatch.setattr("crad.paper.plan.charts_available", lambda: False)
     code, out, err = reproduce("context", "--only-show", "--output", toy[0])
     assert code == 0
-    assert "no figures were drawn: pip install 'crad[report]'" in err
+    assert "no figures were drawn: pip install '.[report]'" in err
     assert "Support and accuracy of every client" in out
     assert "no figures" not in reproduce("cost", "--only-show", "--output", toy[0])[2]
 
@@ -243,6 +243,8 @@ def test_showing_before_anything_was_run_writes_nothing(tmp_path, asked):
     assert "41 runs: 0 done, 0 to resume, 41 to run, about" in err
     assert "at the seconds per round that the paper gives for its GPU" in err
     assert "0 of 27 runs are there" in out
+    assert str(tmp_path / "new") not in out, "what stands there last is a folder for a program to read"
+    assert err.endswith(f"crad: nothing is in {tmp_path / 'new'} yet: the same command without --only-show runs it\n")
 
 
 def test_a_page_has_a_method_once_per_seed_and_whole_seeds():

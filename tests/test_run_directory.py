@@ -80,14 +80,14 @@ def test_the_files_lie_where_the_design_says(directory):
 def test_a_used_directory_is_refused_untouched_and_says_how_to_go_on(begun):
     begun.append_round({"round": 1})
     before = contents(begun.path)
-    with pytest.raises(RunError, match=r"holds a run of this very experiment; continue it with --resume"):
+    with pytest.raises(RunError, match=r"holds a run of this very experiment; continue it with crad run --resume"):
         begun.create(EXPERIMENT)
     assert contents(begun.path) == before
 
 
 def test_a_directory_of_another_experiment_is_refused_untouched_without_the_advice_to_resume(begun):
     before = contents(begun.path)
-    with pytest.raises(RunError, match="holds a run of another experiment; choose another --output") as refusal:
+    with pytest.raises(RunError, match="holds a run of another experiment; choose another output") as refusal:
         begun.create(Experiment(rounds=4, method="local"))
     assert "--resume" not in str(refusal.value)
     assert contents(begun.path) == before
@@ -116,8 +116,20 @@ def test_a_file_in_the_place_of_the_directory_is_refused_untouched(directory):
 
 def test_a_directory_under_a_file_is_refused_with_the_reason(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match=r"cannot write to .*: Not a directory; choose another --output"):
+    with pytest.raises(RunError, match=r"cannot write to .*: Not a directory; choose another output"):
         RunDirectory(tmp_path / "file" / "run").create(EXPERIMENT)
+
+
+def test_a_folder_of_runs_names_those_to_choose_from(tmp_path):
+    for number in range(10):
+        RunDirectory(tmp_path / f"crad-seed{number}").create(EXPERIMENT)
+    with pytest.raises(RunError) as refusal:
+        RunDirectory(tmp_path).experiment()
+    names = ", ".join(f"crad-seed{number}" for number in range(8))
+    assert str(refusal.value) == (
+        f"{tmp_path} is no run directory but a folder of runs: choose one of them, such as {tmp_path / 'crad-seed0'}; "
+        f"there are {names} and 2 more"
+    )
 
 
 def test_a_directory_without_an_experiment_is_no_run(directory):
@@ -437,7 +449,7 @@ def test_a_run_that_is_being_run_is_called_busy_not_in_the_way(tmp_path):
     directory.create(EXPERIMENT)
     with directory.locked(), pytest.raises(BusyError, match="is in use by another process"):
         directory.check_free(EXPERIMENT)
-    with pytest.raises(RunError, match="holds a run of this very experiment; continue it with --resume"):
+    with pytest.raises(RunError, match="holds a run of this very experiment; continue it with crad run --resume"):
         directory.check_free(EXPERIMENT)
 
 

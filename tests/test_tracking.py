@@ -14,6 +14,7 @@ import pytest
 import crad
 from crad.cli import main
 from crad.config import Experiment, to_toml
+from crad.errors import install_hint
 from crad.results.result import Result
 from crad.runs.callbacks import Callback, LambdaCallback
 from crad.runs.directory import RunDirectory
@@ -288,7 +289,8 @@ def test_a_missing_package_is_one_line_before_anything_is_written(
     for name in [name for name in sys.modules if name.split(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
-    assert refused(quick_toml, tmp_path / "run", flag, monkeypatch, capsys).endswith(": pip install 'crad[tracking]'\n")
+    said = refused(quick_toml, tmp_path / "run", flag, monkeypatch, capsys)
+    assert said.endswith(f": {install_hint('tracking')}\n")
 
 
 def test_a_server_that_does_not_answer_is_one_line_before_anything_is_written(

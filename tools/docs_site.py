@@ -34,6 +34,8 @@ ELSEWHERE = {
     "examples": "examples.md",
     "experiments": "experiments.md",
 }
+# Pages that are made from code: a reader of the repository is led to the code, one of the site to the page.
+MADE_FROM = {"src/crad/config/experiment.py": "reference/settings.md", "src/crad/cli": "reference/commands.md"}
 LANGUAGES = {".py": "python", ".toml": "toml"}
 INTRODUCTIONS = {
     "examples": "# Examples\n\nShort programs in `examples/`, each of which the tests run as it stands here.\n",
@@ -142,8 +144,8 @@ def turn_link(link: str, here: str, site: str) -> str:
 
 def _site_page(target: str) -> str | None:
     """Return where a file of the project stands on the site, with the heading where it is one of several."""
-    if target in ELSEWHERE:
-        return ELSEWHERE[target]
+    if target in ELSEWHERE or target in MADE_FROM:
+        return (ELSEWHERE | MADE_FROM)[target]
     folder, name = posixpath.split(target)
     if folder in ELSEWHERE and (ROOT / target).is_file():
         return f"{ELSEWHERE[folder]}#{re.sub(r'[^a-z0-9_-]', '', name.lower())}"

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from crad.aggregation import Rule
 from crad.config import Experiment
-from crad.data.dataset import Dataset
+from crad.data.dataset import Dataset, untaught_warning
 from crad.device import reset_peak_memory
 from crad.engines import make_engine
 from crad.engines.processes import kept_workers
@@ -45,6 +45,8 @@ from crad.runs.resolution import resolve_experiment
 from crad.runs.run_records import RunRecords
 from crad.runs.selection import best_round
 from crad.runs.summary import summarise
+
+T = TypeVar("T")
 
 
 def run(
@@ -108,9 +110,11 @@ def compare(
     if not isinstance(experiment, Experiment):
         return compare_results([one if isinstance(one, Result) else load(one) for one in experiment])
     folder = None if output is None else Path(output)
+    numbers = [experiment.seed] if seeds is None else _each_once("seeds", seeds)
+    methods = _each_once("methods", methods)
     results = []
     with kept_workers():
-        for seed in [experiment.seed] if seeds is None else seeds:  # so that an early stop leaves whole comparisons
+        for seed in numbers:  # so that an early stop leaves whole comparisons
             for method in methods:
                 keyword = "rule" if isinstance(method, Rule) else "method"
                 given: dict[str, Any] = {"data": data, "models": models, keyword: method}
@@ -121,6 +125,19 @@ def compare(
     if folder is not None:
         write_comparison(folder, results)
     return compared
+
+
+def _each_once(name: str, values: Sequence[T]) -> list[T]:
+    """Return what is to be compared; the same twice would be the same run twice, which shows nothing more."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ConfigError(f"{name} = {values!r}: expected a list, such as {name}=[{values!r}]")
+    chosen = list(values)
+    if not chosen:
+        raise ConfigError(f"{name} is empty: give at least one of them, or leave {name} out")
+    for place, value in enumerate(chosen):
+        if any(value is other or (isinstance(value, int | str) and value == other) for other in chosen[:place]):
+            raise ConfigError(f"{name} has {value!r} more than once: every run is repeatable, so give it once")
+    return chosen
 
 
 def _experiment_of(
@@ -219,6 +236,8 @@ class _Simulation:
         self._partition = partition_record(context.data)
         self._members = method.roster(context)
         self._models = models_record(context, self._members)
+        if warning := untaught_warning(context.data.dataset):
+            callback.on_notice(warning)
         # Every kind of model is built and tried before anything is written: a faulty one leaves no directory behind.
         with repeatable(context.experiment.seed, "roster", device=context.device):
             for architecture in dict.fromkeys(member.architecture for member in self._members if not member.build):

@@ -78,6 +78,11 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> ConfigError:
     return ConfigError(f"unknown {kind} {str(name)!r}.{hint} Known: {', '.join(names)}")
 
 
+def install_hint(extra: str) -> str:
+    """Return how an extra is installed; the package is on no index yet, so it is from its source tree."""
+    return f"pip install '.[{extra}]' in a clone of the project"
+
+
 def printable(text: object) -> str:
     """Return a peer's words as one short printable line: no line breaks, terminal codes or floods reach a log."""
     words = str(text)[:MAX_QUOTED]

@@ -104,7 +104,7 @@ def notes_on_loss(losses: Mapping[str, str], alone: str) -> list[str]:
     """Say of the methods with another loss than training alone that their gain may be the loss's."""
     return [
         f"{name} has another loss than {alone} ({loss}), and part of what it gains may be the loss: training alone "
-        f"with --local-loss {loss} tells."
+        f"with local_loss {loss} tells."
         for name, loss in losses.items()
     ]
 

@@ -81,9 +81,12 @@ def check_dataset(name: NameOrPath, data_dir: DataDir = None, as_json: AsJson = 
     report["shape"] = "x".join(str(side) for side in report["shape"])
     report["path"] = report["path"] or "-"
     del report["official"]  # the checksum line says it
+    warning = report.pop("warning")
     width = max(len(key) for key in report)
     for key, value in report.items():
         typer.echo(f"{key.replace('_', ' '):<{width}}  {value}")
+    if warning is not None:
+        typer.echo(f"crad: {warning}", err=True)
 
 
 def _folder(data_dir: Path | None) -> Path:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from crad.cli.options import AsJson, Quiet
-from crad.errors import ConfigError, RunError, SnapshotError
+from crad.errors import ConfigError, RunError, SnapshotError, install_hint
 
 if TYPE_CHECKING:
     from crad.network.agreement import Agreement
@@ -274,4 +274,4 @@ def _need_network() -> None:
 
     missing = [name for name in ("cryptography", "starlette", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"crad peer needs {', '.join(missing)}: pip install 'crad[net]'")
+        raise ConfigError(f"crad peer needs {', '.join(missing)}: {install_hint('net')}")

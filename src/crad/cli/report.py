@@ -23,18 +23,20 @@ Force = Annotated[bool, typer.Option("--force", metavar="", help="Replace a page
 def report_command(runs: Runs, output: Page = None, figures: Figures = None, force: Force = False) -> None:
     """Write one page about runs on the same data: tables, figures, cost, and an inspector of single targets.
 
+    Differences are against training alone (method local) where that is among the runs, else against the first.
+
     Example: crad report runs/first runs/alone --output both.html --figures figures/
     """
     from crad.analysis.comparable import comparable_runs
     from crad.analysis.verdict import joining_verdict
     from crad.errors import ConfigError, RunError
     from crad.files import write_atomically
-    from crad.report.charts import charts_available, make_charts, save_chart
-    from crad.report.inputs import find_runs, load_for_report
+    from crad.report.charts import INSTALL, charts_available, make_charts, save_chart
+    from crad.report.inputs import alone_first, find_runs, load_for_report
     from crad.report.page import report_page
 
     if figures is not None and not charts_available():
-        raise ConfigError("--figures needs another package: pip install 'crad[report]'")
+        raise ConfigError(f"--figures needs another package: {INSTALL}")
     if output is not None and output.is_dir():
         raise ConfigError(f"--output {output} is a folder: name the file to write, such as {output / 'report.html'}")
     paths = find_runs(runs)
@@ -44,7 +46,8 @@ def report_command(runs: Runs, output: Page = None, figures: Figures = None, for
         raise ConfigError(f"{path} is there already: choose another --output, or add --force to replace it")
     for folder in (path.parent, *([] if figures is None else [figures])):
         _make(folder)
-    records = [load_for_report(path, notice=lambda text: typer.echo(f"crad: {text}", err=True)) for path in paths]
+    loaded = [load_for_report(path, notice=lambda text: typer.echo(f"crad: {text}", err=True)) for path in paths]
+    records = alone_first(loaded)
     page = report_page(records)
     try:
         write_atomically(path, page.encode())

@@ -324,7 +324,10 @@ def _show(
             _print_table(console, table)
         for path in reports:
             typer.echo(f"Report: {path}")
-    typer.echo(str(plan.folder))
+    if plan.folder.is_dir():
+        typer.echo(str(plan.folder))
+    else:
+        typer.echo(f"crad: nothing is in {plan.folder} yet: the same command without --only-show runs it", err=True)
 
 
 def _print_table(console: Console, table: Table) -> None:

@@ -113,7 +113,7 @@ class Experiment(BaseModel):
         Positive, Setting("Dirichlet concentration: smaller is more skewed", "Data", "world", "simulated")
     ] = 0.3
     classes_per_client: Annotated[
-        AtLeastOne, Setting("Classes a client holds under --partition shards", "Data", "world", "simulated")
+        AtLeastOne, Setting("Classes a client holds with partition shards", "Data", "world", "simulated")
     ] = 2
     held_out: Annotated[
         float,
@@ -363,7 +363,7 @@ class Experiment(BaseModel):
     ray_address: Annotated[
         str | None,
         Setting(
-            "Ray cluster to join with --engine ray (start one here)",
+            "Ray cluster to join with engine ray (start one here)",
             "Execution",
             "execution",
             "private",

@@ -18,6 +18,7 @@ Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 
 MIN_SIDE = 8  # three 2x2 poolings must leave a pixel
+SHOWN_CLASSES = 3  # of many in one line
 MAX_CLASSES = 10_000  # above this a label column is almost surely something else, such as an id
 
 
@@ -170,6 +171,12 @@ class Dataset:
         return len(self.class_names)
 
     @property
+    def untaught_classes(self) -> tuple[str, ...]:
+        """Return the classes with test images and without a training image: nobody can learn them."""
+        only = np.setdiff1d(self.test_labels, self.train_labels)
+        return tuple(self.class_names[number] for number in only)
+
+    @property
     def in_channels(self) -> int:
         """Return 1 for grayscale, 3 for colour."""
         return int(self.train_images.shape[3])
@@ -256,6 +263,17 @@ def _check_labels(labels: NDArray[Any], *, num_classes: int, where: str) -> None
     if outside.size:
         index = int(outside[0])
         raise DataError(f"{where}: label {labels[index]} at index {index} is outside 0..{num_classes - 1}")
+
+
+def untaught_warning(dataset: Dataset) -> str | None:
+    """Say which classes only the test images have; None where there are none. Mostly a label is misspelt there."""
+    names = dataset.untaught_classes
+    if not names:
+        return None
+    more = f" and {len(names) - SHOWN_CLASSES} more" if len(names) > SHOWN_CLASSES else ""
+    shown = ", ".join(map(repr, names[:SHOWN_CLASSES])) + more
+    subject, it = (f"class {shown} occurs", "it") if len(names) == 1 else (f"classes {shown} occur", "them")
+    return f"{dataset.name}: {subject} only in the test set, so no client can learn {it}: is a label misspelt?"
 
 
 def with_channels(images: NDArray[Any]) -> NDArray[Any]:

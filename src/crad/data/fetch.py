@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crad.data.catalog import Archive, Source, as_asked, known_source, locate, read_found
+from crad.data.dataset import untaught_warning
 from crad.data.readers.embedded import INSTALL
 from crad.errors import DataError
 
@@ -43,6 +44,7 @@ class Report:
     test_images: int
     num_classes: int
     shape: tuple[int, int, int]  # height, width, channels as stored
+    warning: str | None = None  # what can be used, but is hardly meant
 
 
 def fetch(name: str, *, data_dir: Path, url: str | None = None, on_progress: Progress | None = None) -> Path:
@@ -82,6 +84,7 @@ def check(name: str, *, data_dir: Path) -> Report:
         test_images=len(dataset.test_labels),
         num_classes=dataset.num_classes,
         shape=(height, width, channels),
+        warning=untaught_warning(dataset),
     )
 
 

@@ -1,15 +1,19 @@
 """Labels in a file as people write them: texts, or numbers from 1 on. What they say stays the name of the class.
 
-Only for a file that is divided here. One organisation's own file is numbered as the federation agreed, or by names that
-its owner gives: there a first class that is missing must not become another one.
+`number_labels` is for a file that is divided here. In one organisation's own file (`number_texts`) texts are names too,
+but numbers are as the federation agreed, or have names that their owner gives: there a first class that is missing must
+not become another one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from crad.data.dataset import MAX_CLASSES, Splits
-from crad.data.readers.arrays import encode_labels
+from crad.data.readers.arrays import encode_labels, flat_labels
 from crad.errors import DataError
 
 
@@ -26,6 +30,39 @@ def number_labels(splits: Splits, *, where: str) -> Splits:
     except DataError as error:
         raise DataError(f"{where}: {error}") from error
     return replace(splits, train_labels=train, test_labels=test, class_names=names)
+
+
+def number_texts(splits: Splits, *, classes: Sequence[str] | None, where: str) -> Splits:
+    """Return what a reader found with texts as places in its class names; labels that are numbers as they are.
+
+    The names are the file's, else `classes` as the owner says them, else the texts that occur, sorted.
+    """
+    labels = {"train_labels": splits.train_labels, "test_labels": splits.test_labels}
+    if splits.validation_labels is not None:
+        labels["val_labels"] = splits.validation_labels
+    texts = [key for key, part in labels.items() if part.dtype.kind in "US"]
+    if not texts:
+        return splits
+    if numbers := [key for key in labels if key not in texts]:
+        raise DataError(f"{where}: {texts[0]} are texts and {numbers[0]} are not: write all labels in one form")
+    try:
+        flat = {key: flat_labels(part, where=key) for key, part in labels.items()}
+        named = splits.class_names or classes
+        both, test, names = encode_labels(
+            np.concatenate([flat["train_labels"], flat.get("val_labels", flat["train_labels"][:0])]),
+            flat["test_labels"],
+            named,
+        )
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from error
+    train, validation = np.split(both, [len(flat["train_labels"])])
+    return replace(
+        splits,
+        train_labels=train,
+        test_labels=test,
+        validation_labels=None if splits.validation_labels is None else validation,
+        class_names=names,
+    )
 
 
 def _highest_from_one(splits: Splits) -> int | None:

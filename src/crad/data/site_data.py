@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from crad.data.catalog import locate, read_found
 from crad.data.dataset import Dataset, Images, Labels, Splits, build_dataset
+from crad.data.labels import number_texts
 from crad.data.partition import MIN_SAMPLES, Shard
 from crad.data.readers.npz import read_npz
 from crad.data.subsets import stratified_split
@@ -45,14 +46,15 @@ def load_own_data(
 ) -> OwnData:
     """Read a .npz file, a folder of class folders or a known data set, with labels in the agreed order of classes.
 
-    Classes are compared by name. Where the data has no names, `own_classes` says what its labels 0, 1, 2, ... are
-    called, or that they are numbered as agreed; nobody else can know.
+    Classes are compared by name; labels that are texts are names. Where the data has none, `own_classes` says what its
+    labels 0, 1, 2, ... are called, or that they are numbered as agreed; nobody else can know.
 
     Images may be smaller than agreed where those are square: they get a border. The file's own test images are the test
     half. Validation images come from the file (`val_images`), or half of the held-out share of every class is taken off
     the training images.
     """
-    splits, where = _read(source), source
+    where = source
+    splits = _with_numbers(_read(source), own_classes, where=where)
     whole = build_dataset(splits, name=Path(source).stem, where=where, augmentation=augmentation)
     whole = replace(whole, pad_to=_padding(whole, image_shape, where=where))
     names = own_names(splits.class_names, own_classes, where=where, listed=classes)
@@ -110,7 +112,7 @@ def draft_dataset(source: str, *, own_classes: OwnClasses | None) -> Dataset:
     Where the owner says "as agreed" of labels without names, the numbers are the names.
     """
     found = locate(source)
-    splits = found.read()
+    splits = _with_numbers(found.read(), own_classes, where=source)
     in_file = splits.class_names if found.source is None else found.source.class_names
     names = own_names(in_file, own_classes, where=source)
     dataset = read_found(replace(found, read=lambda: splits))
@@ -138,6 +140,10 @@ def _read(source: str) -> Splits:
     found = locate(source)
     splits = found.read()
     return splits if found.source is None else replace(splits, class_names=found.source.class_names)
+
+
+def _with_numbers(splits: Splits, own_classes: OwnClasses | None, *, where: str) -> Splits:
+    return number_texts(splits, classes=None if own_classes == AS_AGREED else own_classes, where=where)
 
 
 def _padding(dataset: Dataset, image_shape: tuple[int, int, int], *, where: str) -> int | None:

@@ -119,7 +119,7 @@ class ProcessEngine:
         if deaths[whose] >= MAX_DEATHS:
             raise RunError(
                 f"a worker died {work} ({how}), {MAX_DEATHS} times in a row; if memory is short (signal 9), use fewer "
-                "--workers; --engine serial shows an error that a worker cannot"
+                "workers; engine serial shows an error that a worker cannot"
             )
         self._notice(f"worker {worker.pid} died {work} ({how}); a new one does it again")
         self._workers[self._workers.index(worker)] = self._start()

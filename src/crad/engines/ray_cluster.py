@@ -163,7 +163,7 @@ class RayEngine:
         if deaths[whose] >= MAX_DEATHS:
             raise RunError(
                 f"a Ray worker died {work}, {MAX_DEATHS} times in a row ({how}); if memory is short, use fewer "
-                "--workers; --engine serial shows an error that a worker cannot"
+                "workers; engine serial shows an error that a worker cannot"
             )
         self._notice(f"a Ray worker died {work} ({how}); another one does it again")
         self._remove(seat)

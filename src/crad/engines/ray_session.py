@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from crad.errors import ConfigError
+from crad.errors import ConfigError, install_hint
 
 # Read when Ray is imported. No word to anybody else, and nothing on standard output, which may be read by a program.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -27,7 +27,7 @@ try:
     import ray
     from ray.exceptions import RayError
 except ImportError as error:
-    raise ConfigError("--engine ray needs the package ray: pip install 'crad[ray]'") from error
+    raise ConfigError(f"engine ray needs the package ray: {install_hint('ray')}") from error
 
 ANSWER_SECONDS = 5.0  # for whoever listens at an address to show that it may be Ray
 LONGEST_FOLDER = 40  # characters: Ray's sockets lie deep in it, and a socket's path may have 107

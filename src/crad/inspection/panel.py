@@ -184,5 +184,7 @@ def _selected_round(directory: RunDirectory) -> int:
         return int(best["round"])
     latest = latest_round(directory.checkpoint_folder)
     if latest is None:
-        raise RunError(f"{directory.path} has no complete round yet: continue it with crad run --resume")
+        raise RunError(
+            f"{directory.path} has no complete round yet: continue it with crad run --resume {directory.path}"
+        )
     return latest

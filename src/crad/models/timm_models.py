@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from crad.errors import ConfigError
+from crad.errors import ConfigError, install_hint
 
 PREFIX = "timm:"
 _NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)?")  # an architecture, perhaps with the tag of its training
@@ -54,7 +54,7 @@ def _timm(name: str) -> Any:  # noqa: ANN401  # a package that need not be there
     except ModuleNotFoundError as error:
         if error.name != "timm":
             raise _broken(name, error) from error
-        raise ConfigError(f"model {name!r} needs the package timm: pip install 'crad[timm]'") from error
+        raise ConfigError(f"model {name!r} needs the package timm: {install_hint('timm')}") from error
     except Exception as error:  # a torchvision for another torch fails in ways of its own
         raise _broken(name, error) from error
 

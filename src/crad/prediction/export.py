@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
-from crad.errors import ConfigError, RunError, unknown_name
+from crad.errors import ConfigError, RunError, install_hint, unknown_name
 from crad.federation.context import RunContext
 from crad.federation.peer import PeerSpec, first_model
 from crad.files import replacing
@@ -73,9 +73,11 @@ def export_model(model: TrainedModel, format: str, path: Path) -> Path:
     """Write a model in one of the formats, whole or not at all; return where."""
     if format not in SUFFIXES:
         raise unknown_name("format", format, SUFFIXES)
-    if path.is_dir() or not path.parent.is_dir():
-        what = "is a folder" if path.is_dir() else "lies in no folder that exists"
-        raise ConfigError(f"{path} {what}: name the file to write, such as {path.name or 'model'}{SUFFIXES[format]}")
+    if path.is_dir():
+        example = path / f"model{SUFFIXES[format]}"
+        raise ConfigError(f"{path} is a folder: name the file to write, such as {example}")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path} lies in no folder that exists: make {path.parent} first, or choose another place")
     write = export_safetensors if format == "safetensors" else export_onnx
     try:
         with replacing(path) as beside:
@@ -95,7 +97,7 @@ def export_onnx(model: torch.nn.Module, card: ModelCard, path: Path) -> None:
     """Write the model as one ONNX graph from raw pixels uint8 [B,H,W,channels] to the probabilities of both faces."""
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"writing ONNX needs {' and '.join(missing)}: pip install 'crad[onnx]'")
+        raise ConfigError(f"writing ONNX needs {' and '.join(missing)}: {install_hint('onnx')}")
     example = torch.zeros(2, *card.input_shape, dtype=torch.uint8)
     whole = WithPreparation(_for_export(copy.deepcopy(model)), card).eval()
     with warnings.catch_warnings(), _quiet("torch.onnx"):

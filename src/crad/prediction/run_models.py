@@ -148,7 +148,7 @@ def stored_models(directory: RunDirectory, *, round_index: int, objects: Mapping
     if round_index not in saved_rounds(directory.checkpoint_folder):
         raise RunError(
             f"{directory.path} has no checkpoint of round {round_index}, so its models are gone; run it again with "
-            "another --output"
+            "another output"
         )
     states = states_at(directory.checkpoint_folder, round_index)
     if (directory.path / MODELS_FILE).is_file():

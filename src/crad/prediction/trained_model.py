@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from crad.data.dataset import Images
 from crad.data.preprocessing import image_tensor
 from crad.data.readers.arrays import to_batch
-from crad.errors import ConfigError, RunError, unknown_name
+from crad.errors import ConfigError, RunError, install_hint, unknown_name
 from crad.inference.engine import TeacherEngine
 from crad.models import ARCHITECTURES, Architecture, build_model
 from crad.models.timm_models import is_timm
@@ -143,7 +143,7 @@ def load_model(path: Path | str, *, build: Callable[[int, int], object] | None =
     """Load a model that `crad export`, `Result.export` or `crad peer join` wrote: .safetensors, or .onnx.
 
     A .safetensors file of a network of your own names the function that builds it; code is never imported because a
-    file says so, so pass it as `build`. An .onnx file needs no code, and onnxruntime (`pip install 'crad[onnx]'`).
+    file says so, so pass it as `build`. An .onnx file needs no code, and onnxruntime (the extra `onnx`).
 
     Example:
         >>> model = crad.load_model("model.safetensors")  # doctest: +SKIP
@@ -199,7 +199,7 @@ def _load_onnx(path: Path) -> TrainedModel:
     try:
         import onnxruntime
     except ImportError as error:
-        raise ConfigError(f"running {path} needs onnxruntime: pip install 'crad[onnx]'") from error
+        raise ConfigError(f"running {path} needs onnxruntime: {install_hint('onnx')}") from error
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     try:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from crad.analysis.gains import ALONE
 from crad.errors import CradError, RunError
 from crad.inspection import RunInspector, is_inspectable, write_inspection
 from crad.methods import resolve_method
@@ -26,6 +27,11 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
             raise RunError(f"{path} {what}: name directories that crad run or crad compare wrote")
         found += inside
     return list(dict.fromkeys(found))
+
+
+def alone_first(runs: Sequence[RunRecords]) -> list[RunRecords]:
+    """Return the runs with training alone before the others: the first of a table is what differences are against."""
+    return sorted(runs, key=lambda run: run.experiment.method != ALONE)
 
 
 def load_for_report(path: Path, *, notice: Callable[[str], None]) -> RunRecords:

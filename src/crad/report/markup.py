@@ -11,6 +11,8 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING
 
+from crad.errors import install_hint
+
 if TYPE_CHECKING:
     from jinja2 import Environment
 
@@ -45,7 +47,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"as_data": as_data, "as_script": as_script}
-    environment.globals["file"] = _file
+    environment.globals |= {"file": _file, "install_hint": install_hint}
     return environment
 
 

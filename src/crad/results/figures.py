@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from crad.analysis.groups import by_method
-from crad.errors import ConfigError, RunError
+from crad.errors import ConfigError, RunError, install_hint
 from crad.runs.run_records import RunRecords
-
-INSTALL = "pip install 'crad[notebook]'"
 
 
 def accuracy_curves(runs: Sequence[RunRecords]) -> Any:  # noqa: ANN401  # an Altair chart, whose package is an extra
@@ -17,7 +15,7 @@ def accuracy_curves(runs: Sequence[RunRecords]) -> Any:  # noqa: ANN401  # an Al
     try:
         import altair
     except ImportError as error:
-        raise ConfigError(f"curves need Altair: {INSTALL}") from error
+        raise ConfigError(f"curves need Altair: {install_hint('notebook')}") from error
     from crad.report.charts.lines import accuracy_chart
 
     chart = accuracy_chart(by_method(runs))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from crad.errors import ConfigError
+from crad.errors import ConfigError, install_hint
 
 if TYPE_CHECKING:
     import pandas
@@ -16,5 +16,5 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
     try:
         import pandas
     except ImportError as error:
-        raise ConfigError("to_frame needs pandas: pip install 'crad[notebook]'") from error
+        raise ConfigError(f"to_frame needs pandas: {install_hint('notebook')}") from error
     return pandas.DataFrame.from_records(list(rows))

@@ -32,6 +32,7 @@ from crad.runs.records import Record
 PARTITION_FILE = "partition.json"
 WEIGHTS_FILE = "weights.json"
 MEMBER_FILE = "secret"  # what the folder of a member has, and of a simulation has not
+SHOWN_RUNS = 8  # of a folder of many, in one line
 ROUND_KEYS = frozenset({"round", "active", "validation_accuracy", "global_accuracy", "local_accuracy", "clients"})
 SUMMARY_KEYS = frozenset({"schema", "method", "seed", "best_round", "global_accuracy", "hardware", "train_images"})
 
@@ -69,10 +70,10 @@ class RunDirectory:
             if same and self.is_busy:
                 raise self._busy()
             whose = "this very experiment" if same else "another experiment"
-            cure = "continue it with --resume, or choose another --output" if same else "choose another --output"
-            raise RunError(f"{self.path} holds a run of {whose}; {cure}")
+            go_on = f"continue it with crad run --resume {self.path} (in Python resume=True), or " if same else ""
+            raise RunError(f"{self.path} holds a run of {whose}; {go_on}choose another output")
         if self.path.exists() and (not self.path.is_dir() or any(map(self._is_foreign, self.path.iterdir()))):
-            raise RunError(f"{self.path} exists and is no run directory; choose another --output")
+            raise RunError(f"{self.path} exists and is no run directory; choose another output")
 
     def _is_foreign(self, path: Path) -> bool:
         return not path.name.startswith(f".{self.experiment_file.name}.")  # begun by another process just now
@@ -80,7 +81,7 @@ class RunDirectory:
     def check_same(self, experiment: Experiment) -> None:
         """Refuse to continue a run with other settings than it began with."""
         if experiment_hash(self.experiment()) != experiment_hash(experiment):
-            raise RunError(f"{self.path} holds a run with other settings; choose another --output")
+            raise RunError(f"{self.path} holds a run with other settings; choose another output")
 
     def check_same_data(self, partition: Record) -> None:
         """Refuse a run whose data is not what it was when the run began."""
@@ -125,18 +126,27 @@ class RunDirectory:
         except FileExistsError:
             raise self._busy() from None
         except OSError as error:
-            raise RunError(
-                f"cannot write to {self.path}: {error.strerror or error}; choose another --output"
-            ) from error
+            raise RunError(f"cannot write to {self.path}: {error.strerror or error}; choose another output") from error
 
     def experiment(self) -> Experiment:
         """Return the experiment that this directory belongs to."""
         if not self.experiment_file.is_file():
-            raise RunError(f"{self.path} is no run directory: it has no experiment.toml")
+            raise RunError(self._no_run())
         if self._is_of_member():
             # Names in there are an agreement's: whoever takes them for a simulation's would import them.
             raise RunError(f"{self.path} is a member's part in a federation: crad peer join goes on with it")
         return make_experiment(path=self.experiment_file)
+
+    def _no_run(self) -> str:
+        """Say what it is instead: a folder of runs names those to choose from."""
+        inside = sorted(file.parent.name for file in self.path.glob("*/experiment.toml"))
+        if not inside:
+            return f"{self.path} is no run directory: it has no experiment.toml"
+        more = f" and {len(inside) - SHOWN_RUNS} more" if len(inside) > SHOWN_RUNS else ""
+        return (
+            f"{self.path} is no run directory but a folder of runs: choose one of them, such as "
+            f"{self.path / inside[0]}; there are {', '.join(inside[:SHOWN_RUNS])}{more}"
+        )
 
     def _is_of_member(self) -> bool:
         """Return whether `crad peer join` made it; beside it lies the model that was trained alone."""

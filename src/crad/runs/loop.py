@@ -99,7 +99,7 @@ class RunLoop:
         if reached is None and written > 1:  # one may be there: a line is written before its checkpoint
             raise RunError(
                 f"{directory.path} has {written} rounds but no checkpoint of them that this version reads; "
-                "put checkpoint/ back, or begin again with another --output"
+                "put checkpoint/ back, or begin again with another output"
             )
 
     def _save(self, records: list[Record], done: Round) -> None:

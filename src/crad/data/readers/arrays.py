@@ -137,7 +137,7 @@ def encode_labels(
     from 0, or from 1 where 0 does not occur and C does. Without, every value that occurs is a class, in sorted order,
     called by its value: labels 1..C keep their names.
     """
-    train, test = _flat(y_train, where="y_train"), _flat(y_test, where="y_test")
+    train, test = flat_labels(y_train, where="y_train"), flat_labels(y_test, where="y_test")
     if (train.dtype.kind == "U") != (test.dtype.kind == "U"):
         raise DataError("y_train and y_test differ: one has strings, the other numbers; give both in one form")
     values = np.unique(np.concatenate([train, test]))
@@ -153,6 +153,22 @@ def encode_labels(
     for where, labels in (("y_train", train), ("y_test", test)):
         _check_range(labels - first, len(names), first=first, where=where)
     return (train - first).astype(np.int64), (test - first).astype(np.int64), names
+
+
+def flat_labels(y: object, *, where: str) -> NDArray[Any]:
+    """Return labels [N] or [N, 1] as [N], numbers as int64 and texts of any kind as str."""
+    labels = _to_numpy(y, where=where)
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1:
+        raise DataError(f"{where} has shape {labels.shape}, expected [N]: one class per image")
+    if labels.dtype.kind == "S":
+        return np.char.decode(labels, "utf-8")
+    if labels.dtype.kind == "O" and all(isinstance(one, str) for one in labels):
+        return labels.astype(str)
+    if labels.dtype.kind not in "iubUT":
+        raise DataError(f"{where} has dtype {labels.dtype}, expected whole numbers or strings")
+    return labels.astype(str) if labels.dtype.kind not in "iub" else labels.astype(np.int64)
 
 
 def stack_images(images: Iterable[Any], *, where: str) -> NDArray[Any]:
@@ -197,21 +213,6 @@ def _to_pixels(array: NDArray[Any], *, where: str) -> Images:
             "torchvision's ToTensor makes them: leave out normalisation, the package has its own"
         )
     return np.ascontiguousarray(levels.astype(np.uint8))
-
-
-def _flat(y: object, *, where: str) -> NDArray[Any]:
-    labels = _to_numpy(y, where=where)
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels[:, 0]
-    if labels.ndim != 1:
-        raise DataError(f"{where} has shape {labels.shape}, expected [N]: one class per image")
-    if labels.dtype.kind == "S":
-        return np.char.decode(labels, "utf-8")
-    if labels.dtype.kind == "O" and all(isinstance(one, str) for one in labels):
-        return labels.astype(str)
-    if labels.dtype.kind not in "iubUT":
-        raise DataError(f"{where} has dtype {labels.dtype}, expected whole numbers or strings")
-    return labels.astype(str) if labels.dtype.kind not in "iub" else labels.astype(np.int64)
 
 
 def _by_value(train: NDArray[Any], test: NDArray[Any], values: NDArray[Any]) -> tuple[Labels, Labels, tuple[str, ...]]:

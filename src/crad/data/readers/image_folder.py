@@ -15,7 +15,7 @@ import numpy as np
 
 from crad.data.dataset import Images, Labels, Splits
 from crad.data.subsets import SPLIT_SEED, TEST_SHARE, stratified_split
-from crad.errors import DataError
+from crad.errors import DataError, install_hint
 from crad.randomness import stream
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})
@@ -99,7 +99,8 @@ def _read_images(files: tuple[Path, ...], *, mode: str | None = None, resize: in
         if shape != first_shape and resize is None:
             raise DataError(
                 f"{file}: the image is {shape[0]}x{shape[1]} but {files[0]} is"
-                f" {first_shape[0]}x{first_shape[1]} (height x width): say --resize PIXELS, or resize them to one shape"
+                f" {first_shape[0]}x{first_shape[1]} (height x width): set resize to one side in pixels,"
+                " or resize them yourself"
             )
     mode = mode or ("L" if all(one in _GRAY_MODES for _, one in headers) else "RGB")
     channels = 1 if mode == "L" else 3
@@ -149,7 +150,7 @@ def _pillow() -> Any:  # noqa: ANN401 (the module, imported late)
     try:
         from PIL import Image
     except ImportError as error:
-        raise DataError("reading images needs Pillow: pip install 'crad[images]'") from error
+        raise DataError(f"reading images needs Pillow: {install_hint('images')}") from error
     return Image
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import fsspec
 
-from crad.errors import ConfigError, CradError, printable
+from crad.errors import ConfigError, CradError, install_hint, printable
 from crad.network.store.remote_files import RemoteFiles
 from crad.network.store.shared_folder import CHUNK_BYTES as CHUNK_BYTES
 from crad.network.store.shared_folder import InTheWayError, SharedFolder
@@ -66,7 +66,7 @@ class Store:
             self._class = _store_class(self._protocol)
         except ImportError as error:
             extra = EXTRAS.get(self._protocol)
-            hint = f"pip install 'crad[bucket-{extra}]'" if extra else printable(error)
+            hint = install_hint(f"bucket-{extra}") if extra else printable(error)
             raise ConfigError(f"the store {self.shown} needs another package: {hint}") from error
         except ValueError as error:
             raise ConfigError(f"the store {self.shown} is of no known kind: {printable(error)}") from error

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import platformdirs
 
-from crad.errors import RunError, unknown_name
+from crad.errors import RunError, install_hint, unknown_name
 from crad.files import replacing, write_atomically
 from crad.report.charts.chart import ReportChart
 from crad.report.charts.style import theme
@@ -22,7 +22,7 @@ FORMATS = ("pdf", "svg", "png")
 COLUMN_INCHES = 3.4  # the width of a paper's column
 POINTS_PER_INCH = 72
 DOTS_PER_INCH = 300
-INSTALL = "pip install 'crad[report]'"
+INSTALL = install_hint("report")
 
 
 def charts_available() -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from crad.errors import ConfigError
+from crad.errors import ConfigError, install_hint
 from crad.runs.directory import RunDirectory
 from crad.runs.records import Record
 from crad.runs.tracking.scalars import hyperparameters, round_scalars, summary_scalars
@@ -43,7 +43,7 @@ class MLflowLog:
             import sqlalchemy  # noqa: F401
         except ImportError as error:
             raise ConfigError(
-                f"--mlflow needs a package that is not there ({error}): pip install 'crad[tracking]'"
+                f"--mlflow needs a package that is not there ({error}): {install_hint('tracking')}"
             ) from error
         logging.getLogger("alembic").setLevel(logging.WARNING)
         self._store = store.resolve() / FOLDER

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from crad.errors import ConfigError
+from crad.errors import ConfigError, install_hint
 from crad.runs.directory import RunDirectory
 from crad.runs.records import Record
 from crad.runs.tracking.scalars import SUMMARY_PREFIX, hyperparameters, round_scalars, summary_scalars
@@ -27,7 +27,7 @@ class TensorBoardLog:
             import tensorboard.summary.writer.event_file_writer  # noqa: F401
         except ImportError as error:
             raise ConfigError(
-                f"--tensorboard needs a package that is not there ({error}): pip install 'crad[tracking]'"
+                f"--tensorboard needs a package that is not there ({error}): {install_hint('tracking')}"
             ) from error
         self._writer: Any = None
         self._has_outcome = False
