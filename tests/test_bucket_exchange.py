@@ -821,7 +821,7 @@ def test_a_missing_package_is_named(monkeypatch):
         raise ImportError("Install s3fs to access S3")
 
     monkeypatch.setattr(fsspec, "get_filesystem_class", missing)
-    with pytest.raises(ConfigError, match=r"pip install 'crad\[bucket-s3\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[bucket-s3\]'"):
         Store("s3://clinics")
 
 

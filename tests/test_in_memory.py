@@ -522,14 +522,15 @@ def test_a_frame_has_a_row_for_every_round_and_client(result):
 
 def test_without_pandas_one_line_says_what_to_install(result, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pandas", None)
-    with pytest.raises(ConfigError, match=r"to_frame needs pandas: pip install 'crad\[notebook\]'"):
+    with pytest.raises(ConfigError, match=r"to_frame needs pandas: pip install '\.\[notebook\]'"):
         result.to_frame()
 
 
 def test_a_result_shows_its_figures_and_escapes_names(result):
     html = result._repr_html_()
     assert f"{result.summary['global_accuracy']:.2f} %" in html
-    assert html.count("<tr>") == 4 + 1 + 4
+    assert html.count("<tr>") == 6 + 1 + 4, "figures, heading, clients"
+    assert "global, all together" in html
     assert "object:my_build" in html
     assert repr(result).startswith("<Result crad, balanced loss, seed 5 on object:beasts@")
 

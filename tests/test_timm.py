@@ -121,7 +121,7 @@ def test_a_name_that_is_not_in_timms_registry_is_refused(name, words):
 
 def test_without_timm_one_line_says_what_to_install(monkeypatch, tiny, tmp_path):
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ConfigError, match=r"'timm:resnet18' needs the package timm: pip install 'crad\[timm\]'"):
+    with pytest.raises(ConfigError, match=r"'timm:resnet18' needs the package timm: pip install '\.\[timm\]'"):
         crad.run(change(tiny, models=("timm:resnet18",)), output=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
