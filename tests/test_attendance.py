@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crad.network.attendance import Attendance
-from crad.network.round_deadline import RoundDeadline, Verdict, count_present
+from crad.network.round_deadline import FetchStatus, RoundDeadline, count_present
 from tests.simulation.clock import VirtualClock
 
 A, B, C, D = range(4)
@@ -139,7 +139,7 @@ def pass_time(clock: VirtualClock, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "away", "is_over"),
+    ("statuses", "away", "is_over"),
     [
         ({B: "came", C: "came"}, (), True),
         ({B: "came"}, (), False),
@@ -150,24 +150,26 @@ def pass_time(clock: VirtualClock, seconds: float) -> None:
         ({}, (B, C), False),  # nobody is there
     ],
 )
-def test_a_round_goes_on_when_all_who_are_waited_for_have_ended_and_enough_are_there(verdicts, away, is_over):
-    assert patience(VirtualClock(1)).is_over(verdicts, wanted=(B, C), away=away) == is_over
+def test_a_round_goes_on_when_all_who_are_waited_for_have_ended_and_enough_are_there(statuses, away, is_over):
+    assert patience(VirtualClock(1)).is_over(statuses, wanted=(B, C), away=away) == is_over
 
 
 def test_after_the_deadline_the_quorum_is_enough():
     clock = VirtualClock(1)
     waiting, came = patience(clock, quorum=2), {B: "came"}
-    verdicts: dict[int, Verdict] = dict.fromkeys(came, "came")
+    statuses: dict[int, FetchStatus] = dict.fromkeys(came, "came")
     pass_time(clock, 10.0)
-    assert not waiting.is_over(verdicts, wanted=(B, C, D))
-    assert waiting.is_over({**verdicts, C: "ahead"}, wanted=(B, C, D))
+    assert not waiting.is_over(statuses, wanted=(B, C, D))
+    assert waiting.is_over({**statuses, C: "ahead"}, wanted=(B, C, D))
     assert not waiting.expired
     pass_time(clock, 90.0)
     assert waiting.expired
 
 
 def test_only_delivered_messages_make_somebody_present():
-    every: dict[int, Verdict] = dict(enumerate(("came", "ahead", "gone", "refused", "unreachable", "late", "fault")))
+    every: dict[int, FetchStatus] = dict(
+        enumerate(("came", "ahead", "gone", "refused", "unreachable", "late", "fault"))
+    )
     assert count_present(every) == 2
 
 

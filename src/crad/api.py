@@ -29,7 +29,14 @@ from crad.inspection import RunInspector, is_inspectable, write_inspection
 from crad.methods import resolve_method
 from crad.models import ARCHITECTURES, Architecture, load_first_weights, resolve_architecture
 from crad.plugins import is_object, passing
-from crad.prediction.run_models import MODELS_FILE, KeptFolder, RunModels, check_fits, models_record, stored_weights
+from crad.prediction.run_models import (
+    MODELS_FILE,
+    RunModels,
+    TemporaryStates,
+    check_fits,
+    models_record,
+    stored_weights,
+)
 from crad.randomness import repeatable
 from crad.report.comparison_folder import run_folder, write_comparison
 from crad.report.page import report_page
@@ -250,14 +257,14 @@ class _Simulation:
         if self._directory is not None:
             self._describe(self._directory, is_new=is_new)
             return self._execute_in(self._directory.checkpoint_folder, engine, is_new=is_new)
-        kept = KeptFolder()  # goes with the result, which reads its models there
+        kept = TemporaryStates()  # goes with the result, which reads its models there
         try:
             return self._execute_in(kept.path, engine, is_new=is_new, kept=kept)
         except BaseException:
             kept.remove()
             raise
 
-    def _execute_in(self, folder: Path, engine: Engine, *, is_new: bool, kept: KeptFolder | None = None) -> Result:
+    def _execute_in(self, folder: Path, engine: Engine, *, is_new: bool, kept: TemporaryStates | None = None) -> Result:
         roster = Roster(self._context, self._members, folder)
         loop = RunLoop(self._method, roster, exchange=MemoryExchange(), engine=engine, directory=self._directory)
         records = [] if is_new else loop.restore()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -189,14 +190,20 @@ def join_command(site: SiteFile = PEER_TOML, quiet: Quiet = False, as_json: AsJs
     from rich.console import Console
 
     from crad.cli.terminal.progress import Display
+    from crad.cli.terminal.signals import Terminated
     from crad.cli.terminal.terminal_tables import plain_table
     from crad.report.participant import participant_cells, participant_verdict, shortfall
     from crad.site.join import join
 
     settings, agreement = _read(site)
     display = Display(Console(stderr=True), is_quiet=quiet)
-    with display.running(f"{settings.name} in {agreement.name}", is_partition_shown=False) as shown:
-        outcome = join(agreement, settings, callback=shown)
+    try:
+        with display.running(f"{settings.name} in {agreement.name}", is_partition_shown=False) as shown:
+            outcome = join(agreement, settings, callback=shown)
+    except (KeyboardInterrupt, Terminated):
+        again = f"crad peer join --site {shlex.quote(str(site))}"
+        typer.echo(f"crad: stopped; the last complete round is kept, go on with {again}", err=True)
+        raise
     if as_json:
         typer.echo(json.dumps(outcome.record, indent=1))
         return

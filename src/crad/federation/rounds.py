@@ -104,7 +104,7 @@ class RoundRunner:
             missing |= {index: sorted({*missing.get(index, []), *those}) for index, those in absent.items()}
             for outcome in self._engine.each(tasks):
                 position += 1
-                self._take(outcome, number, round_index)
+                self._store_outcome(outcome, number, round_index)
                 assert outcome.learned is not None, "learning reports"
                 learned[outcome.peer] = _merge(learned.get(outcome.peer), outcome.learned)
                 on_step(self._step("learning", round_index, position, total, outcome))
@@ -258,7 +258,7 @@ class RoundRunner:
             cost=self._expected_seconds(verb, phase, slot),
         )
 
-    def _take(self, outcome: TaskOutcome, phase: int, round_index: int) -> None:
+    def _store_outcome(self, outcome: TaskOutcome, phase: int, round_index: int) -> None:
         state = self._roster.new_state(outcome.peer, round_index=round_index, phase=phase)
         self._roster.update(outcome.peer, evaluation=outcome.evaluation, state=state)
         self._note_pace(outcome, phase)

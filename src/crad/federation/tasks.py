@@ -107,7 +107,7 @@ class TaskRunner:
         identity = self._context.adversary.acts_as(task.peer)
         words = ("peer", identity, "round", task.round_index, kind if task.verb == "learn" else task.verb, "torch")
         with repeatable(self._context.experiment.seed, *words, device=self._context.device):
-            peer = self._at_work(task)
+            peer = self._load_peer(task)
             match task.verb:
                 case "begin":
                     outcome = self._begin(peer, task)
@@ -119,7 +119,7 @@ class TaskRunner:
                     outcome = self._test(peer, task)
         return replace(outcome, seconds=time.perf_counter() - started)
 
-    def _at_work(self, task: Task) -> Peer:
+    def _load_peer(self, task: Task) -> Peer:
         member = self._members[task.peer]
         # A user's module may keep something outside its state: it is built again each time and measured as it is.
         is_ours = member.architecture.name in ARCHITECTURES
@@ -145,7 +145,7 @@ class TaskRunner:
         publish = self._method.phases[task.phase].publish
         assert publish is not None, "only phases that publish are asked to"
         message = publish(peer, RoundContext(task.round_index, self.teachers, task.receiver))
-        content = None if message is None else _deliver(message.body, task.save_to)
+        content = None if message is None else _write_or_return(message.body, task.save_to)
         return TaskOutcome(
             task.verb,
             peer.index,
@@ -163,14 +163,14 @@ class TaskRunner:
             peer.revalidate()
             sums = [total for one in peer.evaluation.validation for total in one.cross_entropy_sums]
             _check_converging(peer, {"validation": sum(sums)}, task.round_index)
-        content = _deliver(encode(peer.state()), task.save_to)
+        content = _write_or_return(encode(peer.state()), task.save_to)
         return TaskOutcome(task.verb, peer.index, peer.evaluation, learned=learned, content=content)
 
     def _test(self, peer: Peer, task: Task) -> TaskOutcome:
         if not task.has_logits:
             peer.test()
             return TaskOutcome(task.verb, peer.index, peer.evaluation)
-        content = _deliver(encode(peer.test_as_member(task.round_index)), task.save_to)
+        content = _write_or_return(encode(peer.test_as_member(task.round_index)), task.save_to)
         return TaskOutcome(task.verb, peer.index, peer.evaluation, content=content)
 
 
@@ -179,7 +179,7 @@ def load_tensors(stored: Path | memoryview) -> dict[str, Tensor]:
     return read_state(map_file(stored) if isinstance(stored, Path) else stored)
 
 
-def _deliver(content: bytes | memoryview, path: Path | None) -> bytes | None:
+def _write_or_return(content: bytes | memoryview, path: Path | None) -> bytes | None:
     if path is None:
         return bytes(content)
     write_whole(path, content)

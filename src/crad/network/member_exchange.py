@@ -21,13 +21,13 @@ from crad.network.equivocation.witness import Witness, digest_of
 from crad.network.https.request_gate import Notice
 from crad.network.identity import Identity
 from crad.network.inbox import Inbox
-from crad.network.round_deadline import RoundDeadline, Verdict
+from crad.network.round_deadline import FetchStatus, RoundDeadline
 
 Refused = Callable[[str, str], None]  # the member's name, and why
 PROOFS, SIGNED, SNAPSHOT = "proofs", "signed", "snapshot"
 
 
-class UnpublishedError(Exception):
+class PublicationUnknownError(Exception):
     """It cannot be found out whether we have published this round before; that it was tried has been said."""
 
 
@@ -75,7 +75,7 @@ class MemberExchange(ABC):
         if signed is None:
             try:
                 signed = self._published_before(round_index, kind)
-            except UnpublishedError:
+            except PublicationUnknownError:
                 return  # what we do not know we might sign a second time
         if signed is not None and digest_of(signed) != digest_of(envelope):
             self._notice(
@@ -173,14 +173,14 @@ class MemberExchange(ABC):
                 f"{self._name(number)} announces {announced.manifest.size} bytes, its network needs no more than {most}"
             )
 
-    def _note_attendance(self, round_index: int, verdicts: Mapping[int, Verdict], wanted: Iterable[int]) -> None:
+    def _note_attendance(self, round_index: int, statuses: Mapping[int, FetchStatus], wanted: Iterable[int]) -> None:
         """Take down who was there when the round went on, and say who is not waited for from now on."""
         before = self.attendance.away(round_index)
         for number in wanted:
-            verdict = verdicts.get(number, "late")
-            if verdict == "came":
+            status = statuses.get(number, "late")
+            if status == "came":
                 self.attendance.note_in_time(number, round_index)
-            elif verdict != "ahead":  # who is past this round has not missed it: we have
+            elif status != "ahead":  # who is past this round has not missed it: we have
                 self.attendance.note_missed(number, round_index)
         for number in sorted(self.attendance.away(round_index) - before):
             self._notice(f"{self._name(number)} counts as away: rounds do not wait for it until it delivers again")

@@ -13,8 +13,8 @@ SHORTEST_LOOK_S = 0.01
 
 # How asking a member ended. `ahead`: it has delivered a message of a later round; `gone`: it says so and shows none;
 # `fault`: our own, the round cannot go on.
-Verdict = Literal["came", "ahead", "gone", "refused", "unreachable", "late", "fault"]
-PRESENT: tuple[Verdict, ...] = ("came", "ahead")  # what only a delivered, checked message brings about
+FetchStatus = Literal["came", "ahead", "gone", "refused", "unreachable", "late", "fault"]
+PRESENT: tuple[FetchStatus, ...] = ("came", "ahead")  # what only a delivered, checked message brings about
 
 
 class RoundDeadline:
@@ -59,11 +59,13 @@ class RoundDeadline:
         """Return whether waiting for the quorum has no sense any more."""
         return self._passed_s() >= self.give_up_s
 
-    def is_over(self, verdicts: Mapping[int, Verdict], *, wanted: Collection[int], away: Collection[int] = ()) -> bool:
+    def is_over(
+        self, statuses: Mapping[int, FetchStatus], *, wanted: Collection[int], away: Collection[int] = ()
+    ) -> bool:
         """Return whether the round goes on with what has ended so far."""
-        if count_present(verdicts) < self.quorum:
+        if count_present(statuses) < self.quorum:
             return False
-        return self.is_past_deadline or all(number in verdicts for number in wanted if number not in away)
+        return self.is_past_deadline or all(number in statuses for number in wanted if number not in away)
 
     def is_time_for_a_word(self) -> bool:
         """Return whether to say now that too few are there: at the deadline, and again every few minutes."""
@@ -82,6 +84,6 @@ class RoundDeadline:
         return self._clock.now() - self._began
 
 
-def count_present(verdicts: Mapping[int, Verdict]) -> int:
+def count_present(statuses: Mapping[int, FetchStatus]) -> int:
     """Return how many have delivered something that proves that they are there."""
-    return sum(verdict in PRESENT for verdict in verdicts.values())
+    return sum(status in PRESENT for status in statuses.values())

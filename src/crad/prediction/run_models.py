@@ -35,7 +35,7 @@ MODELS_FILE = "models.json"
 MODEL = "model."  # before the names of a resting state's weights
 
 
-class KeptFolder:
+class TemporaryStates:
     """A folder of states that is there as long as somebody holds this, or until the process ends."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class RunModels(Sequence[TrainedModel]):
     states: Mapping[int, Path | None] = field(repr=False)
     round_index: int
     objects: Mapping[str, Any] = field(default_factory=dict, repr=False)  # networks that were passed in memory
-    folder: KeptFolder | None = field(default=None, repr=False)  # holds the states where no run directory does
+    folder: TemporaryStates | None = field(default=None, repr=False)  # holds the states where no run directory does
 
     def __len__(self) -> int:
         return self.experiment.clients

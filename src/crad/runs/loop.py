@@ -71,7 +71,7 @@ class RunLoop:
             on_progress(records)
         self._roster.forget_logits()
 
-    def select(self, records: list[Record], peer: int) -> tuple[Record, Path]:
+    def restore_best(self, records: list[Record], peer: int) -> tuple[Record, Path]:
         """Return the round with the highest validation accuracy, and where this peer's state after it lies."""
         best = best_round(records)
         if best is None:

@@ -130,7 +130,7 @@ def _train(part: LocalPeer, method: Method, folder: Path, exchange: Exchange, *,
         loop = RunLoop(method, roster, exchange=exchange, engine=engine, directory=directory, has_gaps=True)
         records = loop.restore()
         loop.run(records, callback=callback)
-        best, state = loop.select(records, part.number)
+        best, state = loop.restore_best(records, part.number)
         return Trained(records, best, state)
 
 

@@ -22,7 +22,7 @@ from crad.network.https.member_fetch import FetchClient, FetchOutcome, FetchRequ
 from crad.network.https.outbox import Outbox, Published
 from crad.network.identity import Identity
 from crad.network.member_exchange import ExchangePolicy, MemberExchange
-from crad.network.round_deadline import PRESENT, RoundDeadline, Verdict, count_present
+from crad.network.round_deadline import PRESENT, FetchStatus, RoundDeadline, count_present
 
 ASK_AGAIN_S = 60.0  # those whose message was refused, where without them the round cannot go on
 SHOW_AGAIN_S = 1.0  # those who say to be past this round and have not shown it yet
@@ -73,7 +73,7 @@ class HttpsExchange(MemberExchange):
             self.ledger.count(sender=other, receiver=own, payload_bytes=0)
         dial = connect or (lambda other: MemberClient(other, identity=identity, agreement=agreement, proxy=proxy))
         self._clients = {other: dial(other) for other in self._others}
-        self._behind: tuple[FetchRequest, dict[int, RunningFetch]] | None = (
+        self._background: tuple[FetchRequest, dict[int, RunningFetch]] | None = (
             None  # fetches from those whom the round did not wait for
         )
         self._workers: dict[int, Worker] = {}  # who fetches from whom, or did last
@@ -94,7 +94,7 @@ class HttpsExchange(MemberExchange):
 
     def close(self) -> None:
         """Let go of all connections to others; the server is its owner's to stop."""
-        self._settle_those_behind()
+        self._stop_background()
         for client in self._clients.values():
             client.drop()
             client.close()
@@ -110,7 +110,7 @@ class HttpsExchange(MemberExchange):
     def _gather(
         self, round_index: int, kind: str, wanted: Sequence[int], deadline: RoundDeadline
     ) -> dict[int, Message]:
-        self._settle_those_behind()
+        self._stop_background()
         request = FetchRequest(
             round_index,
             kind,
@@ -121,12 +121,12 @@ class HttpsExchange(MemberExchange):
             outcomes=self._clock.mailbox(),
         )
         outcomes = self._fetch_all(wanted, request, deadline)
-        self._note_attendance(round_index, _verdicts(outcomes), wanted)
+        self._note_attendance(round_index, _statuses(outcomes), wanted)
         for number in wanted:
             outcome = outcomes.get(number)
-            if outcome is not None and outcome.verdict not in ("came", "refused"):
+            if outcome is not None and outcome.status not in ("came", "refused"):
                 self._notice(f"round {round_index} goes on without {self._name(number)}: {outcome.reason}")
-        return {number: one.message for number, one in outcomes.items() if one.verdict == "came" and one.message}
+        return {number: one.message for number, one in outcomes.items() if one.status == "came" and one.message}
 
     def _fetch_all(self, wanted: Sequence[int], request: FetchRequest, deadline: RoundDeadline) -> FetchOutcomes:
         """Fetch from all at once until the round can go on; everybody's outcome, also of those who are too late."""
@@ -138,30 +138,30 @@ class HttpsExchange(MemberExchange):
         running = {number: self._start(number, requests[number]) for number in wanted}
         try:
             while not deadline.is_over(
-                _verdicts(outcomes), wanted=wanted, away=self._not_waited_for(request.round_index, wanted)
+                _statuses(outcomes), wanted=wanted, away=self._not_waited_for(request.round_index, wanted)
             ):
-                self._check_hope(request, deadline, outcomes)
+                self._check_quorum_reachable(request, deadline, outcomes)
                 if all(number in outcomes for number in wanted if number not in away):
                     running |= self._ask_again(requests, outcomes)
                 try:
                     number, outcome = request.outcomes.get(timeout=deadline.next_look_s())
                 except queue.Empty:
                     continue
-                outcomes[number] = self._note(number, outcome)
+                outcomes[number] = self._handle_outcome(number, outcome)
                 self._check_overtaken(request.round_index)
         finally:
-            self._behind = (behind, {number: running[number] for number in away})
+            self._background = (behind, {number: running[number] for number in away})
             self._leave([one for number, one in running.items() if number not in away], request, outcomes)
         for number in wanted:
             if number not in outcomes and number not in away:
-                outcomes[number] = self._note(number, FetchOutcome("late", "it did not answer in time"))
+                outcomes[number] = self._handle_outcome(number, FetchOutcome("late", "it did not answer in time"))
         return outcomes
 
     def _ask_again(self, requests: Mapping[int, FetchRequest], outcomes: FetchOutcomes) -> dict[int, RunningFetch]:
         """Ask those again whose answer was none, where nobody is left to wait for and too few are there."""
         again = {}
-        for number in [number for number, outcome in outcomes.items() if outcome.verdict not in PRESENT]:
-            after_s = SHOW_AGAIN_S if outcomes.pop(number).verdict == "gone" else ASK_AGAIN_S
+        for number in [number for number, outcome in outcomes.items() if outcome.status not in PRESENT]:
+            after_s = SHOW_AGAIN_S if outcomes.pop(number).status == "gone" else ASK_AGAIN_S
             again[number] = self._start(number, requests[number], after_s=after_s)
         return again
 
@@ -174,17 +174,19 @@ class HttpsExchange(MemberExchange):
         self._workers[number] = self._clock.start(fetch.run, name=f"crad-fetch-{client.member.name}")
         return RunningFetch(fetch, self._workers[number])
 
-    def _note(self, number: int, outcome: FetchOutcome) -> FetchOutcome:
+    def _handle_outcome(self, number: int, outcome: FetchOutcome) -> FetchOutcome:
         if outcome.error is not None:
             raise outcome.error
-        if outcome.verdict in PRESENT:
+        if outcome.status in PRESENT:
             self.attendance.note_delivered(number, outcome.round_index)
-        if outcome.verdict == "refused":
+        if outcome.status == "refused":
             self._refuse(self._name(number), outcome.reason)
         return outcome
 
-    def _check_hope(self, request: FetchRequest, deadline: RoundDeadline, outcomes: Mapping[int, FetchOutcome]) -> None:
-        there = count_present(_verdicts(outcomes))
+    def _check_quorum_reachable(
+        self, request: FetchRequest, deadline: RoundDeadline, outcomes: Mapping[int, FetchOutcome]
+    ) -> None:
+        there = count_present(_statuses(outcomes))
         if there >= deadline.quorum:
             return
         text = f"round {request.round_index} has {there} of the {deadline.quorum} others that it needs"
@@ -203,20 +205,20 @@ class HttpsExchange(MemberExchange):
         for one in alive:
             one.worker.join(max(0.0, until - self._clock.now()))
         for number, outcome in _arrived(request):
-            if outcome.verdict != "fault":
-                outcomes[number] = self._note(number, outcome)
+            if outcome.status != "fault":
+                outcomes[number] = self._handle_outcome(number, outcome)
 
-    def _settle_those_behind(self) -> None:
+    def _stop_background(self) -> None:
         """End the fetches from those whom the last round did not wait for; who has delivered meanwhile is back."""
-        if self._behind is None:
+        if self._background is None:
             return
-        (request, running), self._behind = self._behind, None
+        (request, running), self._background = self._background, None
         request.stop.set()
         for one in running.values():
             if one.worker.is_alive():
                 one.fetch.client.drop()  # it ends by itself; nobody waits for it
         for number, outcome in _arrived(request):
-            if outcome.verdict in PRESENT:
+            if outcome.status in PRESENT:
                 self.attendance.note_delivered(number, outcome.round_index)
 
     def _count_sent(self, name: str, published: Published) -> None:
@@ -225,8 +227,8 @@ class HttpsExchange(MemberExchange):
         self.ledger.count(sender=self._own, receiver=receiver, payload_bytes=published.payload_bytes)
 
 
-def _verdicts(outcomes: Mapping[int, FetchOutcome]) -> dict[int, Verdict]:
-    return {number: outcome.verdict for number, outcome in outcomes.items()}
+def _statuses(outcomes: Mapping[int, FetchOutcome]) -> dict[int, FetchStatus]:
+    return {number: outcome.status for number, outcome in outcomes.items()}
 
 
 def _arrived(request: FetchRequest) -> list[tuple[int, FetchOutcome]]:

@@ -23,7 +23,7 @@ from crad.network.envelope import StaleAgreementError
 from crad.network.equivocation.witness import Witness
 from crad.network.https.client import Answer, ChangedError, ReceiptDigests, is_disconnect, is_imposter, is_slow, why
 from crad.network.inbox import Inbox, LateError
-from crad.network.round_deadline import Verdict
+from crad.network.round_deadline import FetchStatus
 
 WAIT_S = 20.0  # that the other end keeps a question open
 PAUSE_S = 0.2  # after the first failure; doubled with each, up to the longest
@@ -82,7 +82,7 @@ class FetchClient(Protocol):
 class FetchOutcome:
     """How a fetch ended, and why; `round_index` is that of the message, where one came."""
 
-    verdict: Verdict
+    status: FetchStatus
     reason: str = ""
     message: Message | None = None
     error: Exception | None = None
@@ -136,7 +136,7 @@ class MemberFetch:
             outcome = FetchOutcome(
                 "refused", f"what it sends cannot be read ({type(error).__name__}: {printable(error)})"
             )
-        if self._request.stop.is_set() and outcome.verdict == "fault" and not isinstance(outcome.error, CradError):
+        if self._request.stop.is_set() and outcome.status == "fault" and not isinstance(outcome.error, CradError):
             outcome = self._late()  # a client closed under our hands
         self._request.outcomes.put((self.client.number, outcome))
 
@@ -196,7 +196,7 @@ class MemberFetch:
                 return self._take("ahead", answer, round_index, reason=said)
         return FetchOutcome("gone", said)
 
-    def _take(self, verdict: Verdict, answer: Answer, round_index: int, *, reason: str = "") -> FetchOutcome:
+    def _take(self, status: FetchStatus, answer: Answer, round_index: int, *, reason: str = "") -> FetchOutcome:
         """Check what is announced, fetch it, and compare what its sender received with what we did."""
         announced = self._open(answer, round_index)
         self._request.on_announced(
@@ -204,7 +204,7 @@ class MemberFetch:
         )  # a second one is proof, body or not
         message = self._download(announced, round_index)
         self._compare_receipts(round_index)
-        return FetchOutcome(verdict, reason, message, round_index=round_index)
+        return FetchOutcome(status, reason, message, round_index=round_index)
 
     def _open(self, answer: Answer, round_index: int) -> Announced:
         try:

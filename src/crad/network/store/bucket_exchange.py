@@ -16,7 +16,7 @@ from crad.network.agreement import Agreement
 from crad.network.arrivals import Announced, RoundRange
 from crad.network.identity import Identity
 from crad.network.ledger import OutgoingLedger
-from crad.network.member_exchange import ExchangePolicy, MemberExchange, UnpublishedError
+from crad.network.member_exchange import ExchangePolicy, MemberExchange, PublicationUnknownError
 from crad.network.round_deadline import RoundDeadline
 from crad.network.store.bucket import RECEIPT_ROUNDS, Bucket, Receipts
 from crad.network.store.bucket_search import Search, SearchEvents
@@ -77,7 +77,7 @@ class BucketExchange(MemberExchange):
         if not self._keep_trying(
             lambda: found.append(self._bucket.signed_before(round_index, kind)), what=what, until=until
         ):
-            raise UnpublishedError
+            raise PublicationUnknownError
         return found[-1]
 
     def _send(self, round_index: int, kind: str, message: Message, envelope: bytes) -> None:
@@ -122,7 +122,7 @@ class BucketExchange(MemberExchange):
             self._put_receipts(round_index)
             raise
         self._put_receipts(round_index)
-        self._note_attendance(round_index, search.verdicts, wanted)
+        self._note_attendance(round_index, search.statuses, wanted)
         return search.got
 
     def _note_delivered(self, number: int, announced: Announced) -> None:

@@ -17,7 +17,7 @@ from crad.network.agreement import Agreement
 from crad.network.arrivals import Announced
 from crad.network.clock import SYSTEM_CLOCK, Clock
 from crad.network.inbox import Inbox, LateError
-from crad.network.round_deadline import PRESENT, RoundDeadline, Verdict, count_present
+from crad.network.round_deadline import PRESENT, FetchStatus, RoundDeadline, count_present
 from crad.network.store.bucket import Bucket
 from crad.network.store.objects import StoreError
 
@@ -69,7 +69,7 @@ class Search:
         self._round_index, self._kind, self._last_round = round_index, kind, agreement.rounds
         self._wanted = [SearchedMember(number, agreement.members[number].name) for number in numbers]
         self._away, self._clock = away, clock
-        self.verdicts: dict[int, Verdict] = {}
+        self.statuses: dict[int, FetchStatus] = {}
         self.got: dict[int, Message] = {}
 
     def run(self, *, pauses_s: tuple[float, float], on_look: Callable[[], None] = lambda: None) -> None:
@@ -78,24 +78,24 @@ class Search:
         self._look_for_all()  # once in any case: what lies there is taken, also from those who are not waited for
         on_look()
         while not self._is_over():
-            self._check_hope()
+            self._check_quorum_reachable()
             self._clock.sleep(min(pause_s, self._deadline.next_look_s()))
-            before = len(self.verdicts)
+            before = len(self.statuses)
             self._look_for_all()
             on_look()
-            pause_s = pauses_s[0] if len(self.verdicts) > before else min(2 * pause_s, pauses_s[1])
+            pause_s = pauses_s[0] if len(self.statuses) > before else min(2 * pause_s, pauses_s[1])
         for wanted in self._wanted:
             if wanted.number not in self.got:
                 self._leave_out(wanted)
 
     def _is_over(self) -> bool:
         numbers = [wanted.number for wanted in self._wanted]
-        return self._deadline.is_over(self.verdicts, wanted=numbers, away=self._away())
+        return self._deadline.is_over(self.statuses, wanted=numbers, away=self._away())
 
     def _look_for_all(self) -> None:
         """Find what is announced, then fetch it, the smallest first: a large body must not keep the others waiting."""
         found: list[tuple[SearchedMember, Announced]] = []
-        wanted = [one for one in self._wanted if self.verdicts.get(one.number) not in PRESENT]
+        wanted = [one for one in self._wanted if self.statuses.get(one.number) not in PRESENT]
         try:
             for one in wanted:
                 one.trouble = ""
@@ -150,9 +150,9 @@ class Search:
         self._events.delivered(wanted.number, announced)
         if announced.manifest.round_index == self._round_index:
             self.got[wanted.number] = message
-            self.verdicts[wanted.number] = "came"
+            self.statuses[wanted.number] = "came"
         else:
-            self.verdicts[wanted.number] = "ahead"
+            self.statuses[wanted.number] = "ahead"
 
     def _download(self, announced: Announced, path: str, wanted: SearchedMember) -> Message:
         def chunks_from(start: int) -> Iterator[bytes]:
@@ -188,9 +188,9 @@ class Search:
         if wanted.number in self._away():
             self._look_for_return(wanted, latest)
         if rounds is not None and max(rounds.first_round or 0, rounds.latest_round or 0) > self._round_index:
-            self.verdicts[wanted.number] = "gone"
+            self.statuses[wanted.number] = "gone"
         else:
-            self.verdicts.pop(wanted.number, None)
+            self.statuses.pop(wanted.number, None)
             self._bucket.compare_agreements(wanted.number)
         return None
 
@@ -212,14 +212,14 @@ class Search:
     def _leave_out(self, wanted: SearchedMember) -> None:
         if wanted.unfinished:
             self._refuse(wanted, wanted.unfinished)
-        if wanted.number in self._away() and wanted.number not in self.verdicts:
+        if wanted.number in self._away() and wanted.number not in self.statuses:
             return  # that it is not waited for has been said
-        is_past = self.verdicts.get(wanted.number) in ("ahead", "gone")
+        is_past = self.statuses.get(wanted.number) in ("ahead", "gone")
         why = "it is past it" if is_past else wanted.trouble or "nothing valid of it came in time"
         self._events.notice(f"round {self._round_index} goes on without {wanted.name}: {why}")
 
-    def _check_hope(self) -> None:
-        there = count_present(self.verdicts)
+    def _check_quorum_reachable(self) -> None:
+        there = count_present(self.statuses)
         if there >= self._deadline.quorum:
             return
         text = f"round {self._round_index} has {there} of the {self._deadline.quorum} others that it needs"
