@@ -90,6 +90,12 @@ def tiny(tiny_npz: Path) -> Experiment:
 
 
 @pytest.fixture(scope="session")
+def shallow(tiny: Experiment) -> Experiment:
+    """The same with two architectures, none of them deep: half the time, for what does not depend on the networks."""
+    return change(tiny, models=("cnn6", "cnn6-wide"))
+
+
+@pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder with the real CIFAR and PathMNIST subsets."""
     folder = Path(os.environ.get("CRAD_DATA") or ROOT.parent / "shared" / "data")

@@ -71,7 +71,7 @@ def _work_of(args: list[str]) -> Callable[[], object]:
 
     def work() -> None:
         sys.modules["__main__"] = main = types.ModuleType("__main__")
-        exec(program, vars(main))  # noqa: S102  # a test's own program
+        exec(program, vars(main))  # a test's own program
 
     return work
 
