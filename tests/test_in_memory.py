@@ -215,6 +215,7 @@ def test_limits_apply_to_data_in_memory_too(tiny, data):
     assert (summary["train_images"], summary["test_images"]) == (120, 40)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_all_cores_work_on_data_in_memory(tiny, data):
     short = change(tiny, rounds=2, models=("cnn6",))
     alone = crad.run(short, data=data)
