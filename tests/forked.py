@@ -84,7 +84,8 @@ def _enter(*, cwd: Any, env: Mapping[str, str] | None, process_group: int | None
     weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     logging.root.handlers.clear()
     logging.root.setLevel(logging.WARNING)
     warnings.resetwarnings()
