@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from crad.cli import main
 from crad.config import Experiment
 from tests.chromium import Chromium
 from tests.cpu_times import pytest_addoption, pytest_configure, read_slow_tests
+from tests.forked import fork_or_start
 
 __all__ = ["pytest_addoption", "pytest_configure"]  # the option --cpu-times
 
@@ -87,6 +90,12 @@ def tiny(tiny_npz: Path) -> Experiment:
 
 
 @pytest.fixture(scope="session")
+def shallow(tiny: Experiment) -> Experiment:
+    """The same with two architectures, none of them deep: half the time, for what does not depend on the networks."""
+    return change(tiny, models=("cnn6", "cnn6-wide"))
+
+
+@pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder with the real CIFAR and PathMNIST subsets."""
     folder = Path(os.environ.get("CRAD_DATA") or ROOT.parent / "shared" / "data")
@@ -109,6 +118,13 @@ def crad_command(
         return int(stopped.value.code or 0), out, err
 
     return run
+
+
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the workers of runs in this process: the same in all they do, without two seconds of imports each."""
+    forking = SimpleNamespace(**{**vars(subprocess), "Popen": fork_or_start})
+    monkeypatch.setattr("crad.engines.processes.subprocess", forking)
 
 
 def change(experiment: Experiment, **settings: object) -> Experiment:

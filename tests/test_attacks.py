@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from typer.testing import CliRunner
 import crad
 from crad.cli import make_app
 from crad.config import AttackKind, Experiment, make_experiment, to_toml
-from crad.engines.processes import kept_workers
 from crad.errors import ConfigError
 from crad.federation.attacks import (
     ATTACKS,
@@ -35,8 +33,8 @@ from tests.test_resume import assert_same_weights
 KINDS = list(ATTACKS)
 
 
-def attacked(tiny, kind, attackers=1, **settings):
-    return change(tiny, attack=kind, attackers=attackers, **settings)
+def attacked(shallow, kind, attackers=1, **settings):
+    return change(shallow, attack=kind, attackers=attackers, **settings)
 
 
 def published(federation, index, round_index):
@@ -110,19 +108,19 @@ def test_what_makes_no_attack_is_refused_in_one_line(settings, words):
     assert "\n" not in str(caught.value)
 
 
-def test_a_method_without_a_rule_cannot_be_attacked(tiny):
+def test_a_method_without_a_rule_cannot_be_attacked(shallow):
     with pytest.raises(ConfigError, match="attack = 'inflated' is for methods that combine snapshots by a rule"):
-        crad.run(attacked(tiny, "inflated", method="fedmd"))
+        crad.run(attacked(shallow, "inflated", method="fedmd"))
 
 
 # --- what is published
 
 
-def test_noise_is_what_liars_published_bit_by_bit(tiny, tmp_path):
-    crad.run(change(tiny, rounds=2, liars=1), output=tmp_path / "liars")
-    crad.run(attacked(tiny, "noise", rounds=2), output=tmp_path / "noise")
+def test_noise_is_what_liars_published_bit_by_bit(shallow, tmp_path):
+    crad.run(change(shallow, rounds=2, liars=1), output=tmp_path / "liars")
+    crad.run(attacked(shallow, "noise", rounds=2), output=tmp_path / "noise")
     assert_same_weights(tmp_path / "liars", tmp_path / "noise")
-    federation = Federation(attacked(tiny, "noise"))
+    federation = Federation(attacked(shallow, "noise"))
     (attacker,) = draw_attackers(federation.context.experiment)
     sent, claims = published(federation, attacker, 1)
     own = federation.peer(attacker).model.state_dict()
@@ -132,8 +130,8 @@ def test_noise_is_what_liars_published_bit_by_bit(tiny, tmp_path):
     assert set(claims.counts) == {CLAIMED_SAMPLES}
 
 
-def test_an_inflated_client_lies_about_its_figures_alone(tiny):
-    federation, honest = Federation(attacked(tiny, "inflated")), Federation(tiny)
+def test_an_inflated_client_lies_about_its_figures_alone(shallow):
+    federation, honest = Federation(attacked(shallow, "inflated")), Federation(shallow)
     (attacker,) = draw_attackers(federation.context.experiment)
     sent, claims = published(federation, attacker, 1)
     own, measured = published(honest, attacker, 1)
@@ -157,8 +155,8 @@ def test_a_sign_flip_negates_the_logits_and_keeps_the_figures(tiny):
         assert said == published(Federation(change(tiny, seed=seed)), index, 1)[1]
 
 
-def test_a_free_rider_publishes_its_first_weights_for_ever(tiny):
-    federation = Federation(attacked(tiny, "free-rider"))
+def test_a_free_rider_publishes_its_first_weights_for_ever(shallow):
+    federation = Federation(attacked(shallow, "free-rider"))
     (attacker,) = draw_attackers(federation.context.experiment)
     first = bytes(federation.peer(attacker).snapshot(1).body)
     for round_index in (1, 2):
@@ -169,8 +167,8 @@ def test_a_free_rider_publishes_its_first_weights_for_ever(tiny):
         assert published(federation, attacker, round_index + 1)[1].accuracies == peer.statistics().accuracies
 
 
-def test_colluders_publish_one_model_and_one_claim(tiny):
-    federation = Federation(attacked(tiny, "collude", attackers=2, models=("cnn6",)))
+def test_colluders_publish_one_model_and_one_claim(shallow):
+    federation = Federation(attacked(shallow, "collude", attackers=2, models=("cnn6",)))
     one, two = sorted(draw_attackers(federation.context.experiment))
     for round_index in (1, 2):
         (first, claims), (second, others) = (published(federation, index, round_index) for index in (one, two))
@@ -183,8 +181,8 @@ def test_colluders_publish_one_model_and_one_claim(tiny):
     assert torch.equal(federation.peer(one).train.images, federation.peer(two).train.images)
 
 
-def test_colluders_of_two_architectures_train_on_one_lie(tiny):
-    federation = Federation(attacked(tiny, "collude", attackers=3))
+def test_colluders_of_two_architectures_train_on_one_lie(shallow):
+    federation = Federation(attacked(shallow, "collude", attackers=3))
     done = federation.next_round()
     drawn = sorted(draw_attackers(federation.context.experiment))
     trained = [federation.peer(index).train for index in drawn]
@@ -201,8 +199,8 @@ def test_colluders_of_two_architectures_train_on_one_lie(tiny):
 
 
 @pytest.mark.parametrize(("kind", "flipped"), [("label-flip", [3, 2, 1, 0]), ("label-flip-pairs", [1, 0, 3, 2])])
-def test_flipped_labels_are_trained_on_and_believed(tiny, kind, flipped):
-    federation, honest = Federation(attacked(tiny, kind, local_loss="balanced")), Federation(tiny)
+def test_flipped_labels_are_trained_on_and_believed(shallow, kind, flipped):
+    federation, honest = Federation(attacked(shallow, kind, local_loss="balanced")), Federation(shallow)
     (attacker,) = draw_attackers(federation.context.experiment)
     table = torch.tensor(flipped)
     own, true = federation.peer(attacker), honest.peer(attacker)
@@ -234,8 +232,8 @@ def test_a_trigger_is_a_patch_in_the_corner():
     assert torch.equal(marked, images)
 
 
-def test_a_backdoor_marks_some_images_and_measures_itself_on_true_ones(tiny):
-    federation, honest = Federation(attacked(tiny, "backdoor")), Federation(tiny)
+def test_a_backdoor_marks_some_images_and_measures_itself_on_true_ones(shallow):
+    federation, honest = Federation(attacked(shallow, "backdoor")), Federation(shallow)
     (attacker,) = draw_attackers(federation.context.experiment)
     own, true = federation.peer(attacker).train, honest.peer(attacker).train
     changed = (own.images != true.images).flatten(1).any(dim=1)
@@ -246,8 +244,8 @@ def test_a_backdoor_marks_some_images_and_measures_itself_on_true_ones(tiny):
     assert federation.peer(attacker).evaluation.validation == honest.peer(attacker).evaluation.validation
 
 
-def test_the_success_of_a_backdoor_is_counted_on_marked_images_of_other_classes(tiny):
-    experiment = attacked(tiny, "backdoor", rounds=2, lr=0.05)
+def test_the_success_of_a_backdoor_is_counted_on_marked_images_of_other_classes(shallow):
+    experiment = attacked(shallow, "backdoor", rounds=2, lr=0.05)
     result, federation = crad.run(experiment), Federation(experiment)
     federation.next_round()
     federation.next_round()
@@ -271,15 +269,15 @@ def test_the_success_of_a_backdoor_is_counted_on_marked_images_of_other_classes(
 
 
 @pytest.fixture(scope="module")
-def honest_run(tiny):
-    return crad.run(change(tiny, rounds=1))
+def honest_run(shallow):
+    return crad.run(change(shallow, rounds=1))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_attack_reaches_only_those_who_learn_from_it(tiny, kind, honest_run):
+def test_an_attack_reaches_only_those_who_learn_from_it(shallow, kind, honest_run):
     """Before anybody has learned, honest clients are what they would be; after a round an attack has been felt."""
-    experiment = attacked(tiny, kind, attackers=2, rounds=1)
-    federation, honest = Federation(experiment), Federation(tiny)
+    experiment = attacked(shallow, kind, attackers=2, rounds=1)
+    federation, honest = Federation(experiment), Federation(shallow)
     for index in set(range(4)) - draw_attackers(experiment):
         one, two = published(federation, index, 1), published(honest, index, 1)
         assert same_tensors(one[0], two[0])
@@ -293,20 +291,12 @@ def test_an_attack_reaches_only_those_who_learn_from_it(tiny, kind, honest_run):
     assert (losses[0] == losses[1]) == (kind in ("backdoor", "free-rider", "honest"))
 
 
-@pytest.fixture(scope="module")
-def _workers() -> Iterator[None]:
-    """Let the runs of all attacks share two workers."""
-    with kept_workers():
-        yield
-
-
-@pytest.mark.usefixtures("_workers")
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_attack_is_the_same_in_two_processes_and_after_a_stop(tiny, tmp_path, kind):
-    wanted = attacked(tiny, kind, attackers=2, method="crad-plus", rounds=2)
+def test_an_attack_is_the_same_in_two_processes_and_after_a_stop(shallow, tmp_path, kind):
+    """In one process from end to end; and in two, stopped in the middle and taken up again."""
+    wanted = attacked(shallow, kind, attackers=2, method="crad-plus", rounds=2)
     crad.run(wanted, output=tmp_path / "alone")
-    crad.run(change(wanted, workers=2), output=tmp_path / "two")
-    assert_same_weights(tmp_path / "two", tmp_path / "alone")
 
     class StopError(Exception):
         pass
@@ -314,14 +304,16 @@ def test_an_attack_is_the_same_in_two_processes_and_after_a_stop(tiny, tmp_path,
     def stop(record):
         raise StopError
 
+    two = change(wanted, workers=2)
     with pytest.raises(StopError):
-        crad.run(wanted, output=tmp_path / "resumed", callbacks=[LambdaCallback(on_round=stop)])
-    crad.run(wanted, output=tmp_path / "resumed", resume=True)
-    assert_same_weights(tmp_path / "resumed", tmp_path / "alone")
+        crad.run(two, output=tmp_path / "two", callbacks=[LambdaCallback(on_round=stop)])
+    crad.run(two, output=tmp_path / "two", resume=True)
+    assert_same_weights(tmp_path / "two", tmp_path / "alone")
 
 
-def test_the_control_is_an_honest_run_with_the_same_clients_set_apart(tiny):
-    control, honest = (crad.run(change(tiny, rounds=2, **more)) for more in ({"attack": "honest", "attackers": 1}, {}))
+def test_the_control_is_an_honest_run_with_the_same_clients_set_apart(shallow):
+    apart = {"attack": "honest", "attackers": 1}
+    control, honest = (crad.run(change(shallow, rounds=2, **more)) for more in (apart, {}))
     marks = ("is_attacker", "attack_success")
     stripped = [
         {**record, "clients": [{k: v for k, v in one.items() if k not in marks} for one in record["clients"]]}
@@ -331,8 +323,8 @@ def test_the_control_is_an_honest_run_with_the_same_clients_set_apart(tiny):
     assert "honest" not in honest.summary
 
 
-def test_the_means_of_the_honest_leave_the_attackers_out(tiny):
-    result = crad.run(attacked(tiny, "label-flip", rounds=3, lr=0.05))
+def test_the_means_of_the_honest_leave_the_attackers_out(shallow):
+    result = crad.run(attacked(shallow, "label-flip", rounds=3, lr=0.05))
     (attacker,) = draw_attackers(result.experiment)
     means = {}
     for record in result.rounds:
@@ -351,8 +343,8 @@ def test_the_means_of_the_honest_leave_the_attackers_out(tiny):
 
 
 @pytest.mark.parametrize("kind", ["label-flip", "collude", "sign-flip"])
-def test_the_page_and_the_inspector_mark_attackers(tiny, tmp_path, kind):
-    result = crad.run(attacked(tiny, kind, rounds=1, method="crad-plus"), output=tmp_path / "run")
+def test_the_page_and_the_inspector_mark_attackers(shallow, tmp_path, kind):
+    result = crad.run(attacked(shallow, kind, rounds=1, method="crad-plus"), output=tmp_path / "run")
     (attacker,) = draw_attackers(result.experiment)
     page = html.unescape((tmp_path / "run" / "report.html").read_text(encoding="utf-8"))
     assert f"A simulated attack ({kind}): 1 of 4 clients {ATTACKS[kind].does.split(',')[0]}" in page

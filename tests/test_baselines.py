@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,15 +12,13 @@ import torch
 
 import crad
 from crad.config import Experiment
-from crad.engines.processes import kept_workers
 from crad.errors import ConfigError
 from crad.federation.message import Statistics, pack, read_state
 from crad.federation.method import Learned, Method, Phase, RoundContext
 from crad.federation.teachers import TeacherCache
-from crad.runs.callbacks import LambdaCallback
 from tests.conftest import change
 from tests.federation import Federation
-from tests.test_resume import StopError, assert_same_end
+from tests.test_resume import assert_same_end, run_with_stops
 
 COMPARED = ("fedmd", "fedgd", "msfkd", "dfml", "fedmkd")
 SMALL_FEDGD = {"generator_steps": 2, "generator_batch": 16, "transfer_size": 20, "sheet_every": 2}
@@ -51,53 +48,34 @@ def whole(experiment, method, tmp_path_factory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("after_steps", [2, 6, 9])
-def test_a_run_stopped_anywhere_ends_the_same(experiment, method, whole, tmp_path, after_steps):
+def test_a_run_stopped_anywhere_ends_the_same(experiment, method, whole, tmp_path):
     """Between the phases of a round too: the round is begun again from its checkpoint."""
-    steps = 0
-
-    def stop(step):
-        nonlocal steps
-        steps += step.stage == "learning"
-        if steps == after_steps:
-            raise StopError
-
-    chosen = with_method(experiment, method)
-    with pytest.raises(StopError):
-        crad.run(chosen, output=tmp_path / "run", callbacks=[LambdaCallback(on_step=stop)])
-    crad.run(chosen, output=tmp_path / "run", resume=True)
+    run_with_stops(with_method(experiment, method), tmp_path / "run", after_steps=(2, 6, 9), stage="learning")
     assert_same_end(tmp_path / "run", whole)
 
 
-@pytest.fixture(scope="module")
-def _workers() -> Iterator[None]:
-    """Let the runs of all methods share two workers; that a run starts and ends its own is tested elsewhere."""
-    with kept_workers():
-        yield
-
-
-@pytest.mark.usefixtures("_workers")
+@pytest.mark.usefixtures("forked_workers")
 def test_two_workers_end_as_one(experiment, method, whole, tmp_path):
     crad.run(with_method(experiment, method, workers=2), output=tmp_path / "run")
     assert_same_end(tmp_path / "run", whole)
 
 
 def test_every_method_learns_real_tissue(method, real_data, monkeypatch):
-    """PathMNIST, three clients, a few rounds: well above where the same clients began, guessing being 11 %."""
+    """PathMNIST, two clients, a few rounds: well above where the same clients began, guessing being 11 %."""
     monkeypatch.setenv("CRAD_DATA", str(real_data))
     chosen = crad.Experiment(
         preset="mini",
         dataset="pathmnist",
         method=method,
         method_settings=SMALL_FEDGD if method == "fedgd" else {},
-        clients=3,
+        clients=2,
         partition="iid",
         rounds=6,
         eval_every=6,
         models=("cnn6",),
-        width=0.25,
+        width=0.125,
         lr=0.02,
-        train_limit=900,
+        train_limit=600,
         test_limit=200,
         proxy_size=90,
         seed=3,

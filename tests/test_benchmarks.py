@@ -93,6 +93,7 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_every_benchmark_runs(name, one_thread, tmp_path, capsys):
     measure([name, "--toy", "--output", str(tmp_path)])

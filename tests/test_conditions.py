@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from crad.methods import METHODS, PAPER_METHODS, resolve_method
 from crad.training.epoch import epoch_blocks
 from tests.conftest import change
 from tests.federation import Federation
+from tests.test_golden import without_timing
 
 EVERY = sorted(METHODS.keys() - {"centralized"})  # which has one member for all clients
 PROXY_METHODS = ("fedmd", "msfkd")
@@ -66,38 +69,46 @@ def test_first_weights_are_the_same_for_every_method(short):
             assert all(torch.equal(state[name], expected[name]) for name in expected), method
 
 
-@pytest.fixture
-def epochs(monkeypatch):
-    """What every private epoch of a run is given: by (peer, round, epoch) a digest of inputs and labels in order."""
-    seen: dict[tuple[str | int, ...], str] = {}
-    true = epoch_blocks
+@dataclass(frozen=True)
+class Seen:
+    """A run's records, and what each of its private epochs was given."""
+
+    rounds: list[Any]
+    epochs: dict[tuple[str | int, ...], str]  # by (peer, round, epoch) a digest of inputs and labels in order
+
+
+@pytest.fixture(scope="module")
+def seen(shallow) -> Callable[[str], Seen]:
+    """The run of a method, done once."""
+    return cache(lambda method: run_seen(with_method(shallow, method)))
+
+
+def run_seen(experiment: Experiment) -> Seen:
+    epochs: dict[tuple[str | int, ...], str] = {}
 
     def spy(*arguments, purpose, **options):
         digest = hashlib.sha256()
-        for block in true(*arguments, purpose=purpose, **options):
+        for block in epoch_blocks(*arguments, purpose=purpose, **options):
             digest.update(block.inputs.numpy().tobytes() + block.labels.numpy().tobytes())
             yield block
-        assert purpose not in seen, "an epoch is gone through once"
-        seen[purpose] = digest.hexdigest()
+        assert purpose not in epochs, "an epoch is gone through once"
+        epochs[purpose] = digest.hexdigest()
 
-    monkeypatch.setattr("crad.methods.local_training.epoch_blocks", spy)
-    return seen
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("crad.methods.local_training.epoch_blocks", spy)
+        return Seen(without_timing(crad.run(experiment).rounds), epochs)
 
 
-def test_participation_and_batches_are_the_same_for_every_method(shallow, epochs):
-    expected, actives = None, None
+def test_participation_and_batches_are_the_same_for_every_method(seen):
+    first = seen(EVERY[0])
+    assert len(first.epochs) == 3 * 2
     for method in EVERY:
-        epochs.clear()
-        rounds = crad.run(with_method(shallow, method)).rounds
-        if expected is None:
-            expected, actives = dict(epochs), [line["active"] for line in rounds]
-            assert len(expected) == 3 * 2
-        assert epochs == expected, method
-        assert [line["active"] for line in rounds] == actives, method
+        assert seen(method).epochs == first.epochs, method
+        assert [line["active"] for line in seen(method).rounds] == [line["active"] for line in first.rounds], method
 
 
 @pytest.mark.parametrize("method", EVERY)
-def test_labels_of_proxy_images_are_never_read(shallow, method, monkeypatch):
+def test_labels_of_proxy_images_are_never_read(shallow, seen, method, monkeypatch):
     """They are poisoned once the images are set apart: no number may change, and nothing may stumble."""
 
     def poisoned(experiment: Experiment) -> RunContext:
@@ -106,13 +117,9 @@ def test_labels_of_proxy_images_are_never_read(shallow, method, monkeypatch):
         labels[context.data.proxy] = -(2**40)
         return replace(context, data=replace(context.data, dataset=replace(context.data.dataset, train_labels=labels)))
 
-    experiment = with_method(shallow, method)
-    clean = crad.run(experiment).rounds
+    clean = seen(method).rounds
     monkeypatch.setattr("crad.api.build_run_context", poisoned)
-    again = crad.run(experiment).rounds
-    for line in (*clean, *again):
-        line.pop("timing")
-    assert clean == again
+    assert without_timing(crad.run(with_method(shallow, method)).rounds) == clean
 
 
 def test_poison_would_be_noticed(shallow, monkeypatch):
@@ -208,7 +215,9 @@ def test_over_the_draws_of_an_aggregator_dfml_sends_two_times_nine_tenths_of_the
 @pytest.mark.parametrize("last_model", ["cnn6", "cnn6-wide"])
 @pytest.mark.parametrize("method", PROXY_METHODS)
 def test_a_proxy_method_sends_500_outputs_to_each_of_nine_and_gets_as_many(many_npz, method, last_model):
-    experiment = ten_clients(many_npz, last_model, method=method, proxy_size=500, train_limit=None, batch_size=256)
+    """Whatever the networks: here one for all."""
+    own = {"models": (last_model,), "proxy_size": 500, "train_limit": None, "batch_size": 256}
+    experiment = ten_clients(many_npz, last_model, method=method, **own)
     result = crad.run(experiment)
     floats = 500 * 10 * 4
     for client in result.rounds[0]["clients"]:

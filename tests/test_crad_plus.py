@@ -49,7 +49,8 @@ EXAMPLES = settings(max_examples=40, derandomize=True, database=None, deadline=N
 # --- switched off, nothing changes
 
 
-def test_with_the_published_settings_crad_plus_is_crad_to_the_last_bit(tiny, tmp_path):
+@pytest.mark.usefixtures("forked_workers")
+def test_with_the_published_settings_crad_plus_is_crad_to_the_last_bit(shallow, tmp_path):
     """Records, weights, momentum and random state, and in one process as in two."""
     variants: dict[str, dict[str, Any]] = {
         "crad": {"method": "crad"},
@@ -58,24 +59,24 @@ def test_with_the_published_settings_crad_plus_is_crad_to_the_last_bit(tiny, tmp
         "plus-in-two": {"method": "crad-plus", "workers": 2, **PLAIN},
     }
     for name, setting in variants.items():
-        crad.run(change(tiny, rounds=2, **setting), output=tmp_path / name)
+        crad.run(change(shallow, rounds=2, **setting), output=tmp_path / name)
 
     for name in ("spelled-out", "plus", "plus-in-two"):
         assert_same_weights(tmp_path / name, tmp_path / "crad")
 
 
-def test_the_balanced_loss_gives_other_weights(tiny, tmp_path):
+def test_the_balanced_loss_gives_other_weights(shallow, tmp_path):
     """So that equal weights above say something."""
-    crad.run(change(tiny, rounds=1), output=tmp_path / "crad")
-    crad.run(change(tiny, rounds=1, local_loss="balanced"), output=tmp_path / "balanced")
+    crad.run(change(shallow, rounds=1), output=tmp_path / "crad")
+    crad.run(change(shallow, rounds=1, local_loss="balanced"), output=tmp_path / "balanced")
 
     published, balanced = (final_state(tmp_path / name)[1] for name in ("crad", "balanced"))
     assert any(not torch.equal(balanced[name], tensor) for name, tensor in published.items())
 
 
 @pytest.fixture(scope="module")
-def one_round(tiny):
-    return without_timing(crad.run(change(tiny, rounds=1)).rounds)
+def one_round(shallow):
+    return without_timing(crad.run(change(shallow, rounds=1)).rounds)
 
 
 @pytest.mark.parametrize(
@@ -93,14 +94,15 @@ def one_round(tiny):
     ],
     ids=lambda setting: "-".join(map(str, *setting.items())),
 )
-def test_every_setting_reaches_the_training(tiny, one_round, setting):
-    changed = without_timing(crad.run(change(tiny, rounds=1, **setting)).rounds)
+def test_every_setting_reaches_the_training(shallow, one_round, setting):
+    changed = without_timing(crad.run(change(shallow, rounds=1, **setting)).rounds)
     losses = [[client["losses"] for client in rounds[0]["clients"]] for rounds in (one_round, changed)]
     assert losses[0] != losses[1]
 
 
-def test_every_change_together_is_the_same_in_one_process_and_in_two(tiny):
-    wanted = change(tiny, method="crad-plus", rounds=2, matching="mixup", liars=1)
+@pytest.mark.usefixtures("forked_workers")
+def test_every_change_together_is_the_same_in_one_process_and_in_two(shallow):
+    wanted = change(shallow, method="crad-plus", rounds=2, matching="mixup", liars=1)
     alone = without_timing(crad.run(change(wanted, workers=1)).rounds)
     assert without_timing(crad.run(change(wanted, workers=2)).rounds) == alone
 

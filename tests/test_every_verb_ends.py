@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -25,10 +25,17 @@ from crad.site.settings import read_site
 from tests.clinics import Clinics, found_clinics
 from tests.conftest import hearing_ctrl_c
 from tests.dripping import Dripping, Way
+from tests.forked import fork_or_start
 
 HOSTILE = (Way.SILENT, Way.HANDSHAKE, Way.HEADERS, Way.BODY)
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 BOTH = pytest.mark.parametrize(("number", "code"), SIGNALS, ids=["ctrl-c", "terminated"])
+# The end of the interpreter itself is tried with one that was started, and again with one that was forked.
+BOTH_WAYS = pytest.mark.parametrize(
+    ("number", "code", "begin"),
+    [(*SIGNALS[0], subprocess.Popen), (*SIGNALS[1], fork_or_start)],
+    ids=["ctrl-c", "terminated"],
+)
 PROMISED_S = 5.0
 PATIENCE_S = 60.0
 
@@ -147,14 +154,16 @@ def test_a_member_that_is_tried_back_cannot_hold_the_one_that_tries(clinics, mon
 # --- the process ends, too
 
 
-def start(*words: object, before: str = "") -> subprocess.Popen[str]:
+def start(
+    *words: object, before: str = "", begin: Callable[..., subprocess.Popen[str]] = subprocess.Popen
+) -> subprocess.Popen[str]:
     """`crad WORDS` as a process of its own, with some settings of the package changed before."""
     said = ["crad", *map(str, words)]
     code = f"import sys\n{before}\nfrom crad.cli import main\nsys.argv = {said!r}\nmain()"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with hearing_ctrl_c():
-        return subprocess.Popen([sys.executable, "-c", code], text=True, env=environment, **pipes)  # type: ignore[call-overload, no-any-return]
+        return begin([sys.executable, "-c", code], text=True, env=environment, **pipes)
 
 
 def end(process: subprocess.Popen[str], number: int) -> tuple[int, float, str]:
@@ -172,7 +181,8 @@ def end(process: subprocess.Popen[str], number: int) -> tuple[int, float, str]:
 @BOTH
 def test_members_that_drip_cannot_keep_a_verb_from_ending(clinics, verb, number, code):
     with hostile(clinics) as servers:
-        process = start("peer", verb, "--site", clinics.site(0))
+        # Doctor is started below, and join in test_peer.py.
+        process = start("peer", verb, "--site", clinics.site(0), begin=fork_or_start)
         try:
             until = time.monotonic() + PATIENCE_S
             for server in servers:
@@ -221,7 +231,8 @@ def in_a_store(clinics: Clinics, folder: Path, port: int) -> Path:
 def test_a_store_that_hangs_cannot_keep_a_verb_from_ending(clinics, tmp_path, verb):
     with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
         listener.settimeout(PATIENCE_S)
-        process = start("peer", verb, "--site", in_a_store(clinics, tmp_path, listener.getsockname()[1]))
+        site = in_a_store(clinics, tmp_path, listener.getsockname()[1])
+        process = start("peer", verb, "--site", site, begin=fork_or_start)
         try:
             line, _ = listener.accept()
             with line:
@@ -248,7 +259,7 @@ def test_the_small_verbs_end_wherever_they_are(clinics, tmp_path, words, number,
     """A file that never comes stands for whatever a verb may hang in."""
     os.mkfifo(tmp_path / "pipe")
     names = {"home": clinics.folder, "pipe": tmp_path / "pipe", "new": tmp_path / "new.toml"}
-    process = start("peer", *(word.format(**names) for word in words))
+    process = start("peer", *(word.format(**names) for word in words), begin=fork_or_start)
     try:
         until = time.monotonic() + PATIENCE_S
         while (writer := _open_for_writing(tmp_path / "pipe")) is None:
@@ -318,9 +329,9 @@ crad.cli.peer._read = waits
 
 
 @pytest.mark.parametrize("before", [STUCK, SLOW_END], ids=["a pool that is joined", "an interpreter that ends slowly"])
-@BOTH
-def test_an_end_in_order_does_not_wait_for_the_interpreter(before, number, code):
-    process = start("peer", "status", before=before)
+@BOTH_WAYS
+def test_an_end_in_order_does_not_wait_for_the_interpreter(before, number, code, begin):
+    process = start("peer", "status", before=before, begin=begin)
     assert process.stdout is not None
     try:
         assert process.stdout.readline() == "stuck\n"
@@ -332,9 +343,9 @@ def test_an_end_in_order_does_not_wait_for_the_interpreter(before, number, code)
 
 
 @pytest.mark.parametrize("before", [DEAF, HELD], ids=["a call that hears no signal", "an end that does not come"])
-@BOTH
-def test_what_python_would_wait_for_is_left_behind(before, number, code):
-    process = start("peer", "status", before=before)
+@BOTH_WAYS
+def test_what_python_would_wait_for_is_left_behind(before, number, code, begin):
+    process = start("peer", "status", before=before, begin=begin)
     assert process.stdout is not None
     try:
         assert process.stdout.readline() == "stuck\n"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from crad.errors import ConfigError, CradError
 from examples.own_callback import LastOnes
 from examples.three_hospitals.run import HOSPITALS, found_or_take_up
 from tests.conftest import ROOT, change, hearing_ctrl_c
+from tests.forked import fork_or_start
 from tests.test_golden import without_timing
 
 EXAMPLES = ROOT / "examples"
@@ -44,9 +46,12 @@ def class_accuracies(scored):
     return [hits / count for hits, count in zip(scored["hits"], scored["counts"], strict=True) if count]
 
 
-def run_crad_in_examples(*arguments):
+def run_crad_in_examples(*arguments, start=fork_or_start):
     command = [sys.executable, "-m", "crad", "run", *map(str, arguments)]
-    return subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True, timeout=120)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with start(command, cwd=EXAMPLES, **pipes) as process:
+        _, err = process.communicate(timeout=120)
+    return process.returncode, err
 
 
 def test_a_method_of_ones_own_takes_less_than_forty_lines():
@@ -116,13 +121,14 @@ def test_the_best_are_those_with_the_highest_published_accuracies(short, tmp_pat
 def test_the_command_line_runs_it_from_its_folder_with_workers(short, tmp_path):
     (tmp_path / "short.toml").write_text(to_toml(short))
     summaries = []
-    for workers in (1, 2):
+    for workers, start in ((1, fork_or_start), (2, subprocess.Popen)):
         output = tmp_path / f"workers-{workers}"
-        done = run_crad_in_examples(
+        code, err = run_crad_in_examples(
             *("--config", tmp_path / "short.toml", "--method", "own_method:BestPeers", "--method-settings", "k=2"),
             *("--workers", workers, "--output", output, "--quiet"),
+            start=start,
         )
-        assert done.returncode == 0, done.stderr
+        assert code == 0, err
         summaries.append(json.loads((output / "summary.json").read_text()))
     alone, together = (summary["global_accuracy_per_client"] for summary in summaries)
     assert alone == together
@@ -138,8 +144,7 @@ def test_the_command_line_runs_it_from_its_folder_with_workers(short, tmp_path):
 )
 def test_a_wrong_setting_is_refused_in_one_line(setting, reason):
     done = run_crad_in_examples("--preset", "demo", "--method", "own_method:BestPeers", "--method-settings", setting)
-    assert done.returncode == 2
-    assert done.stderr == f"crad: {reason}\n"
+    assert done == (2, f"crad: {reason}\n")
 
 
 @contextmanager
@@ -160,6 +165,27 @@ def three_hospitals(folder, *words):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(without), os.environ.get("PYTHONPATH", "")])}
     with hearing_ctrl_c():
         started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    with ended(started) as process:
+        yield process
+
+
+@contextmanager
+def three_hospitals_forked(folder, *words):
+    """The same in a process that is forked, as its hospitals are."""
+    code = (
+        "import sys; sys.modules['onnx'] = None; from examples.three_hospitals.run import main; "
+        f"sys.argv = ['run.py', '--dataset', 'digits', '--folder', {str(folder)!r}, *{words!r}]; sys.exit(main())"
+    )
+    forking = SimpleNamespace(**{**vars(subprocess), "Popen": fork_or_start})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("examples.three_hospitals.run.subprocess", forking)
+        started = fork_or_start([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with ended(started) as process:
+        yield process
+
+
+@contextmanager
+def ended(started):
     with started as process:
         try:
             yield process
@@ -185,7 +211,7 @@ def test_three_hospitals_end_with_one_ctrl_c_and_go_on_with_the_same_command(tmp
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
 
-    with three_hospitals(folder, "--rounds", "2") as again:
+    with three_hospitals_forked(folder, "--rounds", "2") as again:
         out, err = again.communicate(timeout=200)  # less than the agreed deadline: nobody waits for it in vain
     assert (again.returncode, err) == (0, "")
     assert "crad data split" not in out, "what was founded is taken up"

@@ -225,6 +225,7 @@ def test_a_class_that_only_the_test_images_have_is_said(tiny, arrays):
     )
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_all_cores_work_on_data_in_memory(tiny, data):
     short = change(tiny, rounds=2, models=("cnn6",))
     alone = crad.run(short, data=data)

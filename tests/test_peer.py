@@ -40,11 +40,14 @@ WAYS: dict[str, dict[str, Any]] = {"over_https": ADAMW, "over_a_folder": {"metho
 
 @pytest.fixture(scope="module")
 def over_https(tmp_path_factory):
-    """One of them is killed in the middle and joins again: nobody may see that in the weights."""
+    """One of them is killed in the middle and joins again: nobody may see that in the weights.
+
+    It alone exports to ONNX.
+    """
     agreed = {**SETTINGS, **WAYS["over_https"]}
     clinics = found_clinics(tmp_path_factory.mktemp("https"), quorum=1, settings=agreed)
     try:
-        killed, *others = [clinics.join(number) for number in (KILLED, 0, 1)]
+        killed, *others = [clinics.join(number, has_onnx=number == KILLED) for number in (KILLED, 0, 1)]
         while not (clinics.state(KILLED) / "rounds.jsonl").exists():
             assert killed.poll() is None, killed.communicate()
             time.sleep(0.01)

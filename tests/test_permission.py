@@ -31,6 +31,7 @@ from crad.site.settings import read_site, template
 from crad.site.setup import member_toml
 from crad.site.status import status_line
 from tests.clinics import Clinics, found_clinics
+from tests.forked import fork_or_start
 
 OWN, THERE, FOREIGN = range(3)
 PATIENCE_S = 300
@@ -418,8 +419,11 @@ def test_a_run_goes_on_without_a_network_that_may_not_be_imported(canary, tmp_pa
 
 
 def _join(clinics: Clinics, number: int, folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "crad", "peer", "join", "--site", str(clinics.site(number))],
+    """A member that has imported nothing of its own yet, and does not export to ONNX, which takes seconds."""
+    words = ["peer", "join", "--site", str(clinics.site(number))]
+    code = f"import sys; sys.modules['onnx'] = None; sys.argv = ['crad', *{words!r}]; from crad.cli import main; main()"
+    return fork_or_start(
+        [sys.executable, "-c", code],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

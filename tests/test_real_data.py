@@ -35,7 +35,8 @@ def test_a_round_of_all_three_families_runs_on_every_data_set(dataset):
 @pytest.mark.parametrize("method", ["local", "crad"])
 def test_clients_learn_tissue_classes_well_above_chance(method):
     """Nine classes: guessing is right in 11 of 100."""
-    experiment = small("pathmnist", method=method, models=("cnn6",), rounds=8, lr=0.05, width=0.25, train_limit=900)
+    world = {"clients": 2, "models": ("cnn6",), "rounds": 8, "lr": 0.05, "width": 0.125, "train_limit": 600}
+    experiment = small("pathmnist", method=method, **world)
     assert crad.run(experiment).summary["global_accuracy"] > 20
 
 

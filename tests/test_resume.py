@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable, Iterable
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from crad.errors import RunError
 from crad.runs.callbacks import LambdaCallback
 from crad.runs.directory import RunDirectory
 from tests.conftest import change, hearing_ctrl_c
+from tests.forked import fork_or_start
 from tests.test_golden import without_timing
 
 
@@ -61,8 +63,8 @@ def assert_same_weights(run: Path, other: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def experiment(tiny):
-    return change(tiny, rounds=4, active=3, eval_every=2)
+def experiment(shallow):
+    return change(shallow, rounds=4, active=3, eval_every=2)
 
 
 @pytest.fixture(scope="module")
@@ -77,19 +79,30 @@ class StopError(Exception):
     """Something ends the run from inside."""
 
 
-@pytest.mark.parametrize("after_steps", [1, 3, 5, 8, 12])
-def test_a_run_stopped_inside_or_between_rounds_ends_the_same(experiment, whole, tmp_path, after_steps):
-    steps = 0
+def run_with_stops(experiment, path: Path, *, after_steps: Iterable[int], stage: str | None = None) -> None:
+    """Run to the end, stopped after so many steps (of one stage, or of any) and resumed each time.
+
+    Steps are counted as in a run that nothing stops: those of a round that was stopped and begun again count once.
+    """
+    seen: Counter[int] = Counter()  # steps by round
+    stop_at = 0
 
     def stop(step):
-        nonlocal steps
-        steps += 1
-        if steps == after_steps:
-            raise StopError
+        if stage is None or step.stage == stage:
+            seen[step.round_index] += 1
+            if seen.total() == stop_at:
+                raise StopError
 
-    with pytest.raises(StopError):
-        crad.run(experiment, output=tmp_path / "run", callbacks=[LambdaCallback(on_step=stop)])
-    crad.run(experiment, output=tmp_path / "run", resume=True)
+    for times, stop_at in enumerate(after_steps):  # noqa: B007  # read above
+        with pytest.raises(StopError):
+            crad.run(experiment, output=path, resume=times > 0, callbacks=[LambdaCallback(on_step=stop)])
+        for again in {0, 1} if max(seen) <= 1 else {max(seen)}:  # measuring, which is before round 1, begins with it
+            seen.pop(again, None)
+    crad.run(experiment, output=path, resume=True)
+
+
+def test_a_run_stopped_inside_or_between_rounds_ends_the_same(experiment, whole, tmp_path):
+    run_with_stops(experiment, tmp_path / "run", after_steps=(1, 3, 5, 8, 12))
     assert_same_end(tmp_path / "run", whole)
 
 
@@ -138,10 +151,11 @@ def test_a_full_disk_loses_nothing(experiment, whole, tmp_path, monkeypatch, fau
     assert not list((tmp_path / "run").rglob(".*"))
 
 
-def start(experiment_file: Path, run: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "crad", "run", "--config", str(experiment_file), "--output", str(run)]
+def run_command(start: Callable[..., subprocess.Popen[str]], *words: object) -> subprocess.Popen[str]:
+    """`crad run WORDS` in a process that was forked, or started as users do."""
+    command = [sys.executable, "-m", "crad", "run", *map(str, words)]
     with hearing_ctrl_c():
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        return start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def wait_for_line(run: Path, lines: int, process: subprocess.Popen[str]) -> None:
@@ -159,7 +173,7 @@ def wait_for_line(run: Path, lines: int, process: subprocess.Popen[str]) -> None
 @pytest.fixture(scope="module")
 def longer(experiment):
     """Rounds enough that a signal after the first comes before the last, on a busy machine too."""
-    return change(experiment, rounds=12, models=("cnn6",))
+    return change(experiment, rounds=12)
 
 
 @pytest.fixture(scope="module")
@@ -170,25 +184,27 @@ def longer_whole(longer, tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "terminated"]
+    ("number", "code", "start"),
+    [(signal.SIGINT, 130, subprocess.Popen), (signal.SIGTERM, 143, fork_or_start)],
+    ids=["ctrl-c", "terminated"],
 )
-def test_an_interrupted_command_says_how_to_go_on_and_goes_on(longer, longer_whole, tmp_path, number, code):
+def test_an_interrupted_command_says_how_to_go_on_and_goes_on(longer, longer_whole, tmp_path, number, code, start):
     (tmp_path / "experiment.toml").write_text(to_toml(longer))
-    process = start(tmp_path / "experiment.toml", tmp_path / "run")
+    process = run_command(start, "--config", tmp_path / "experiment.toml", "--output", tmp_path / "run")
     wait_for_line(tmp_path / "run", 1, process)
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == code
     assert f"continue with crad run --resume {tmp_path / 'run'}" in errors
     assert "Traceback" not in errors
-    assert_resumes(tmp_path / "run", rounds=longer.rounds)
+    assert_resumes(tmp_path / "run", rounds=longer.rounds, start=start)
     assert_same_end(tmp_path / "run", longer_whole)
 
 
 def test_a_run_killed_at_random_points_again_and_again_ends_the_same(experiment, whole, tmp_path):
     (tmp_path / "experiment.toml").write_text(to_toml(experiment))
     dice = random.Random(3)
-    process = start(tmp_path / "experiment.toml", tmp_path / "run")
+    process = run_command(fork_or_start, "--config", tmp_path / "experiment.toml", "--output", tmp_path / "run")
     for kill in range(3):
         wait_for_line(tmp_path / "run", kill + 1, process)
         time.sleep(dice.uniform(0, 0.15))
@@ -196,18 +212,17 @@ def test_a_run_killed_at_random_points_again_and_again_ends_the_same(experiment,
         process.communicate()
         if (tmp_path / "run" / "summary.json").exists():
             break
-        command = [sys.executable, "-m", "crad", "run", "--resume", str(tmp_path / "run")]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = run_command(fork_or_start, "--resume", tmp_path / "run")
     process.communicate(timeout=120)
-    assert_resumes(tmp_path / "run")
+    assert_resumes(tmp_path / "run", rounds=4, start=fork_or_start)
     assert_same_end(tmp_path / "run", whole)
 
 
-def assert_resumes(run: Path, *, rounds: int = 4) -> None:
-    command = [sys.executable, "-m", "crad", "run", "--resume", str(run), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ})
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["rounds"] == rounds
+def assert_resumes(run: Path, *, rounds: int, start: Callable[..., subprocess.Popen[str]]) -> None:
+    process = run_command(start, "--resume", run, "--json")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert json.loads(out)["rounds"] == rounds
 
 
 def test_a_complete_run_is_only_read(experiment, whole):
@@ -329,9 +344,9 @@ def test_a_checkpoint_of_another_version_is_refused(experiment, tmp_path):
         crad.run(experiment, output=tmp_path / "run", resume=True)
 
 
-def test_a_run_is_continued_with_another_engine_by_the_command(experiment, whole, tmp_path):
+@pytest.mark.usefixtures("forked_workers")
+def test_a_run_is_continued_with_another_engine_by_the_command(experiment, whole, tmp_path, crad_command):
     interrupted(change(experiment, workers=2), tmp_path / "run", after=2)
-    command = [sys.executable, "-m", "crad", "run", "--resume", str(tmp_path / "run"), "--engine", "serial", "--quiet"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    code, _, err = crad_command("run", "--resume", tmp_path / "run", "--engine", "serial", "--quiet")
+    assert code == 0, err
     assert_same_end(tmp_path / "run", whole)

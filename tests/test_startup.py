@@ -51,11 +51,11 @@ def test_a_whole_small_run_with_its_page_imports_nothing_heavy(tmp_path):
     assert '"accuracy":{"$schema"' in page  # the figures are there all the same
 
 
-@pytest.mark.parametrize("method", ["fedmd", "fedgd"])
-def test_methods_with_an_optimiser_of_their_own_need_no_compiler_either(method):
+def test_methods_with_an_optimiser_of_their_own_need_no_compiler_either():
     code = (
-        "import crad\ncrad.run(crad.Experiment(preset='demo', dataset='digits', clients=2, rounds=1, train_limit=60, "
-        f"test_limit=30, width=0.125, models=('cnn6',), workers=1, proxy_size=20, method={method!r}))"
+        "import crad\nfor method in ('fedmd', 'fedgd'): "
+        "crad.run(crad.Experiment(preset='demo', dataset='digits', clients=2, rounds=1, train_limit=60, "
+        "test_limit=30, width=0.125, models=('cnn6',), workers=1, proxy_size=20, method=method))"
     )
     assert "torch._dynamo" not in heavy_after(code)
 

@@ -110,8 +110,8 @@ def test_adamw_goes_on_where_it_was(tiny):
 
 
 @pytest.fixture(scope="module")
-def experiment(tiny) -> Experiment:
-    return change(tiny, rounds=4, active=3, eval_every=2, **ADAMW)
+def experiment(shallow) -> Experiment:
+    return change(shallow, rounds=4, active=3, eval_every=2, **ADAMW)
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +135,7 @@ def test_a_run_with_adamw_cosine_and_warm_up_is_resumed_to_the_same_bits(experim
     assert_same_end(tmp_path / "run", whole)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_two_workers_give_the_bits_of_one(experiment, whole, tmp_path):
     result = crad.run(change(experiment, workers=2), output=tmp_path / "run")
     assert result.summary["hardware"]["workers"] == 2

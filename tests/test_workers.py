@@ -1,4 +1,8 @@
-"""Worker processes: the same weights as one process, whatever happens to the workers, and none is left behind."""
+"""Worker processes: the same weights as one process, whatever happens to the workers, and none is left behind.
+
+Most are forked here (tests/forked.py). They are started as users start them in the test of two workers, and in the one
+that kills the command.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +34,7 @@ from crad.methods import resolve_method
 from crad.runs.callbacks import LambdaCallback
 from crad.training.evaluation import ClassScore
 from tests.conftest import change, hearing_ctrl_c
+from tests.forked import fork_or_start
 from tests.test_resume import assert_same_end
 
 
@@ -66,6 +71,9 @@ def wait_until(condition, *, seconds: float = 60.0):
         time.sleep(0.02)
 
 
+FORKED = pytest.mark.usefixtures("forked_workers")
+
+
 def test_two_workers_give_the_weights_and_records_of_one(experiment, alone, tmp_path):
     result = crad.run(change(experiment, workers=2), output=tmp_path / "run")
     assert_same_end(tmp_path / "run", alone)
@@ -73,6 +81,7 @@ def test_two_workers_give_the_weights_and_records_of_one(experiment, alone, tmp_
     assert not children(os.getpid())
 
 
+@FORKED
 def test_killed_workers_are_replaced_and_their_clients_done_again(experiment, alone, tmp_path):
     """One while it works, one before it is asked; the run ends as if nothing had happened."""
     notices: list[str] = []
@@ -96,6 +105,7 @@ def test_killed_workers_are_replaced_and_their_clients_done_again(experiment, al
     assert not children(os.getpid())
 
 
+@FORKED
 def test_a_client_that_kills_every_worker_ends_the_run_with_a_clear_line(tiny, tmp_path, monkeypatch):
     (tmp_path / "deadly.py").write_text(
         "import os\n"
@@ -110,6 +120,7 @@ def test_a_client_that_kills_every_worker_ends_the_run_with_a_clear_line(tiny, t
     assert not children(os.getpid())
 
 
+@FORKED
 def test_what_a_worker_raises_is_raised_here(tiny, tmp_path, monkeypatch):
     with pytest.raises(RunError, match=r"client \d .* diverged in round \d.*lower lr"):
         crad.run(change(tiny, method="local", lr=1e20, workers=2))
@@ -122,20 +133,25 @@ def test_what_a_worker_raises_is_raised_here(tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RuntimeError, match=r"(?s)a worker failed.*learn.*LookupError: the cause of it"):
         crad.run(change(tiny, method="faulty_worker:METHOD", clients=2, workers=2))
-    (tmp_path / "faulty_worker.py").write_text(
+    (tmp_path / "full_worker.py").write_text(
         (tmp_path / "faulty_worker.py").read_text().replace("LookupError(", "OSError(28, ")
     )
     with pytest.raises(RunError, match=r"the cause of it.*crad run --resume"):
-        crad.run(change(tiny, method="faulty_worker:METHOD", clients=2, workers=2), output=tmp_path / "run")
+        crad.run(change(tiny, method="full_worker:METHOD", clients=2, workers=2), output=tmp_path / "run")
     assert not children(os.getpid())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=["ctrl-c", "term", "kill"])
-def test_no_worker_outlives_the_command(experiment, alone, tmp_path, number):
+@FORKED
+@pytest.mark.parametrize(
+    ("number", "start"),
+    [(signal.SIGINT, fork_or_start), (signal.SIGTERM, fork_or_start), (signal.SIGKILL, subprocess.Popen)],
+    ids=["ctrl-c", "term", "kill"],
+)
+def test_no_worker_outlives_the_command(experiment, alone, tmp_path, number, start):
     (tmp_path / "experiment.toml").write_text(to_toml(change(experiment, workers=2, rounds=50)))
     command = [sys.executable, "-m", "crad", "run", "--config", "experiment.toml", "--output", "run"]
     with (tmp_path / "log").open("w") as log, hearing_ctrl_c():
-        process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
+        process = start(command, cwd=tmp_path, stdout=log, stderr=log)
     try:
         rounds = tmp_path / "run" / "rounds.jsonl"
         wait_until(lambda: rounds.is_file() and rounds.read_text().count("\n") >= 1)
@@ -151,6 +167,7 @@ def test_no_worker_outlives_the_command(experiment, alone, tmp_path, number):
     assert "Traceback" not in log_text, log_text
 
 
+@FORKED
 def test_a_run_begun_with_two_workers_is_continued_by_one(experiment, alone, tmp_path):
     def stop(step):
         if step.stage == "learning" and step.round_index == 2:
@@ -162,6 +179,7 @@ def test_a_run_begun_with_two_workers_is_continued_by_one(experiment, alone, tmp
     assert_same_end(tmp_path / "run", alone)
 
 
+@FORKED
 def test_runs_of_one_comparison_share_their_workers(experiment, alone, tmp_path):
     """Another method and other data in between: what a worker did before must not show."""
     pids = []
@@ -178,6 +196,7 @@ def test_runs_of_one_comparison_share_their_workers(experiment, alone, tmp_path)
     assert not children(os.getpid())
 
 
+@FORKED
 def test_the_longest_tasks_are_begun_first(tiny, tmp_path, monkeypatch):
     given: list[int] = []
     give = sys.modules["crad.engines.processes"]._Worker.give
@@ -197,6 +216,7 @@ def test_the_longest_tasks_are_begun_first(tiny, tmp_path, monkeypatch):
     assert [outcome.peer for outcome in outcomes] == given
 
 
+@FORKED
 def test_an_engine_goes_on_after_its_user_lost_interest(tiny):
     """The outcomes that nobody wanted must not be taken for those of the next tasks."""
     engine = ProcessEngine(build_run_context(tiny), workers=2)
@@ -272,6 +292,7 @@ def test_a_short_run_starts_no_worker(tiny, monkeypatch):
     assert (started, result.summary["hardware"]["workers"]) == (0, 1)
 
 
+@FORKED
 def test_a_longer_run_starts_workers_in_its_midst_and_ends_with_the_same_figures(tiny, monkeypatch):
     result, started = patient_run(tiny, monkeypatch, seconds=START_SECONDS / 5.5)
     assert (started, result.summary["hardware"]["workers"]) == (2, 2)
@@ -282,6 +303,7 @@ def test_a_longer_run_starts_workers_in_its_midst_and_ends_with_the_same_figures
     ]
 
 
+@FORKED
 def test_short_runs_that_share_their_workers_share_what_was_paid(tiny, monkeypatch):
     with kept_workers():
         _, first = patient_run(tiny, monkeypatch, seconds=START_SECONDS / 30)
@@ -292,6 +314,7 @@ def test_short_runs_that_share_their_workers_share_what_was_paid(tiny, monkeypat
     assert after == 0
 
 
+@FORKED
 def test_a_number_of_workers_is_taken_as_it_is_said(tiny):
     with closing(make_engine(build_run_context(change(tiny, workers=2)), resolve_method("crad"))) as engine:
         assert isinstance(engine, ProcessEngine)
@@ -349,6 +372,7 @@ METHOD = Method("two-phases", (Phase("alone", learn=train_alone), crad), roster=
 """
 
 
+@FORKED
 def test_two_phases_and_a_member_without_data_go_through_workers_unchanged(tiny, tmp_path, monkeypatch):
     (tmp_path / "phases.py").write_text(TWO_PHASES)
     monkeypatch.chdir(tmp_path)
@@ -381,6 +405,7 @@ def build(num_classes, in_channels):
 """
 
 
+@FORKED
 def test_a_model_that_keeps_things_outside_its_state_gives_the_same_with_any_engine(tiny, tmp_path, monkeypatch):
     (tmp_path / "odd_models.py").write_text(OWN_MODEL)
     monkeypatch.chdir(tmp_path)
