@@ -196,7 +196,8 @@ def test_members_that_drip_cannot_keep_a_verb_from_ending(clinics, verb, number,
     assert (ended, seconds < PROMISED_S) == (code, True), f"{seconds:.1f} s: {said}"
     assert "Traceback" not in said
     if verb == "join":
-        assert f"crad: stopped; the last complete round is kept, go on with crad peer join --site {clinics.site(0)}" in said
+        again = f"crad peer join --site {clinics.site(0)}"
+        assert f"crad: stopped; the last complete round is kept, go on with {again}" in said
 
 
 def test_doctor_ends_as_a_process_though_its_threads_still_hang(clinics):

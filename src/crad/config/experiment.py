@@ -328,6 +328,15 @@ class Experiment(BaseModel):
         bool,
         Setting("Measure also what all models know together, as one predictor", "Evaluation", "execution", "private"),
     ] = True
+    committee_study: Annotated[
+        bool,
+        Setting(
+            "Measure the committee under every built-in rule, with and without the members' priors",
+            "Evaluation",
+            "execution",
+            "private",
+        ),
+    ] = False
     committee_rule: Annotated[
         str,
         Setting(

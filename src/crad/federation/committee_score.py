@@ -10,12 +10,13 @@ Shapes: K members, B samples, C classes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import get_args
 
 import torch
 from torch import Tensor
 
-from crad.aggregation import Rule, TeacherStats, check_evidence, combine, correct, resolve_rule
+from crad.aggregation import RULES, Rule, TeacherStats, check_evidence, combine, correct, resolve_rule
 from crad.config import TeacherPrior
 from crad.federation.class_statistics import class_statistics, stack_statistics
 from crad.federation.context import RunContext
@@ -38,6 +39,7 @@ class CommitteeScore:
     overall: ClassScore | None  # None where there are no common test images
     local: tuple[ClassScore, ...]  # by client
     left_out: Mapping[int, str] = field(default_factory=dict)
+    study: Mapping[str, Mapping[TeacherPrior, CommitteeScore]] = field(default_factory=dict)  # under every rule
 
 
 def has_committee(roster: Roster) -> bool:
@@ -62,17 +64,23 @@ def score_committee(roster: Roster) -> CommitteeScore:
     if not sound:
         return CommitteeScore(context.experiment.committee_rule, prior, (), None, (), left_out)
     said = [logits[slot.index] for slot in sound]
-    judge = _Panel(context, rule, prior, _published(context, rule, sound))
-    test = context.data.global_test
-    nothing_C = torch.zeros(context.data.num_classes)
-    return CommitteeScore(
-        rule=context.experiment.committee_rule,
-        teacher_prior=prior,
-        members=tuple(slot.index for slot in sound),
-        overall=judge.score([one[GLOBAL] for one in said], test.labels.cpu(), nothing_C) if len(test) else None,
-        local=tuple(_local_scores(context, judge, [one[LOCAL] for one in said])),
-        left_out=left_out,
-    )
+
+    def asked(name: str, rule: Rule, prior: TeacherPrior) -> CommitteeScore:
+        panel, test = _Panel(context, rule, prior, _published(context, rule, sound)), context.data.global_test
+        nothing_C = torch.zeros(context.data.num_classes)
+        return CommitteeScore(
+            rule=name,
+            teacher_prior=prior,
+            members=tuple(slot.index for slot in sound),
+            overall=panel.score([one[GLOBAL] for one in said], test.labels.cpu(), nothing_C) if len(test) else None,
+            local=tuple(_local_scores(context, panel, [one[LOCAL] for one in said])),
+        )
+
+    study = {
+        name: {prior: asked(name, one, prior) for prior in get_args(TeacherPrior)}
+        for name, one in (RULES.items() if context.experiment.committee_study else ())
+    }
+    return replace(asked(context.experiment.committee_rule, rule, prior), left_out=left_out, study=study)
 
 
 def _published(context: RunContext, rule: Rule, slots: Sequence[PeerSlot]) -> TeacherStats:
@@ -84,14 +92,14 @@ def _published(context: RunContext, rule: Rule, slots: Sequence[PeerSlot]) -> Te
     )
 
 
-def _local_scores(context: RunContext, judge: _Panel, said: Sequence[Tensor]) -> Iterator[ClassScore]:
+def _local_scores(context: RunContext, panel: _Panel, said: Sequence[Tensor]) -> Iterator[ClassScore]:
     """Score the committee on every client's test half, under that client's own class shares."""
     data, start = context.data, 0
     for client, shard in enumerate(data.shards):
         part = slice(start, start := start + len(shard.test))
         own = torch.from_numpy(data.dataset.train_labels[training_indices(context, [client])])
         prior_C = log_shares(own, num_classes=data.num_classes)
-        yield judge.score([one[part] for one in said], data.local_tests.labels[part].cpu(), prior_C)
+        yield panel.score([one[part] for one in said], data.local_tests.labels[part].cpu(), prior_C)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ TABLES = ("table1", "cost", "clients", "weights", "privacy")
 FIGURES = ("per_class", "convergence", "context", "cases")
 NAMES = (*TABLES, *FIGURES)
 GROUPS = {"figures": FIGURES, "all": NAMES}
-OWN = ("beyond", "controls", "attacks")  # of this project, with no published figure: no part of `all`
+# Of this project, with no published figure: no part of `all`.
+OWN = ("beyond", "controls", "attacks", "committee", "committee_rules")
 CHOICES = (*NAMES, *OWN, *GROUPS)
 PAPER_PRESET = "paper"
 

@@ -17,6 +17,7 @@ Value = float | str | None
 Measure = Callable[[RunRecords, str], Value]  # the second is the name of the table's row
 
 STATES = {"k": "kept", "u": "no support", "o": "outlier"}
+TOGETHER = "-together"
 MIN_SUPPORT = 2  # validation samples, as in the paper's appendix
 
 
@@ -36,6 +37,41 @@ def _of_honest(key: str) -> Measure:
         return None if value is None else float(value)
 
     return measure
+
+
+def _asked(metric: str) -> Measure:
+    """Return one model's accuracy, in a row called `...-together` that of all models of the run; of honest clients."""
+
+    def measure(run: RunRecords, row: str) -> Value:
+        if not row.endswith(TOGETHER):
+            return _of_honest(metric)(run, row)
+        committee = run.summary.get("committee")
+        if committee is None:
+            return None
+        if metric == "global_accuracy":
+            value = committee[metric]
+            return None if value is None else float(value)
+        attackers = run.summary.get("attackers", ())
+        own = [one for client, one in enumerate(committee[f"{metric}_per_client"]) if client not in attackers]
+        return statistics.fmean(own) if own else None
+
+    return measure
+
+
+def _studied(metric: str) -> Measure:
+    """Return the committee's accuracy under the rule and the prior that the row is called by, `crad/remove`."""
+
+    def measure(run: RunRecords, row: str) -> Value:
+        rule, _, prior = row.partition("/")
+        value = (run.summary.get("committee") or {}).get("study", {}).get(rule, {}).get(prior, {}).get(metric)
+        return None if value is None else float(value)
+
+    return measure
+
+
+def _sent_mib(run: RunRecords, row: str) -> Value:
+    """Return what a client sent in all rounds."""
+    return float(run.summary["payload_bytes_per_client_round"]) * len(run.rounds) / 2**20
 
 
 def _needs_proxy(run: RunRecords, row: str) -> Value:
@@ -161,6 +197,11 @@ MEASURES: dict[str, Measure] = {
     "honest_global_accuracy": _of_honest("global_accuracy"),
     "honest_local_accuracy": _of_honest("local_accuracy"),
     "attack_success": _of_honest("attack_success"),
+    "asked_global_accuracy": _asked("global_accuracy"),
+    "asked_local_accuracy": _asked("local_accuracy"),
+    "studied_global_accuracy": _studied("global_accuracy"),
+    "studied_local_accuracy": _studied("local_accuracy"),
+    "sent_mib": _sent_mib,
     "payload_mib": _of_summary("payload_bytes_per_client_round", unit=2**20),
     "round_seconds": _of_summary("round_seconds"),
     "peak_memory_gib": _of_summary("peak_memory_bytes", unit=2**30),

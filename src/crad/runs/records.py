@@ -90,6 +90,21 @@ def _committee_record(committee: CommitteeScore) -> Record:
         "local_accuracy": _mean_or_none(committee.local),
         "local_accuracy_per_client": [score.accuracy for score in committee.local],
         "global": None if committee.overall is None else _hits(committee.overall),
+        **({"study": _study_record(committee)} if committee.study else {}),
+    }
+
+
+def _study_record(committee: CommitteeScore) -> Record:
+    """Return global and local accuracy under every rule, with the members' priors kept and removed."""
+    return {
+        name: {
+            prior: {
+                "global_accuracy": None if one.overall is None else one.overall.accuracy,
+                "local_accuracy": _mean_or_none(one.local),
+            }
+            for prior, one in priors.items()
+        }
+        for name, priors in committee.study.items()
     }
 
 

@@ -124,7 +124,8 @@ def _committee(best: Mapping[str, Any]) -> Record:
     if "committee" not in best:
         return {}
     figures = ("rule", "teacher_prior", "members", "global_accuracy", "local_accuracy", "local_accuracy_per_client")
-    return {"committee": {name: best["committee"][name] for name in figures}}
+    found = best["committee"]
+    return {"committee": {name: found[name] for name in (*figures, "study") if name in found}}
 
 
 def _under_attack(experiment: Experiment, rounds: Sequence[Record]) -> Record:
