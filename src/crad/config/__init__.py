@@ -1,7 +1,7 @@
 """The settings of one experiment: `Experiment`, what each of them is, and how people write them."""
 
+from crad.config.aliases import ALIASES
 from crad.config.experiment import (
-    ALIASES,
     Experiment,
     changed_settings,
     make_experiment,

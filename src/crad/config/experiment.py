@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from crad.config.aliases import ALIASES, without_aliases
+from crad.config.contradictions import contradiction
 from crad.config.notation import parse_pairs
 from crad.config.presets import PRESETS
 from crad.config.recipes import PUBLISHED, RECIPES, Recipe
@@ -402,44 +404,9 @@ class Experiment(BaseModel):
 
     @model_validator(mode="after")
     def _check_together(self) -> Experiment:
-        if self.active is not None and self.active > self.clients:
-            raise ValueError(f"active is {self.active}, but there are only {self.clients} clients")
-        if problem := self._attack_problem() or self._training_problem():
-            raise ValueError(problem)
-        if self.engine == "serial" and self.workers not in ("auto", 1):
-            raise ValueError(f"engine serial is one process, but workers is {self.workers}; choose engine processes")
-        if self.ray_address is not None and self.engine != "ray":
-            raise ValueError(f"ray_address is for engine ray, but engine is {self.engine}")
+        if (fault := contradiction(self)) is not None:
+            raise ValueError(fault)
         return self
-
-    def _training_problem(self) -> str | None:
-        if self.warmup_rounds >= self.rounds:
-            return (
-                f"warmup_rounds is {self.warmup_rounds}, but there are only {self.rounds} rounds: at least one must "
-                "come after the warm-up"
-            )
-        if self.optimizer == "adamw" and self.momentum != type(self).model_fields["momentum"].default:
-            return f"momentum is {self.momentum:g}, but optimizer is 'adamw': momentum is SGD's, leave it out"
-        return None
-
-    def _attack_problem(self) -> str | None:
-        if self.attackers >= self.clients:
-            return f"attackers is {self.attackers}, but there are only {self.clients} clients: one must be honest"
-        if self.attack is not None and not self.attackers:
-            return f"attack is {self.attack!r}, but attackers is 0: say how many clients attack"
-        if self.attackers and self.attack is None:
-            known = ", ".join(get_args(AttackKind))
-            return f"attackers is {self.attackers}, but no attack is chosen: set attack to one of {known}"
-        if self.attack == "collude" and self.active is not None and self.active < self.clients:
-            return (
-                f"attack is 'collude', but only {self.active} of {self.clients} clients are active in a round: who "
-                "misses rounds cannot publish what the others do; leave out active"
-            )
-        return None
-
-
-# Settings of earlier versions that stand for several of now.
-ALIASES = {"liars": "Short for --attack noise --attackers COUNT"}
 
 
 def make_experiment(settings: Mapping[str, Any] | None = None, *, path: Path | None = None) -> Experiment:
@@ -494,7 +461,7 @@ def _over_preset(settings: Mapping[str, Any]) -> dict[str, Any]:
     for key in settings:
         if key not in Experiment.model_fields and key not in ALIASES:
             raise unknown_name("setting", key, Experiment.model_fields)
-    merged = {**PRESETS[preset], **_without_liars(settings)}
+    merged = {**PRESETS[preset], **without_aliases(settings)}
     if isinstance(merged.get("models"), str):
         merged["models"] = tuple(part.strip() for part in merged["models"].split(","))
     if isinstance(merged.get("method_settings"), str):
@@ -504,24 +471,6 @@ def _over_preset(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_optional(name: str) -> bool:
     return Experiment.model_fields[name].default is None
-
-
-def _without_liars(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`liars = N` said the only attack there was; files and commands that say it mean what they meant."""
-    others = {key: value for key, value in settings.items() if key != "liars"}
-    liars = settings.get("liars", 0)
-    if liars in (0, "0"):
-        return others
-    said = {key: value for key, value in others.items() if key in ("attack", "attackers") and value not in (0, "0")}
-    if any(value not in (None, NONE) for value in said.values()):
-        raise ConfigError(f"liars = {liars!r} is short for attack noise by as many: leave it out beside attack")
-    try:
-        number = int(liars)
-    except (TypeError, ValueError):
-        number = -1
-    if isinstance(liars, bool | float) or number < 0:
-        raise ConfigError(f"liars = {liars!r}: expected a whole number of clients, 0 or more")
-    return {**others, "attack": "noise", "attackers": number}
 
 
 def to_toml(experiment: Experiment) -> str:

@@ -1,0 +1,54 @@
+"""What settings may not say together; each alone is checked by its field."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, get_args
+
+from crad.config.setting import AttackKind
+
+if TYPE_CHECKING:
+    from crad.config.experiment import Experiment
+
+
+def contradiction(experiment: Experiment) -> str | None:
+    """Return the first contradiction between settings, and what to do about it; None where there is none."""
+    return _among_clients(experiment) or _in_training(experiment) or _in_execution(experiment)
+
+
+def _among_clients(experiment: Experiment) -> str | None:
+    attack, attackers, clients, active = experiment.attack, experiment.attackers, experiment.clients, experiment.active
+    if active is not None and active > clients:
+        return f"active is {active}, but there are only {clients} clients"
+    if attackers >= clients:
+        return f"attackers is {attackers}, but there are only {clients} clients: one must be honest"
+    if attack is not None and not attackers:
+        return f"attack is {attack!r}, but attackers is 0: say how many clients attack"
+    if attackers and attack is None:
+        known = ", ".join(get_args(AttackKind))
+        return f"attackers is {attackers}, but no attack is chosen: set attack to one of {known}"
+    if attack == "collude" and active is not None and active < clients:
+        return (
+            f"attack is 'collude', but only {active} of {clients} clients are active in a round: who misses rounds "
+            "cannot publish what the others do; leave out active"
+        )
+    return None
+
+
+def _in_training(experiment: Experiment) -> str | None:
+    warmup, rounds, momentum = experiment.warmup_rounds, experiment.rounds, experiment.momentum
+    if warmup >= rounds:
+        return (
+            f"warmup_rounds is {warmup}, but there are only {rounds} rounds: at least one must come after the warm-up"
+        )
+    if experiment.optimizer == "adamw" and momentum != type(experiment).model_fields["momentum"].default:
+        return f"momentum is {momentum:g}, but optimizer is 'adamw': momentum is SGD's, leave it out"
+    return None
+
+
+def _in_execution(experiment: Experiment) -> str | None:
+    engine, workers = experiment.engine, experiment.workers
+    if engine == "serial" and workers not in ("auto", 1):
+        return f"engine serial is one process, but workers is {workers}; choose engine processes"
+    if experiment.ray_address is not None and engine != "ray":
+        return f"ray_address is for engine ray, but engine is {engine}"
+    return None
