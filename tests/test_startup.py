@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import json
 import subprocess
 import sys
 
 import pytest
 import torch
 
+import crad
+from crad.inference.fused import FusedPlan, make_fused_plan
 from crad.training.uncompiled import TIED, uncompiled
+from tests.conftest import change
 
 # Each costs a tenth of a second of processor time or more, some a whole one.
 HEAVY = (
@@ -30,6 +34,51 @@ def heavy_after(code: str, *arguments: str) -> list[str]:
 
 def test_the_functions_are_there_before_anything_heavy_is():
     assert heavy_after("import crad; crad.run, crad.aggregate, crad.Experiment") == []
+
+
+COUNTING = """
+import gc, json
+seen = []
+gc.callbacks.append(lambda phase, info: seen.append(info["generation"]) if phase == "start" else None)
+"""
+
+
+def after(code: str, shown: str) -> object:
+    """What an expression is after a program has run, in a process of its own."""
+    whole = f"{COUNTING}{code}\nprint(json.dumps({shown}))"
+    done = subprocess.run([sys.executable, "-c", whole], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_nobody_looks_for_garbage_in_what_is_being_imported():
+    assert after("import crad; crad.run", "[seen.count(2), gc.isenabled()]") == [0, True]
+    assert after("import gc; gc.disable(); import crad; crad.run", "gc.isenabled()") is False, "as its owner has it"
+    faulty = "import sys, crad; sys.modules['crad.api'] = None\ntry: crad.run\nexcept ImportError: pass"
+    assert after(faulty, "gc.isenabled()") is True
+
+
+def test_a_command_never_looks_through_its_imports_again():
+    frozen = after(
+        "from crad.cli.run import import_run_loop; import_run_loop()", "[gc.get_freeze_count(), gc.isenabled()]"
+    )
+    assert isinstance(frozen, list)
+    assert frozen[0] > 100_000, "torch alone has more"
+    assert frozen[1] is True
+
+
+def test_a_network_is_planned_once_for_all_engines_of_a_run(tiny, tmp_path, monkeypatch):
+    """Those that teach, those that measure and the inspector: a plan takes longer than a small network's answers."""
+    planned: list[str] = []
+
+    def make(model: torch.nn.Module) -> FusedPlan:
+        planned.append(f"{type(model).__name__} {sum(weight.numel() for weight in model.parameters())}")
+        return make_fused_plan(model)
+
+    monkeypatch.setattr("crad.inference.engine.make_fused_plan", make)
+    crad.run(change(tiny, rounds=1), output=tmp_path / "run")
+    assert len(planned) == len(set(planned)) == len(tiny.models)
+    assert (tmp_path / "run" / "inspection.json").is_file()
 
 
 @pytest.fixture

@@ -5,7 +5,9 @@ The public names, imported on first use so that `crad --help` does not wait for 
 
 from __future__ import annotations
 
+import gc
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -65,7 +67,21 @@ __all__ = [
 def __getattr__(name: str) -> Any:  # noqa: ANN401  # any public name
     if name not in _HOMES:
         raise AttributeError(f"module 'crad' has no attribute {name!r}; public names: {', '.join(__all__)}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(_import(_HOMES[name]), name)
+
+
+def _import(module: str) -> ModuleType:
+    """Import a module while the garbage collector rests.
+
+    Nothing that is imported is garbage, and looking through torch's objects for some takes a tenth of a second a time.
+    """
+    if not gc.isenabled():
+        return import_module(module)
+    gc.disable()
+    try:
+        return import_module(module)
+    finally:
+        gc.enable()
 
 
 def __dir__() -> list[str]:

@@ -12,7 +12,7 @@ import typer
 from crad.cli.callback_options import CallbackOptions
 from crad.cli.lists import parse_methods, parse_seeds, settings_by_method
 from crad.cli.options import AsJson, ConfigFile, Quiet, Settings, with_experiment_flags
-from crad.cli.run import default_output, run_shown, show_report
+from crad.cli.run import default_output, import_run_loop, run_shown, show_report
 from crad.config import Experiment, make_experiment
 from crad.errors import ConfigError
 
@@ -94,6 +94,7 @@ def demo_command(
 
 def _experiments(settings: Settings, methods: str, seeds: str | None, config: Path | None) -> list[Experiment]:
     """Seed by seed, so that an early stop still leaves whole comparisons."""
+    import_run_loop()
     from crad.federation.method import MIN_PROXY
     from crad.methods import resolve_method
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shlex
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,6 +71,15 @@ def run_command(
         show_report(callbacks, directory)
 
 
+@cache
+def import_run_loop() -> None:
+    """Import all that a run needs, and let the garbage collector pass over it from now on: it stays to the end."""
+    import crad
+
+    _ = crad.run
+    gc.freeze()
+
+
 def run_shown(
     display: Display,
     experiment: Experiment,
@@ -85,6 +96,7 @@ def run_shown(
 
     `left_after`: seconds that the runs after this one will take, where that is known.
     """
+    import_run_loop()
     from crad.api import run
     from crad.runs.names import title_of
 

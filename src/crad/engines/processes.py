@@ -25,8 +25,12 @@ from crad.federation.context import RunContext
 from crad.federation.tasks import Task, TaskOutcome
 
 MAX_DEATHS = 3  # of workers over one task, before the run is given up
-# A worker imports from where this process does, however it was started.
-PROGRAM = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); from crad.engines.worker import main; main()"
+# A worker imports from where this process does, however it was started. What it imports stays: the garbage collector
+# rests meanwhile and passes over it later.
+PROGRAM = (
+    "import gc, json, sys; gc.disable(); sys.path[:] = json.loads(sys.argv.pop(1)); "
+    "from crad.engines.worker import main; gc.enable(); gc.freeze(); main()"
+)
 GRACE_SECONDS = 5.0  # for a worker to end when told to
 
 

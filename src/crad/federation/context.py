@@ -17,7 +17,7 @@ from crad.data.site_data import OwnData
 from crad.device import choose_device
 from crad.federation.attacks import Adversary, make_adversary
 from crad.federation.federated_data import FederatedData, build_federated_data, build_own_data
-from crad.inference.engine import check_precision
+from crad.inference.engine import Plans, check_precision
 from crad.models import Allowance, Architecture
 
 
@@ -38,6 +38,11 @@ class RunContext:
     @cached_property
     def _architectures(self) -> tuple[Architecture, ...]:
         return tuple(Architecture.parse(entry, width=self.experiment.width) for entry in self.experiment.models)
+
+    @cached_property
+    def plans(self) -> Plans:
+        """Return how networks run frozen, by architecture: made once, for all engines of the run in this process."""
+        return {}
 
     @cached_property
     def recipe(self) -> Recipe:

@@ -92,7 +92,7 @@ class TaskRunner:
         self._method = method
         self._members = {member.index: member for member in method.roster(context)}
         self._models: dict[str, torch.nn.Module] = {}  # of the last peer of an architecture: the next one overwrites it
-        self._measuring = TeacherEngine(device=context.device)  # always in full precision
+        self._measuring = TeacherEngine(device=context.device, plans=context.plans)  # always in full precision
         self.teachers = TeacherCache(context)
 
     @property

@@ -42,6 +42,7 @@ class TeacherCache:
             device=context.device,
             precision=context.experiment.teacher_precision,
             expected_samples=_expected_samples(context),
+            plans=context.plans,
         )
 
     def decode(self, message: Message, *, sender: int, round_index: int) -> Snapshot:

@@ -26,6 +26,7 @@ TEACHER_BATCH = 64  # larger ones are slower on a CPU
 GPU_TEACHER_BATCH = 512  # a small batch leaves a GPU waiting for the next launch
 
 Run = Callable[[Tensor], Tensor]  # inputs [B,D,H,W] to logits [B,C]
+Plans = dict[str, FusedPlan | None]  # by architecture; None: it has no plan and runs as it is
 Teacher = Callable[[], Run]  # gives the frozen teacher, ready to run
 
 
@@ -47,14 +48,16 @@ def soft_predictions(teachers: Sequence[Teacher], inputs: Tensor, *, temperature
 class TeacherEngine:
     """Prepares snapshots to run fast on one device. For one thread at a time: its teachers share scratch memory."""
 
-    def __init__(self, *, device: str, precision: str = "fp32", expected_samples: int = 0) -> None:
-        """Set up; `expected_samples`: how many inputs one architecture's teachers will see.
+    def __init__(
+        self, *, device: str, precision: str = "fp32", expected_samples: int = 0, plans: Plans | None = None
+    ) -> None:
+        """Set up; `expected_samples`: how many inputs one architecture's teachers will see, 0: too few for compiling.
 
-        0: too few for compiling.
+        `plans`: what engines share that run the same architectures on images of one size.
         """
         check_precision(precision, device)
         self._device, self._precision, self._samples = device, precision, expected_samples
-        self._plans: dict[str, FusedPlan | None] = {}
+        self._plans: Plans = {} if plans is None else plans
         self._shared: dict[str, SharedModule] = {}
         self._workspace = Workspace()
 

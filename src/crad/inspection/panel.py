@@ -57,7 +57,9 @@ class Panel:
         directory.check_same_data(partition_record(self.context.data))
         self.roster = Roster(self.context, method.roster(self.context), directory.checkpoint_folder)
         load_checkpoint(self.roster, round_index=self.round_index)
-        self._engine = TeacherEngine(device=self.context.device, precision=self.experiment.teacher_precision)
+        self._engine = TeacherEngine(
+            device=self.context.device, precision=self.experiment.teacher_precision, plans=self.context.plans
+        )
         # With partial participation some have never learned; nobody has been taught by them either. An attacker
         # stands here with what it published, not with what it knows.
         self.teachers = [slot for slot in self.roster if slot.state is not None] or list(self.roster)
