@@ -10,6 +10,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # Tests read the real subsets from here when the folder is there; they skip where it is not.
 export CRAD_DATA ?= $(wildcard $(CURDIR)/../shared/data)
+# Bytecode is kept, also where the environment says not to: every worker of pytest collects all tests, and a good hundred
+# of processes import the package.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo quick test docs release-check bench fuzz lint types setup clean
 
@@ -19,9 +22,9 @@ demo: $(VENV)/.demo
 quick: lint types
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -q -m 'not slow'
 
-# Three at a time on two cores: tests of the network mostly wait.
+# Four at a time on two cores: tests of the network mostly wait.
 test: lint types
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 25
+	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder --durations 25
 
 # Strictly: a broken link, a page outside the navigation or a name that is gone fails it. The tutorials are executed, or
 # taken from build/notebooks where the tests have just done it. Not --quiet: warnings that are not said are not counted.

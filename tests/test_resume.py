@@ -102,7 +102,7 @@ def run_with_stops(experiment, path: Path, *, after_steps: Iterable[int], stage:
 
 
 def test_a_run_stopped_inside_or_between_rounds_ends_the_same(experiment, whole, tmp_path):
-    run_with_stops(experiment, tmp_path / "run", after_steps=(1, 3, 5, 8, 12))
+    run_with_stops(experiment, tmp_path / "run", after_steps=(1, 3, 5, 8, 12, 16, 20))
     assert_same_end(tmp_path / "run", whole)
 
 

@@ -115,7 +115,7 @@ def test_a_client_that_kills_every_worker_ends_the_run_with_a_clear_line(tiny, t
         "METHOD = Method('deadly', (Phase('alone', learn=learn),))\n"
     )
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RunError, match=rf"a worker died .* \(signal 9\), {MAX_DEATHS} times .* --workers"):
+    with pytest.raises(RunError, match=rf"a worker died .* \(signal 9\), {MAX_DEATHS} times .* use fewer workers"):
         crad.run(change(tiny, method="deadly:METHOD", clients=2, workers=2))
     assert not children(os.getpid())
 
