@@ -20,8 +20,8 @@ from crad.federation.teachers import TeacherCache
 from crad.federation.topology import RoundParticipants, Routes, all_to_all
 
 Payload = Literal["sent", "sent and received"]
-# Whom a method's rule combines: the other clients' models as they stand, which `crad explain` shows; experts that
-# clients keep beside their models; nobody in training, only members who predict together.
+# Who teaches: the other clients' models as they stand, which `crad explain` shows where a rule combines them; experts
+# that clients keep beside their models; nobody, though models are exchanged.
 Teachers = Literal["clients", "experts", "nobody"]
 CommonImages = Literal["none", "proxy", "synthetic"]
 MIN_PROXY = 2  # images: batch norm needs two
@@ -81,7 +81,7 @@ class Method:
     phases: tuple[Phase, ...]
     roster: Callable[[RunContext], list[PeerSpec]] = one_peer_per_client
     rule: Rule | None = None  # how it combines teachers, where it does
-    teachers: Teachers = "clients"  # whom it combines so
+    teachers: Teachers = "clients"  # who teaches whom; of methods that exchange models
     common_images: CommonImages = "none"  # images beside the private ones that everybody sees
     payload: Payload = "sent"  # which bytes of a client the tables count
     is_reconstruction: bool = False  # nobody has published its code: the tables say so

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pydantic import ValidationError
 
 from crad.aggregation import RULES
-from crad.config import PUBLISHED, Experiment, names_where
+from crad.config import PUBLISHED, Experiment, names_where, setting_of
 from crad.errors import ConfigError, first_fault, unknown_name
 from crad.federation.method import Method, MethodSpec
 from crad.methods.alone import CENTRALIZED, LOCAL
@@ -64,6 +64,8 @@ def check_recipe(experiment: Experiment, method: Method) -> None:
     """Refuse settings that the method would not look at: nobody shall believe that they had an effect."""
     rule, recipe = method.rule, experiment.recipe
     changed = [name for name in names_where(lambda one: one.is_of_teachers) if _is_changed(experiment, name)]
+    if method.teachers == "nobody":  # what is published can be an attack on those who will ask it
+        changed = [name for name in changed if setting_of(name).role != "world"]
     if changed and rule is None:
         raise ConfigError(
             f"{changed[0]} = {getattr(experiment, changed[0])!r} is for methods that combine snapshots by a rule, such "
