@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict
 
 from crad.aggregation import Rule
+from crad.config import Experiment
 from crad.errors import ConfigError
 from crad.federation.context import RunContext
 from crad.federation.message import Message
@@ -73,6 +74,14 @@ def one_peer_per_client(context: RunContext) -> list[PeerSpec]:
     ]
 
 
+def _no_preparation(experiment: Experiment) -> int:
+    return 0
+
+
+def _no_refusal(experiment: Experiment) -> str | None:
+    return None
+
+
 @dataclass(frozen=True)
 class Method:
     """A name, its phases, and who is on the roster."""
@@ -86,6 +95,8 @@ class Method:
     payload: Payload = "sent"  # which bytes of a client the tables count
     is_reconstruction: bool = False  # nobody has published its code: the tables say so
     settings: Mapping[str, Any] = field(default_factory=dict)  # its own, all of them
+    preparation: Callable[[Experiment], int] = _no_preparation  # rounds before those that are selected and reported
+    refusal: Callable[[Experiment], str | None] = _no_refusal  # why it cannot run under these settings, if it cannot
 
     def __post_init__(self) -> None:
         kinds = [phase.kind for phase in self.phases]

@@ -17,6 +17,7 @@ from crad.methods.alone import CENTRALIZED, LOCAL
 from crad.methods.committee import Committee
 from crad.methods.dfml import Dfml
 from crad.methods.distillation import distillation_method
+from crad.methods.experts import Experts
 from crad.methods.fedgd import FedGd
 from crad.methods.fedmd import FedMd
 from crad.methods.fedmkd import FedMkd
@@ -30,12 +31,12 @@ METHODS: dict[str, Method | type[MethodSpec]] = {
     "dfml": Dfml,
     "fedmkd": FedMkd,
     **{name: distillation_method(name) for name in RULES},
+    "experts": Experts,
     "committee": Committee,
     "local": LOCAL,
     "centralized": CENTRALIZED,
 }
 
-_UNTAUGHT = (PUBLISHED.evidence, PUBLISHED.distill_augment)  # what a method without students has
 # The rows of the paper's main table, in its order.
 PAPER_METHODS = ("fedmd", "fedgd", "msfkd", "dfml", "fedmkd", "uniform", "uncertainty", "crad")
 
@@ -73,10 +74,9 @@ def check_recipe(experiment: Experiment, method: Method) -> None:
         )
     if recipe.evidence != "reported" and rule is not None and not rule.uses_statistics:
         raise ConfigError(f"evidence = {recipe.evidence!r}: {method.name!r} looks at no evidence of its teachers")
-    if method.teachers == "nobody" and (recipe.evidence, recipe.distill_augment) != _UNTAUGHT:
-        name = "evidence" if recipe.evidence != _UNTAUGHT[0] else "distill_augment"
-        raise ConfigError(f"{name} = {getattr(recipe, name)!r} is for students that learn; {method.name!r} has none")
-    if recipe.teacher_prior == "remove" and recipe.local_loss == "balanced":
+    if problem := method.refusal(experiment):
+        raise ConfigError(problem)
+    if recipe.teacher_prior == "remove" and recipe.local_loss == "balanced" and method.teachers == "clients":
         raise ConfigError(
             f"teacher_prior = 'remove' with the balanced loss of {method.name!r}: that loss has the class shares out "
             "of what teachers say already, and taking them out twice harms; set teacher_prior = 'keep' or "
