@@ -232,7 +232,8 @@ def test_half_of_the_rounds_are_the_experts_unless_one_says_otherwise():
 
 @pytest.fixture(scope="module", params=["frozen", "going on"])
 def chosen(request, experiment, going_on) -> Experiment:
-    return experiment if request.param == "frozen" else going_on
+    either: dict[str, Experiment] = {"frozen": experiment, "going on": going_on}
+    return either[request.param]
 
 
 @pytest.fixture(scope="module")
