@@ -187,7 +187,7 @@ def test_participation_is_drawn_without_replacement_by_seed_and_round(tiny):
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_a_single_client_has_nobody_to_learn_from(tiny, method, tmp_path):
-    alone = change(tiny, method=method, clients=1, rounds=1, proxy_size=8)
+    alone = change(tiny, method=method, clients=1, rounds=2, proxy_size=8)
     if method in ("local", "centralized"):
         assert crad.run(alone).summary["payload_bytes_per_client_round"] == 0
         return

@@ -73,7 +73,7 @@ class Experiment(BaseModel):
         str,
         Setting(
             "Method: crad, crad-plus, uniform, uncertainty, an ablation rule, fedmd, fedgd, msfkd, dfml, "
-            "fedmkd, committee, local, centralized, or your own as package.module:Class",
+            "fedmkd, experts, committee, local, centralized, or your own as package.module:Class",
             "Experiment",
             "method",
             "agreed",

@@ -22,5 +22,5 @@ PUBLISHED = Recipe()
 # Methods that are a rule under another recipe; a setting of the same name wins over it.
 RECIPES: dict[str, Recipe] = {
     "crad-plus": Recipe(local_loss="balanced", evidence="pooled", filter="weighted-consensus", distill_augment="same"),
-    "committee": Recipe(teacher_prior="remove"),
+    "experts": Recipe(local_loss="balanced", teacher_prior="remove"),
 }

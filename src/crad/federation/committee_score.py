@@ -58,6 +58,8 @@ def score_committee(roster: Roster) -> CommitteeScore:
     context = roster.context
     rule, prior = resolve_rule(context.experiment.committee_rule), prior_of_members(context)
     slots = [slot for slot in roster if slot.member.clients]
+    if all(slot.measured.plain is None for slot in slots):
+        prior = "remove"  # nobody has a second face: experts trained with the plain loss, whatever their students' is
     logits = {slot.index: load_tensors(roster.logits_of(slot)) for slot in slots}
     sound = [slot for slot in slots if all(bool(part.isfinite().all()) for part in logits[slot.index].values())]
     left_out = {slot.index: "gives non-finite predictions" for slot in slots if slot not in sound}

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict
 
 from crad.aggregation import Rule
+from crad.config import Experiment
 from crad.errors import ConfigError
 from crad.federation.context import RunContext
 from crad.federation.message import Message
@@ -20,8 +21,8 @@ from crad.federation.teachers import TeacherCache
 from crad.federation.topology import RoundParticipants, Routes, all_to_all
 
 Payload = Literal["sent", "sent and received"]
-# Whom a method's rule combines: the other clients' models as they stand, which `crad explain` shows; experts that
-# clients keep beside their models; nobody in training, only members who predict together.
+# Who teaches: the other clients' models as they stand, which `crad explain` shows where a rule combines them; experts
+# that clients keep beside their models; nobody, though models are exchanged.
 Teachers = Literal["clients", "experts", "nobody"]
 CommonImages = Literal["none", "proxy", "synthetic"]
 MIN_PROXY = 2  # images: batch norm needs two
@@ -73,6 +74,14 @@ def one_peer_per_client(context: RunContext) -> list[PeerSpec]:
     ]
 
 
+def _no_preparation(experiment: Experiment) -> int:
+    return 0
+
+
+def _no_refusal(experiment: Experiment) -> str | None:
+    return None
+
+
 @dataclass(frozen=True)
 class Method:
     """A name, its phases, and who is on the roster."""
@@ -81,11 +90,13 @@ class Method:
     phases: tuple[Phase, ...]
     roster: Callable[[RunContext], list[PeerSpec]] = one_peer_per_client
     rule: Rule | None = None  # how it combines teachers, where it does
-    teachers: Teachers = "clients"  # whom it combines so
+    teachers: Teachers = "clients"  # who teaches whom; of methods that exchange models
     common_images: CommonImages = "none"  # images beside the private ones that everybody sees
     payload: Payload = "sent"  # which bytes of a client the tables count
     is_reconstruction: bool = False  # nobody has published its code: the tables say so
     settings: Mapping[str, Any] = field(default_factory=dict)  # its own, all of them
+    preparation: Callable[[Experiment], int] = _no_preparation  # rounds before those that are selected and reported
+    refusal: Callable[[Experiment], str | None] = _no_refusal  # why it cannot run under these settings, if it cannot
 
     def __post_init__(self) -> None:
         kinds = [phase.kind for phase in self.phases]

@@ -31,6 +31,7 @@ from crad.training.losses import log_shares
 from crad.training.optimizer import load_optimizer_tensors, make_optimizer, optimizer_tensors
 
 SNAPSHOT = "snapshot"
+PRIOR_IN = "prior-in"  # in a peer's memory: its model was trained with the plain loss, whatever the run's is
 GLOBAL, LOCAL = "global", "local"  # the common test images, and the test halves of all clients in a row
 
 
@@ -90,6 +91,14 @@ class Peer:
     def log_prior_C(self) -> Tensor | None:  # noqa: N802  # tensors carry their shape in the name
         """Return the logarithm of its own class shares, where it plays a part."""
         return log_prior(self.context, self.clients, peer=self.index)
+
+    @property
+    def missing_prior_C(self) -> Tensor | None:  # noqa: N802  # tensors carry their shape in the name
+        """Return the prior that its model as it stands does without, to be added for its own samples; None: it has it.
+
+        Under the balanced loss that is its own, unless a method notes that it has trained the model with the plain one.
+        """
+        return None if PRIOR_IN in self.memory else self.log_prior_C
 
     @property
     def _shards(self) -> list[Shard]:
@@ -196,16 +205,19 @@ class Peer:
         adversary = self.context.adversary
         held_out = [self.data.images(shard.validation) for shard in self._shards]
         shards = [adversary.as_believed(self.index, images) for images in held_out]
-        if self.log_prior_C is None:
+        prior_C = self.missing_prior_C
+        if prior_C is None:
             return Evaluation(validation=tuple(self._score(model, images) for images in shards))
-        faces = [self._scores(model, images, [self.log_prior_C, None]) for images in shards]
+        faces = [self._scores(model, images, [prior_C, None]) for images in shards]
         return Evaluation(validation=tuple(own for own, _ in faces), plain=tuple(plain for _, plain in faces))
 
     def _tested(self, evaluation: Evaluation, model: nn.Module, keep: list[Tensor] | None = None) -> Evaluation:
         triggered = self.context.adversary.triggered_images()
         return replace(
             evaluation,
-            local=tuple(self._score(model, self.data.images(shard.test), self.log_prior_C) for shard in self._shards),
+            local=tuple(
+                self._score(model, self.data.images(shard.test), self.missing_prior_C) for shard in self._shards
+            ),
             overall=self._score(model, self.data.global_test, keep=keep) if len(self.data.global_test.labels) else None,
             triggered=None if triggered is None else self._score(model, triggered),
         )

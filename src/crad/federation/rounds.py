@@ -56,6 +56,7 @@ class Round:
     traffic: Traffic
     payload_bytes: int  # of all clients together, as the method's tables count it
     is_tested: bool
+    is_preparation: bool  # its models are not yet what the method is about
     measured: tuple[int, ...]  # whose figures are new since the round before
     seconds: float
     peak_memory_bytes: int
@@ -123,6 +124,7 @@ class RoundRunner:
             traffic=traffic,
             payload_bytes=sum(sum(column.values()) for column in counted),
             is_tested=is_tested,
+            is_preparation=round_index <= self._method.preparation(self._experiment),
             measured=tuple(sorted({*participants.clients, *tested, *first} & self._roster.here)),
             seconds=time.perf_counter() - started,
             peak_memory_bytes=self._engine.peak_memory_bytes(),

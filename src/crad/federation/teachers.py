@@ -27,6 +27,7 @@ class Snapshot:
     architecture: str
     statistics: Statistics
     tensors: dict[str, Tensor]
+    is_kept: bool = False  # since its round, and the same for whoever kept it
 
 
 class TeacherCache:
@@ -82,7 +83,7 @@ class TeacherCache:
     def get(self, snapshot: Snapshot) -> PreparedTeacher:
         """Return the teacher, ready to run. Small ones stay prepared for the next student; large ones come singly."""
         known = self._prepared.get(snapshot.peer)
-        if known is not None and known[0] is snapshot:
+        if known is not None and (known[0] is snapshot or _is_same_kept(known[0], snapshot)):
             return known[1]
         model = self._model(snapshot.architecture, sender=snapshot.peer)
         # Our own modules may look into the message's memory, because preparing copies; a user's may load as it likes.
@@ -135,6 +136,10 @@ def _is_same(known: Message, message: Message) -> bool:
     """Tell two messages without reading the body again: the very bytes, or the same file, which nobody changes."""
     is_same_file = known.file is not None and known.file == message.file
     return known.manifest == message.manifest and (known.body is message.body or is_same_file)
+
+
+def _is_same_kept(known: Snapshot, snapshot: Snapshot) -> bool:
+    return known.is_kept and snapshot.is_kept and known.round_index == snapshot.round_index
 
 
 def _quoted(architecture: str | None) -> str:

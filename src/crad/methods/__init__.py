@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from pydantic import ValidationError
 
 from crad.aggregation import RULES
-from crad.config import PUBLISHED, Experiment, names_where
+from crad.config import PUBLISHED, Experiment, names_where, setting_of
 from crad.errors import ConfigError, first_fault, unknown_name
 from crad.federation.method import Method, MethodSpec
 from crad.methods.alone import CENTRALIZED, LOCAL
 from crad.methods.committee import Committee
 from crad.methods.dfml import Dfml
 from crad.methods.distillation import distillation_method
+from crad.methods.experts import Experts
 from crad.methods.fedgd import FedGd
 from crad.methods.fedmd import FedMd
 from crad.methods.fedmkd import FedMkd
@@ -30,12 +31,12 @@ METHODS: dict[str, Method | type[MethodSpec]] = {
     "dfml": Dfml,
     "fedmkd": FedMkd,
     **{name: distillation_method(name) for name in RULES},
+    "experts": Experts,
     "committee": Committee,
     "local": LOCAL,
     "centralized": CENTRALIZED,
 }
 
-_UNTAUGHT = (PUBLISHED.evidence, PUBLISHED.distill_augment)  # what a method without students has
 # The rows of the paper's main table, in its order.
 PAPER_METHODS = ("fedmd", "fedgd", "msfkd", "dfml", "fedmkd", "uniform", "uncertainty", "crad")
 
@@ -64,6 +65,8 @@ def check_recipe(experiment: Experiment, method: Method) -> None:
     """Refuse settings that the method would not look at: nobody shall believe that they had an effect."""
     rule, recipe = method.rule, experiment.recipe
     changed = [name for name in names_where(lambda one: one.is_of_teachers) if _is_changed(experiment, name)]
+    if method.teachers == "nobody":  # what is published can be an attack on those who will ask it
+        changed = [name for name in changed if setting_of(name).role != "world"]
     if changed and rule is None:
         raise ConfigError(
             f"{changed[0]} = {getattr(experiment, changed[0])!r} is for methods that combine snapshots by a rule, such "
@@ -71,10 +74,9 @@ def check_recipe(experiment: Experiment, method: Method) -> None:
         )
     if recipe.evidence != "reported" and rule is not None and not rule.uses_statistics:
         raise ConfigError(f"evidence = {recipe.evidence!r}: {method.name!r} looks at no evidence of its teachers")
-    if method.teachers == "nobody" and (recipe.evidence, recipe.distill_augment) != _UNTAUGHT:
-        name = "evidence" if recipe.evidence != _UNTAUGHT[0] else "distill_augment"
-        raise ConfigError(f"{name} = {getattr(recipe, name)!r} is for students that learn; {method.name!r} has none")
-    if recipe.teacher_prior == "remove" and recipe.local_loss == "balanced":
+    if problem := method.refusal(experiment):
+        raise ConfigError(problem)
+    if recipe.teacher_prior == "remove" and recipe.local_loss == "balanced" and method.teachers == "clients":
         raise ConfigError(
             f"teacher_prior = 'remove' with the balanced loss of {method.name!r}: that loss has the class shares out "
             "of what teachers say already, and taking them out twice harms; set teacher_prior = 'keep' or "

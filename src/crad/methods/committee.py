@@ -14,7 +14,6 @@ from typing import Annotated
 
 from pydantic import Field
 
-from crad.aggregation import resolve_rule
 from crad.federation.message import Message
 from crad.federation.method import Learned, Method, MethodSpec, Phase, RoundContext
 from crad.federation.peer import SNAPSHOT, Peer
@@ -24,18 +23,17 @@ from crad.methods.distillation import decode_all, publish_snapshot, without_over
 
 
 class Committee(MethodSpec):
-    """How often models are exchanged before the last round, and by which rule members predict together."""
+    """How often models are exchanged before the last round."""
 
     exchange_every: Annotated[int, Field(ge=0)] = 0  # rounds; 0: once, at the end
-    rule: str = "support-all"
 
     def phases(self) -> Sequence[Phase]:
         """Train alone; then, in some rounds, publish what has come of it and check what the others publish."""
         return [ALONE, Phase(SNAPSHOT, publish=publish_snapshot, learn=receive, routes=self._routes)]
 
     def build(self, name: str) -> Method:
-        """Return the method with these settings; its rule is for predictions: no student is taught by it."""
-        return replace(super().build(name), rule=resolve_rule(self.rule), teachers="nobody")
+        """Return the method with these settings; members are combined where they predict, and nobody is taught."""
+        return replace(super().build(name), teachers="nobody")
 
     def _routes(self, participants: RoundParticipants) -> Routes:
         planned, now = participants.context.experiment.rounds, participants.round_index

@@ -80,8 +80,21 @@ def distil(
     """
     listens = peer.context.adversary.listens(peer.index)
     snapshots, refused = decode_all(messages, context) if listens else ([], {})
+    return learn_from(peer, snapshots, context, rule=rule, loss_towards=loss_towards, refused=refused)
+
+
+def learn_from(
+    peer: Peer,
+    snapshots: Sequence[Snapshot],
+    context: RoundContext,
+    *,
+    rule: Rule,
+    loss_towards: Callable[[Block, Tensor, int], BlockLoss] | None = None,
+    refused: dict[str, str],
+) -> Learned:
+    """Train one student's local epochs against these snapshots; whoever gives no numbers joins the refused."""
     if not snapshots:
-        alone = train_alone(peer, messages, context)  # nobody to learn from: no target, only own labels
+        alone = train_alone(peer, {}, context)  # nobody to learn from: no target, only own labels
         return Learned(alone.losses, notes={"refused": refused} if refused else {})
     recipe = peer.context.recipe
     published = stack_statistics([snapshot.statistics for snapshot in snapshots])

@@ -65,6 +65,7 @@ def round_record(done: Round, roster: Roster) -> Record:
     return {
         "round": done.index,
         "active": list(done.active),
+        **({"is_preparation": True} if done.is_preparation else {}),
         "missing": {str(index): absent for index, absent in done.missing.items()},
         "validation_accuracy": _mean([score for evaluation in evaluations for score in evaluation.validation]),
         "local_accuracy": _mean(local) if done.is_tested else None,

@@ -1,5 +1,7 @@
 """Which round is reported: one for all clients, the highest mean local validation accuracy, earliest on a tie.
 
+Rounds that only prepare a method's models are not, as long as there is another.
+
 And how every client stood there: a record lists only those whose figures were new.
 """
 
@@ -12,14 +14,18 @@ from typing import Any
 
 def best_round(rounds: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """Return the selected record among the rounds that were tested, None while there is none."""
-    tested = [record for record in rounds if record["local_accuracy"] is not None]
-    return max(tested, key=lambda record: (record["validation_accuracy"], -record["round"]), default=None)
+    return max(_selectable(rounds), key=lambda record: (record["validation_accuracy"], -record["round"]), default=None)
 
 
 def honest_best_round(rounds: Sequence[Mapping[str, Any]], attackers: Collection[int]) -> int:
     """Return the round that the honest clients would select: an attacker's own validation says nothing to anybody."""
-    tested = [int(record["round"]) for record in rounds if record["local_accuracy"] is not None]
+    tested = [int(record["round"]) for record in _selectable(rounds)]
     return max(tested, key=lambda index: (_honest_validation(rounds, index, attackers), -index))
+
+
+def _selectable(rounds: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    tested = [record for record in rounds if record["local_accuracy"] is not None]
+    return [record for record in tested if not record.get("is_preparation")] or tested
 
 
 def honest_clients_at(
