@@ -1,32 +1,44 @@
-"""Python processes forked from this one, for tests that need a process but not its start.
+"""Python processes that need not start, for tests that need a process but not its start.
 
 Most of what a process of `crad` computes in a small test is the import of torch: two seconds. One that is forked has it
 already. It behaves like one that was started in everything that the tests look at: its own signals, exit code, streams,
 folder, environment, open files, and what it does at its end. Not where imports, memory or the start are what is tested.
+
+It is forked from a template, a process that has imported torch and crad and done nothing else: a fork of pytest itself
+would have the locks, the threads' remains and the libraries of whatever was tested before. By a double fork it becomes
+a child of the process that asks.
 """
 
 from __future__ import annotations
 
 import atexit
-import gc
+import ctypes
+import fcntl
 import importlib
-import logging
+import json
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import traceback
 import types
 import warnings
-import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
-FIRST_FREE_FD = 3  # after the streams
+ROOT = Path(__file__).resolve().parents[1]
+PR_SET_CHILD_SUBREAPER = 36
+PATIENCE_S = 60.0
+LONGEST = 2**20  # bytes of an order
+MAX_FDS = 64
+BORN = b"born"
+LEAST_FREE = 100
 LAST_FD = 65536
 
 
@@ -34,36 +46,136 @@ class ForkedPopen(subprocess.Popen[str]):
     """`subprocess.Popen` of `[sys.executable, "-c", CODE, ...]` or `[sys.executable, "-m", MODULE, ...]`."""
 
     def _execute_child(self, args: Any, *more: Any) -> None:
-        """Fork where the base class executes a program; its arguments are those of Python 3.11 to 3.13."""
+        """Have a process forked where the base class executes a program; arguments are those of Python 3.11 to 3.13."""
         _executable, _before, _close, pass_fds, cwd, env, *_windows = more[:9]
         p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = more[9:15]
-        process_group = more[-1]
-        work = _work_of(args)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # threads of pytest wait; none holds a lock of ours
-            self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                _enter(cwd=cwd, env=env, process_group=process_group)
-                _take_streams(p2cread, c2pwrite, errwrite, keep=pass_fds)
-                sys.argv = ["-c" if args[1] == "-c" else args[2], *args[3:]]
-            except BaseException:
-                traceback.print_exc()
-                os._exit(255)
-            _run(work)
+        assert args[0] == sys.executable, args
+        streams = [number if given == -1 else given for number, given in enumerate((p2cread, c2pwrite, errwrite))]
+        order = {
+            "args": list(args),
+            "cwd": os.getcwd() if cwd is None else os.fspath(cwd),
+            "env": dict(os.environ if env is None else env),
+            "process_group": more[-1],
+            "keep": list(pass_fds),
+            "hears_ctrl_c": signal.getsignal(signal.SIGINT) is not signal.SIG_IGN,
+        }
+        self.pid = _template().fork(order, [*streams, *pass_fds])
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
 
 
+class Template:
+    """A process that has everything imported, and forks others from itself."""
+
+    def __init__(self) -> None:
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, "-c", f"from tests.forked import serve; serve({theirs.fileno()})"]
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, cwd=ROOT)
+        self._owner, self._lock = os.getpid(), threading.Lock()
+
+    @property
+    def pid(self) -> int:
+        """Its number among the processes."""
+        return self._process.pid
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process has made it, and it is still there."""
+        return self._owner == os.getpid() and self._process.poll() is None
+
+    def fork(self, order: Mapping[str, Any], fds: Sequence[int]) -> int:
+        """Have a process forked that becomes a child of ours, and return its number."""
+        with self._lock:
+            _adopt_orphans(is_on=True)
+            try:
+                socket.send_fds(self._line, [json.dumps(order).encode()], list(fds))
+                self._line.settimeout(PATIENCE_S)
+                child = int(self._line.recv(LONGEST))
+                assert self._line.recv(LONGEST) == BORN, "the template has gone"
+                return child
+            finally:
+                _adopt_orphans(is_on=False)
+
+    def close(self) -> None:
+        """End it; those forked from it go on."""
+        if self._owner == os.getpid():
+            self._line.close()
+            self._process.wait(PATIENCE_S)
+
+
+_made: list[Template] = []
+
+
+def _template() -> Template:
+    if not _made or not _made[-1].is_ours:
+        _made.append(Template())
+        atexit.register(_made[-1].close)
+    return _made[-1]
+
+
+def templates() -> set[int]:
+    """The processes of ours that are templates."""
+    return {one.pid for one in _made if one.is_ours}
+
+
+def _adopt_orphans(*, is_on: bool) -> None:
+    """Let what loses its parent below us become our child, or not."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(is_on), 0, 0, 0)
+
+
+def serve(number: int) -> None:
+    """Be a template at this end of a line: fork for each order, until nobody is at the other end."""
+    line = socket.socket(fileno=number)
+    for module in ("crad.cli.run", "crad.api", "crad.engines.worker", "crad.site.join"):
+        importlib.import_module(module)
+    while True:
+        content, fds, _, _ = socket.recv_fds(line, LONGEST, MAX_FDS)
+        if not content:
+            return
+        order = json.loads(content)
+        between = os.fork()
+        if between == 0:
+            child = os.fork()
+            if child == 0:
+                line.close()
+                _become(order, fds)
+            line.send(str(child).encode())
+            os._exit(0)
+        os.waitpid(between, 0)
+        line.send(BORN)  # and an orphan, which the one who asks has adopted by now
+        for fd in fds:
+            os.close(fd)
+
+
+def _become(order: Mapping[str, Any], fds: list[int]) -> NoReturn:
+    """Be the process that was asked for: the kept files have the numbers that they have in the process that asks."""
+    try:
+        args = order["args"]
+        _enter(
+            cwd=order["cwd"],
+            env=order["env"],
+            process_group=order["process_group"],
+            hears_ctrl_c=order["hears_ctrl_c"],
+        )
+        _take_files(fds, [0, 1, 2, *order["keep"]])
+        sys.argv = ["-c" if args[1] == "-c" else args[2], *args[3:]]
+        work = _work_of(args)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(255)
+    _run(work)
+
+
 def fork_or_start(args: list[str], **options: Any) -> subprocess.Popen[str]:
     """Return a forked process; where torch has a GPU, which no fork may use, one that was started."""
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() or sys.platform != "linux":
         return subprocess.Popen(args, **options)
     return ForkedPopen(args, **options)
 
 
 def _work_of(args: list[str]) -> Callable[[], object]:
-    assert args[0] == sys.executable, args
     if args[1] == "-m":
         return lambda: runpy.run_module(args[2], run_name="__main__", alter_sys=True)
     assert args[1] == "-c", args
@@ -76,42 +188,31 @@ def _work_of(args: list[str]) -> Callable[[], object]:
     return work
 
 
-def _enter(*, cwd: Any, env: Mapping[str, str] | None, process_group: int | None) -> None:
-    """Forget what is pytest's: handlers, filters, what to do at the end, objects whose end would close our files."""
-    gc.freeze()
-    atexit._clear()
-    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
-    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-    logging.root.handlers.clear()
-    logging.root.setLevel(logging.WARNING)
-    warnings.resetwarnings()
+def _enter(*, cwd: str, env: Mapping[str, str], process_group: int | None, hears_ctrl_c: bool) -> None:
+    """Take on what belongs to the one who asks: its group, its environment, its folder."""
+    signal.signal(signal.SIGINT, signal.default_int_handler if hears_ctrl_c else signal.SIG_IGN)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     if process_group is not None and process_group >= 0:
         os.setpgid(0, process_group)
-    if env is not None:
-        os.environ.clear()
-        os.environ.update(env)
-    if cwd is not None:
-        os.chdir(cwd)
-    sys.path.insert(0, os.getcwd())
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(cwd)
+    sys.path.insert(0, cwd)
     importlib.invalidate_caches()
 
 
-def _take_streams(stdin: int, stdout: int, stderr: int, *, keep: Iterable[int]) -> None:
-    for number, given in enumerate((stdin, stdout, stderr)):
-        if given != -1:
-            os.dup2(given, number)
-    begin = FIRST_FREE_FD
-    for kept in [*sorted(keep), LAST_FD]:
-        os.closerange(begin, kept)
+def _take_files(given: list[int], wanted: list[int]) -> None:
+    """Give the files that came the numbers that they shall have, and close all others."""
+    above = max([*given, *wanted, LEAST_FREE]) + 1
+    aside = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in given]
+    for fd, number in zip(aside, wanted, strict=True):
+        os.dup2(fd, number, inheritable=True)
+    begin = 0
+    for kept in [*sorted(wanted), LAST_FD]:
+        if begin < kept:  # an empty range would close everything
+            os.closerange(begin, kept)
         begin = kept + 1
-    for kept in keep:
-        os.set_inheritable(kept, True)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115  # for as long as the process lives
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115

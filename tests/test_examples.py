@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -173,13 +172,14 @@ def three_hospitals(folder, *words):
 def three_hospitals_forked(folder, *words):
     """The same in a process that is forked, as its hospitals are."""
     code = (
-        "import sys; sys.modules['onnx'] = None; from examples.three_hospitals.run import main; "
-        f"sys.argv = ['run.py', '--dataset', 'digits', '--folder', {str(folder)!r}, *{words!r}]; sys.exit(main())"
+        "import subprocess, sys, types; sys.modules['onnx'] = None; from tests.forked import fork_or_start; "
+        "from examples.three_hospitals import run; "
+        "run.subprocess = types.SimpleNamespace(**{**vars(subprocess), 'Popen': fork_or_start}); "
+        f"sys.argv = ['run.py', '--dataset', 'digits', '--folder', {str(folder)!r}, *{words!r}]; sys.exit(run.main())"
     )
-    forking = SimpleNamespace(**{**vars(subprocess), "Popen": fork_or_start})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("examples.three_hospitals.run.subprocess", forking)
-        started = fork_or_start([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    started = fork_or_start(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
     with ended(started) as process:
         yield process
 

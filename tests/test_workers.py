@@ -34,7 +34,7 @@ from crad.methods import resolve_method
 from crad.runs.callbacks import LambdaCallback
 from crad.training.evaluation import ClassScore
 from tests.conftest import change, hearing_ctrl_c
-from tests.forked import fork_or_start
+from tests.forked import fork_or_start, templates
 from tests.test_resume import assert_same_end
 
 
@@ -52,7 +52,7 @@ def alone(experiment, tmp_path_factory) -> Path:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started and that are still there."""
+    """The processes that a process has started and that are still there, but for the template of others."""
     found = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -61,7 +61,7 @@ def children(pid: int) -> list[int]:
             continue
         if int(fields[1]) == pid and fields[0] != "Z":
             found.append(int(status.parent.name))
-    return found
+    return [one for one in found if one not in templates()]
 
 
 def wait_until(condition, *, seconds: float = 60.0):
