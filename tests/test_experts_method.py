@@ -191,6 +191,23 @@ def test_a_student_begins_as_its_expert_and_is_drawn_to_what_all_experts_say(exp
     torch.testing.assert_close(target_BC, wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("prior", "is_right"), [("keep", True), ("remove", False)])
+def test_shares_of_a_handful_of_samples_mislead(tiny, monkeypatch, prior, is_right):
+    """Known and kept: everybody holds all classes alike, but of eight validation samples three are of one class."""
+    hits: list[float] = []
+
+    def spy(student: Peer, block: Block, target_BC: Tensor) -> BlockLoss:
+        hits.append(float((target_BC.argmax(dim=1) == block.labels).float().mean()))
+        return student_loss(student, block, target_BC)
+
+    monkeypatch.setattr("crad.methods.distillation.student_loss", spy)
+    settings = {"clients": 3, "partition": "iid", "lr": 0.05, "models": ("cnn6",), "teacher_prior": prior}
+    federation = after(change(tiny, method="experts", rounds=6, **settings), 4)
+    assert [sum(peer.statistics().counts) for peer in federation.peers()] == [8, 8, 8]
+    assert all((hit > 0.9) == is_right for hit in hits)
+    assert len(hits) == 3
+
+
 def test_rule_and_correction_are_settings(experiment):
     def losses(**settings: object) -> list[float]:
         line = crad.run(change(experiment, rounds=2, models=("cnn6",), **settings)).rounds[1]
