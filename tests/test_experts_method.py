@@ -17,7 +17,7 @@ from crad.federation.message import Message
 from crad.federation.method import RoundContext
 from crad.federation.peer import PRIOR_IN, Peer
 from crad.federation.teachers import TeacherCache
-from crad.inspection.panel import is_inspectable
+from crad.inspection import RunInspector
 from crad.methods import check_recipe, resolve_method
 from crad.methods.distillation import student_loss
 from crad.methods.experts import Experts, kept_teachers
@@ -363,5 +363,33 @@ def test_it_stands_for_a_balanced_student_and_corrected_experts_unless_one_says_
     assert agreed(identities, settings={"method": "experts"}).settings["teacher_prior"] == "remove"
 
 
-def test_there_is_nothing_to_inspect_yet():
-    assert not is_inspectable(resolve_method("experts"), clients=4)
+# --- looking into it
+
+
+def test_the_inspector_shows_the_experts_that_a_student_keeps(experiment, tmp_path):
+    result = crad.run(change(experiment, attack="noise", attackers=1), output=tmp_path / "run")
+    inspector = RunInspector(tmp_path / "run")
+    panel, [attacker] = inspector.panel, inspector.panel.context.adversary.members
+    trace = inspector.trace(student=1, image=5, class_index=None)
+    assert [teacher.client for teacher in trace.teachers] == [0, 1, 2, 3], "its own among them"
+    assert [teacher.client for teacher in trace.teachers if teacher.is_liar] == [attacker]
+
+    federation = after(change(experiment, attack="noise", attackers=1), 3)
+    kept = kept_teachers(federation.peer(next(index for index in range(4) if index != attacker)))
+    inputs = panel.context.data.preprocessor.inputs(panel.context.data.global_test.images[5:6])
+    said = []
+    for one in kept:
+        model = federation.peer(one.peer).model
+        model.load_state_dict(one.tensors)
+        said.append(torch.softmax(logits_on(model, inputs) / experiment.temperature, dim=1))
+    wanted = crad.aggregate(
+        torch.stack(said),
+        torch.tensor([one.statistics.counts for one in kept]),
+        torch.tensor([one.statistics.accuracies for one in kept]),
+        "support-all",
+        teacher_prior="remove",
+        temperature=experiment.temperature,
+    )
+    assert trace.target == pytest.approx(float(wanted[0, trace.class_index]), abs=1e-4)
+    assert result.directory is not None
+    assert (result.directory / "inspection.json").is_file()
