@@ -109,6 +109,20 @@ def test_experts_that_go_on_are_still_those_of_local(going_on):
         assert not is_same(weights(peer), expected), "the student is another"
 
 
+def test_a_student_is_left_as_it_is_while_its_expert_trains_publishes_and_is_kept(going_on):
+    federation = after(going_on, 2)
+    method = resolve_method("experts", going_on.method_settings)
+    context = RoundContext(3, TeacherCache(federation.context))
+    peer = federation.peer(0)
+    before = {name: one.clone() for name, one in peer.state().items() if not name.startswith("memory.")}
+    assert any(name.startswith("momentum.") for name in before)
+    method.phases[0].learn(peer, {}, context)
+    assert method.phases[1].publish is not None
+    method.phases[1].publish(peer, context)
+    method.phases[1].learn(peer, {}, context)
+    assert is_same({name: one for name, one in peer.state().items() if not name.startswith("memory.")}, before)
+
+
 # --- what is exchanged, and kept
 
 
