@@ -17,7 +17,7 @@ from crad.federation.message import Message
 from crad.federation.method import RoundContext
 from crad.federation.peer import PRIOR_IN, Peer
 from crad.federation.teachers import TeacherCache
-from crad.inspection.panel import is_inspectable
+from crad.inspection import RunInspector
 from crad.methods import check_recipe, resolve_method
 from crad.methods.distillation import student_loss
 from crad.methods.experts import Experts, kept_teachers
@@ -109,6 +109,20 @@ def test_experts_that_go_on_are_still_those_of_local(going_on):
         assert not is_same(weights(peer), expected), "the student is another"
 
 
+def test_a_student_is_left_as_it_is_while_its_expert_trains_publishes_and_is_kept(going_on):
+    federation = after(going_on, 2)
+    method = resolve_method("experts", going_on.method_settings)
+    context = RoundContext(3, TeacherCache(federation.context))
+    peer = federation.peer(0)
+    before = {name: one.clone() for name, one in peer.state().items() if not name.startswith("memory.")}
+    assert any(name.startswith("momentum.") for name in before)
+    method.phases[0].learn(peer, {}, context)
+    assert method.phases[1].publish is not None
+    method.phases[1].publish(peer, context)
+    method.phases[1].learn(peer, {}, context)
+    assert is_same({name: one for name, one in peer.state().items() if not name.startswith("memory.")}, before)
+
+
 # --- what is exchanged, and kept
 
 
@@ -189,6 +203,23 @@ def test_a_student_begins_as_its_expert_and_is_drawn_to_what_all_experts_say(exp
         temperature=experiment.temperature,
     )
     torch.testing.assert_close(target_BC, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("prior", "is_right"), [("keep", True), ("remove", False)])
+def test_shares_of_a_handful_of_samples_mislead(tiny, monkeypatch, prior, is_right):
+    """Known and kept: everybody holds all classes alike, but of eight validation samples three are of one class."""
+    hits: list[float] = []
+
+    def spy(student: Peer, block: Block, target_BC: Tensor) -> BlockLoss:
+        hits.append(float((target_BC.argmax(dim=1) == block.labels).float().mean()))
+        return student_loss(student, block, target_BC)
+
+    monkeypatch.setattr("crad.methods.distillation.student_loss", spy)
+    settings = {"clients": 3, "partition": "iid", "lr": 0.05, "models": ("cnn6",), "teacher_prior": prior}
+    federation = after(change(tiny, method="experts", rounds=6, **settings), 4)
+    assert [sum(peer.statistics().counts) for peer in federation.peers()] == [8, 8, 8]
+    assert all((hit > 0.9) == is_right for hit in hits)
+    assert len(hits) == 3
 
 
 def test_rule_and_correction_are_settings(experiment):
@@ -346,5 +377,33 @@ def test_it_stands_for_a_balanced_student_and_corrected_experts_unless_one_says_
     assert agreed(identities, settings={"method": "experts"}).settings["teacher_prior"] == "remove"
 
 
-def test_there_is_nothing_to_inspect_yet():
-    assert not is_inspectable(resolve_method("experts"), clients=4)
+# --- looking into it
+
+
+def test_the_inspector_shows_the_experts_that_a_student_keeps(experiment, tmp_path):
+    result = crad.run(change(experiment, attack="noise", attackers=1), output=tmp_path / "run")
+    inspector = RunInspector(tmp_path / "run")
+    panel, [attacker] = inspector.panel, inspector.panel.context.adversary.members
+    trace = inspector.trace(student=1, image=5, class_index=None)
+    assert [teacher.client for teacher in trace.teachers] == [0, 1, 2, 3], "its own among them"
+    assert [teacher.client for teacher in trace.teachers if teacher.is_liar] == [attacker]
+
+    federation = after(change(experiment, attack="noise", attackers=1), 3)
+    kept = kept_teachers(federation.peer(next(index for index in range(4) if index != attacker)))
+    inputs = panel.context.data.preprocessor.inputs(panel.context.data.global_test.images[5:6])
+    said = []
+    for one in kept:
+        model = federation.peer(one.peer).model
+        model.load_state_dict(one.tensors)
+        said.append(torch.softmax(logits_on(model, inputs) / experiment.temperature, dim=1))
+    wanted = crad.aggregate(
+        torch.stack(said),
+        torch.tensor([one.statistics.counts for one in kept]),
+        torch.tensor([one.statistics.accuracies for one in kept]),
+        "support-all",
+        teacher_prior="remove",
+        temperature=experiment.temperature,
+    )
+    assert trace.target == pytest.approx(float(wanted[0, trace.class_index]), abs=1e-4)
+    assert result.directory is not None
+    assert (result.directory / "inspection.json").is_file()

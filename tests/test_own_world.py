@@ -106,7 +106,17 @@ def node(context: RunContext, client: int, folder: Path, exchange):
     return roster, RoundRunner(method, roster, exchange=exchange, engine=SerialEngine(context, method))
 
 
-@pytest.mark.parametrize("settings", [{}, {"method": "dfml"}, {"active": 2}], ids=["crad", "dfml", "two of three"])
+WORLDS: dict[str, dict[str, Any]] = {
+    "crad": {},
+    "dfml": {"method": "dfml"},
+    "committee": {"method": "committee"},
+    "experts": {"method": "experts"},
+    "experts that go on": {"method": "experts", "method_settings": {"expert_rounds": 1, "exchange_every": 1}},
+    "two of three": {"active": 2},
+}
+
+
+@pytest.mark.parametrize("settings", WORLDS.values(), ids=WORLDS)
 def test_a_member_on_its_own_ends_with_the_weights_and_messages_of_the_simulation(tmp_path, settings):
     context = build_run_context(experiment(**settings))
     together, exchange, records = simulate(context, tmp_path / "together")

@@ -21,8 +21,8 @@ from crad.federation.teachers import TeacherCache
 from crad.federation.topology import RoundParticipants, Routes, all_to_all
 
 Payload = Literal["sent", "sent and received"]
-# Who teaches: the other clients' models as they stand, which `crad explain` shows where a rule combines them; experts
-# that clients keep beside their models; nobody, though models are exchanged.
+# Who teaches: the other clients' models as they stand; experts that clients keep beside their models; nobody, though
+# models are exchanged.
 Teachers = Literal["clients", "experts", "nobody"]
 CommonImages = Literal["none", "proxy", "synthetic"]
 MIN_PROXY = 2  # images: batch norm needs two

@@ -6,7 +6,7 @@ Shapes: N clients that can teach, K teachers of one student, B images, C classes
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,12 +18,15 @@ from crad.data.preprocessing import ImageSet
 from crad.errors import RunError
 from crad.federation.class_statistics import class_statistics, stack_statistics
 from crad.federation.context import RunContext, build_run_context
+from crad.federation.message import Statistics
 from crad.federation.method import Method
 from crad.federation.peer import Peer, training_images, untrained_model
 from crad.federation.roster import PeerSlot, Roster
 from crad.federation.tasks import load_tensors
+from crad.federation.teachers import Snapshot
 from crad.inference.engine import PreparedTeacher, TeacherEngine, soft_predictions
 from crad.methods import resolve_method
+from crad.methods.experts import teachers_in
 from crad.randomness import repeatable
 from crad.runs.checkpoint import latest_round, load_checkpoint, saved_rounds
 from crad.runs.directory import RunDirectory
@@ -37,7 +40,12 @@ SEARCHED_OUTPUTS = 10_000  # of one image by one teacher: many clients look thro
 
 
 class Panel:
-    """Every client of a run as a teacher of every other, as they stood at the selected round."""
+    """Every client of a run as a teacher of every other, as they stood at the selected round.
+
+    Where clients keep experts, those are the teachers, also of their own students.
+    """
+
+    _experts: Mapping[int, Mapping[int, Snapshot]] | None = None  # by student and owner; None: clients teach
 
     def __init__(self, run: Path, *, context: RunContext | None = None) -> None:
         """Load a run; `context`: the run's, where the caller has it at hand."""
@@ -62,11 +70,12 @@ class Panel:
         )
         # With partial participation some have never learned; nobody has been taught by them either. An attacker
         # stands here with what it published, not with what it knows.
-        self.teachers = [slot for slot in self.roster if slot.state is not None] or list(self.roster)
-        self.statistics = [
-            class_statistics(self.context, slot.index, slot.measured, with_cross_entropy=self._rule.needs_cross_entropy)
-            for slot in self.teachers
-        ]
+        if method.teachers == "experts":
+            self._experts = _kept_experts(self.roster)
+        self.teachers = [slot for slot in self.roster if self._is_teacher(slot)] or list(self.roster)
+        self.statistics = [self._statistics_of(slot) for slot in self.teachers]
+        if not self.students:
+            raise RunError(f"{run} has nobody who keeps experts by round {self.round_index}: continue the run first")
 
     @property
     def students(self) -> list[int]:
@@ -90,7 +99,9 @@ class Panel:
             )
 
     def of_student(self, student: int) -> list[int]:
-        """Return the places among the teachers that teach this student: all but itself."""
+        """Return the places among the teachers that teach this student: all but itself, or the experts it keeps."""
+        if self._experts is not None:
+            return [k for k, slot in enumerate(self.teachers) if slot.index in self._experts[student]]
         return [k for k, slot in enumerate(self.teachers) if slot.index != student]
 
     def combine(self, student: int, q_NBC: Tensor) -> Trace:
@@ -130,6 +141,10 @@ class Panel:
 
     def _run_of(self, slot: PeerSlot) -> PreparedTeacher:
         """Prepare a teacher from its resting state; one at a time."""
+        if (expert := self._expert_of(slot)) is not None:
+            kept = untrained_model(self.context, slot.member)
+            kept.load_state_dict(expert.tensors)
+            return self._engine.prepare(kept.eval().requires_grad_(False), key=slot.member.architecture.id)
         model = None if slot.state is None else untrained_model(self.context, slot.member)
         peer = Peer(self.context, slot.member, model=model)
         if slot.state is not None:
@@ -137,6 +152,24 @@ class Panel:
         if self.is_liar(slot.index):
             peer.model.load_state_dict(peer.published_weights(self.round_index + 1))
         return self._engine.prepare(peer.model.eval().requires_grad_(False), key=slot.member.architecture.id)
+
+    def _is_teacher(self, slot: PeerSlot) -> bool:
+        return slot.state is not None if self._experts is None else self._expert_of(slot) is not None
+
+    def _expert_of(self, slot: PeerSlot) -> Snapshot | None:
+        """Return a client's expert as the others have it, or as it has it itself if nobody else does."""
+        if self._experts is None:
+            return None
+        whose = sorted(self._experts, key=lambda student: student == slot.index)
+        return next((self._experts[one][slot.index] for one in whose if slot.index in self._experts[one]), None)
+
+    def _statistics_of(self, slot: PeerSlot) -> Statistics:
+        expert = self._expert_of(slot)
+        if expert is not None:
+            return expert.statistics
+        return class_statistics(
+            self.context, slot.index, slot.measured, with_cross_entropy=self._rule.needs_cross_entropy
+        )
 
     def _tally_of(self, student: int) -> Tally | None:
         if self._source == "reported":
@@ -175,8 +208,18 @@ class Panel:
 
 
 def is_inspectable(method: Method, clients: int) -> bool:
-    """Return whether a run of the method teaches clients by what other clients' models say, combined by a rule."""
-    return method.rule is not None and method.teachers == "clients" and clients > 1
+    """Return whether a run of the method teaches clients by what clients' models say, combined by a rule."""
+    return method.rule is not None and clients > 1
+
+
+def _kept_experts(roster: Roster) -> dict[int, dict[int, Snapshot]]:
+    """Return the experts that every client keeps, by client and owner."""
+    found = {}
+    for slot in roster:
+        tensors = {} if slot.state is None else load_tensors(slot.state)
+        memory = {name.removeprefix("memory."): one for name, one in tensors.items() if name.startswith("memory.")}
+        found[slot.index] = {one.peer: one for one in teachers_in(memory, roster.context, peer=slot.index)}
+    return found
 
 
 def _selected_round(directory: RunDirectory) -> int:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from crad.aggregation import Rule, resolve_rule
 from crad.config import Experiment
+from crad.federation.context import RunContext
 from crad.federation.message import Message, Statistics
 from crad.federation.method import Learned, Method, MethodSpec, Phase, RoundContext
 from crad.federation.peer import PRIOR_IN, SNAPSHOT, Peer
@@ -146,23 +147,33 @@ class Experts(MethodSpec):
 
 def kept_teachers(peer: Peer) -> list[Snapshot]:
     """Return the experts that a peer keeps, its own among them, in the order of their owners."""
+    return teachers_in(peer.memory, peer.context, peer=peer.index)
+
+
+def teachers_in(memory: Mapping[str, Tensor], context: RunContext, *, peer: int) -> list[Snapshot]:
+    """Return the experts that are kept in a peer's memory, in the order of their owners."""
     weights: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in peer.memory.items():
+    for name, tensor in memory.items():
         kind, _, rest = name.partition("/")
         owner, _, what = rest.partition("/weights/")
         if kind == TEACHER and what:
             weights.setdefault(int(owner), {})[what] = tensor
-    return [_kept_teacher(peer, owner, weights[owner]) for owner in sorted(weights)]
-
-
-def _kept_teacher(peer: Peer, owner: int, tensors: dict[str, Tensor]) -> Snapshot:
-    counts, accuracies, *more = peer.memory[f"{TEACHER}/{owner}/figures"].tolist()
     # Its own a client has as it is, and an attacker's is not what the others got of it.
-    is_kept = owner != peer.index or peer.index not in peer.context.adversary.members
+    is_liar = peer in context.adversary.members
+    return [
+        _kept_teacher(memory, context, owner, weights[owner], is_kept=owner != peer or not is_liar)
+        for owner in sorted(weights)
+    ]
+
+
+def _kept_teacher(
+    memory: Mapping[str, Tensor], context: RunContext, owner: int, tensors: dict[str, Tensor], *, is_kept: bool
+) -> Snapshot:
+    counts, accuracies, *more = memory[f"{TEACHER}/{owner}/figures"].tolist()
     return Snapshot(
         owner,
-        int(peer.memory[f"{TEACHER}/{owner}/round"]),
-        peer.context.architecture_of(owner).id,
+        int(memory[f"{TEACHER}/{owner}/round"]),
+        context.architecture_of(owner).id,
         Statistics(counts=counts, accuracies=accuracies, cross_entropies=more[0] if more else None),
         tensors,
         is_kept=is_kept,
