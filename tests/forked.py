@@ -38,6 +38,7 @@ PATIENCE_S = 60.0
 LONGEST = 2**20  # bytes of an order
 MAX_FDS = 64
 BORN = b"born"
+WITHOUT = "CRAD_TESTS_WITHOUT"  # in the environment: packages that a forked process shall not find
 LEAST_FREE = 100
 LAST_FD = 65536
 
@@ -197,6 +198,8 @@ def _enter(*, cwd: str, env: Mapping[str, str], process_group: int | None, hears
         os.setpgid(0, process_group)
     os.environ.clear()
     os.environ.update(env)
+    for name in env.get(WITHOUT, "").split():
+        sys.modules[name] = None  # type: ignore[assignment]  # as where it is not installed
     os.chdir(cwd)
     sys.path.insert(0, cwd)
     importlib.invalidate_caches()

@@ -96,7 +96,7 @@ def test_tabs_open_by_keyboard_and_by_address(tab, page):
 def test_every_chart_is_drawn_when_its_tab_opens_and_not_before(tab, runs):
     drawn = "[...document.querySelectorAll('.plot')].filter(p => p.querySelector('svg')).map(p => p.dataset.chart)"
     draw_all(tab)
-    assert tab.value(drawn) == ["gains", "accuracy"]
+    assert tab.value(drawn) == ["gains", "accuracy", "committee"]
     for name in ("figures", "cost"):
         open_part(tab, name)
     assert set(tab.value(drawn)) == {chart.name for chart in make_charts(runs)}

@@ -19,7 +19,7 @@ from crad.errors import ConfigError, CradError
 from examples.own_callback import LastOnes
 from examples.three_hospitals.run import HOSPITALS, found_or_take_up
 from tests.conftest import ROOT, change, hearing_ctrl_c
-from tests.forked import fork_or_start
+from tests.forked import WITHOUT, fork_or_start
 from tests.test_golden import without_timing
 
 EXAMPLES = ROOT / "examples"
@@ -172,13 +172,14 @@ def three_hospitals(folder, *words):
 def three_hospitals_forked(folder, *words):
     """The same in a process that is forked, as its hospitals are."""
     code = (
-        "import subprocess, sys, types; sys.modules['onnx'] = None; from tests.forked import fork_or_start; "
+        "import subprocess, sys, types; from tests.forked import fork_or_start; "
         "from examples.three_hospitals import run; "
         "run.subprocess = types.SimpleNamespace(**{**vars(subprocess), 'Popen': fork_or_start}); "
         f"sys.argv = ['run.py', '--dataset', 'digits', '--folder', {str(folder)!r}, *{words!r}]; sys.exit(run.main())"
     )
+    env = {**os.environ, WITHOUT: "onnx"}
     started = fork_or_start(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=env
     )
     with ended(started) as process:
         yield process

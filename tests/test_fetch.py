@@ -253,7 +253,7 @@ def test_a_mirror_is_matched_to_an_archive_by_its_file_name(server, tmp_path, mo
 
 
 def test_what_comes_inside_a_package_is_not_fetched(tmp_path):
-    with pytest.raises(DataError, match=r"'digits' needs no download.*crad\[demo\]"):
+    with pytest.raises(DataError, match=r"'digits' needs no download.*'\.\[demo\]'"):
         fetch("digits", data_dir=tmp_path)
 
 
