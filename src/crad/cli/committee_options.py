@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from crad.prediction.committee import Committee
+    from crad.prediction.committee_choice import Choice
     from crad.prediction.trained_model import TrainedModel
     from crad.results.result import Result
 
@@ -53,6 +54,15 @@ Members = Annotated[
     str | None,
     typer.Option("--members", metavar="I,...", help="Whose models; default: everybody's.", rich_help_panel=PANEL),
 ]
+Size = Annotated[
+    int | None,
+    typer.Option(
+        "--committee-size",
+        metavar="COUNT",
+        help="At most so many members: those that help on the client's own validation images.",
+        rich_help_panel=PANEL,
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -63,6 +73,7 @@ class CommitteeOptions:
     rule: str | None = None
     teacher_prior: TeacherPriorName | None = None
     members: str | None = None
+    committee_size: int | None = None
 
     def refuse_without_committee(self, *allowed: str) -> None:
         """Refuse flags that mean nothing where no committee is asked for."""
@@ -76,11 +87,16 @@ class CommitteeOptions:
 
 def make_asked_committee(result: Result, options: CommitteeOptions) -> Committee:
     """Make the committee of a finished run that was asked for."""
+    from crad.errors import ConfigError
+
+    if options.committee_size is not None and options.client is None:
+        raise ConfigError("--committee-size chooses on one client's own images: say whose with --client, such as 0")
     return result.committee(
         options.client,
         rule=options.rule,
         teacher_prior=None if options.teacher_prior is None else options.teacher_prior.value,
         members=None if options.members is None else _numbers(options.members),
+        size=options.committee_size,
     )
 
 
@@ -105,6 +121,7 @@ def committee_about(model: TrainedModel) -> dict[str, Any]:
         "client": model.client,
         **model.about.settings,
         "unsupported_classes": list(model.unsupported_classes),
+        **({} if model.choice is None else {"choice": asdict(model.choice)}),
     }
     return {"committee": about}
 
@@ -118,7 +135,21 @@ def committee_lines(model: TrainedModel) -> list[str]:
     who = ", ".join(map(str, model.members))
     prior = "; each one's own class shares are taken out" if model.teacher_prior == "remove" else ""
     lines = [f"A committee of {len(model.members)} (clients {who}) by rule {model.rule}{prior}."]
+    lines += [] if model.choice is None else _choice_lines(model.choice)
     lines += [f"Left out: {reason}." for reason in model.left_out.values()]
     if model.unsupported_classes:
         lines.append(f"No member holds enough samples of these classes: {', '.join(model.unsupported_classes)}.")
+    return lines
+
+
+def _choice_lines(choice: Choice) -> list[str]:
+    first, *added = choice.steps
+    lines = [
+        f"Chosen on {choice.images} validation images, {choice.face} face:",
+        f"  client {first.client} alone: {first.accuracy:.1f} %; {first.cost}",
+        *(f"  and client {step.client}: {step.accuracy:.1f} %, {step.gain}; {step.cost}" for step in added),
+        f"  everybody: {choice.everybody.accuracy:.1f} %; {choice.everybody.cost}",
+    ]
+    if added:
+        lines.append(f"Chosen on one half of these images and measured on the other: {choice.checked_gain}.")
     return lines

@@ -14,6 +14,7 @@ from crad.cli.committee_options import (
     IsCommittee,
     Members,
     RuleName,
+    Size,
     TeacherPriorFlag,
     committee_about,
     make_asked_committee,
@@ -57,6 +58,7 @@ def export_command(
     rule: RuleName = None,
     teacher_prior: TeacherPriorFlag = None,
     members: Members = None,
+    committee_size: Size = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a client's model, or a committee, as one file with its preprocessing, class names and both faces.
@@ -71,7 +73,7 @@ def export_command(
     from crad.prediction.export import committee_file_name, file_name
     from crad.results.result import load
 
-    options = CommitteeOptions(client, rule, teacher_prior, members)
+    options = CommitteeOptions(client, rule, teacher_prior, members, committee_size)
     if not committee:
         options.refuse_without_committee("client")
     result = load(run)

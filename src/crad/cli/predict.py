@@ -15,6 +15,7 @@ from crad.cli.committee_options import (
     Members,
     RuleName,
     Served,
+    Size,
     TeacherPriorFlag,
     committee_about,
     committee_lines,
@@ -69,6 +70,7 @@ def predict_command(
     rule: RuleName = None,
     teacher_prior: TeacherPriorFlag = None,
     members: Members = None,
+    committee_size: Size = None,
     as_json: AsJson = False,
 ) -> None:
     """Say the most probable class of every image, and the probabilities.
@@ -80,7 +82,7 @@ def predict_command(
     """
     from crad.data.readers.input_files import read_inputs
 
-    options = CommitteeOptions(client, rule, teacher_prior, members)
+    options = CommitteeOptions(client, rule, teacher_prior, members, committee_size)
     if not committee:
         options.refuse_without_committee()
     trained = _load_run(model, build, face, options) if committee else _load_file(model, build)

@@ -29,10 +29,12 @@ from crad.aggregation.committee_rule import (
 )
 from crad.config import Recipe, TeacherPrior
 from crad.data.dataset import Images
+from crad.data.readers.arrays import to_batch
 from crad.errors import AggregationError, ConfigError, CradError, RunError, unknown_name
 from crad.federation.class_statistics import stack_statistics
 from crad.federation.committee_score import prior_of_members
 from crad.federation.message import Statistics
+from crad.prediction.committee_choice import TIMED_IMAGES, Choice, Cost, Gain, check_size, choose, measured_cost
 from crad.prediction.model_card import ModelCard
 from crad.prediction.run_models import RunModels
 from crad.prediction.trained_model import Face, Predictor, Probabilities, TorchPredictor, TrainedModel
@@ -136,11 +138,17 @@ class Committee(TrainedModel):
     """
 
     def __init__(
-        self, about: CommitteeCard, predictor: Predictor, *, left_out: Mapping[int, str] | None = None
+        self,
+        about: CommitteeCard,
+        predictor: Predictor,
+        *,
+        left_out: Mapping[int, str] | None = None,
+        choice: Choice | None = None,
     ) -> None:
         super().__init__(about.model, predictor)
         self.about = about
         self.left_out = dict(left_out or {})  # who is not in it, and why
+        self.choice = choice  # how its members were chosen, where they were
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -185,12 +193,67 @@ class Committee(TrainedModel):
             >>> result.committee(client=0).predict_proba(x_test, face="local").sum(axis=1)  # doctest: +SKIP
             array([1., 1.], dtype=float32)
         """
+        self._check_face(face)
+        return super().predict_proba(x, face)
+
+    def _check_face(self, face: Face) -> None:
         if face == "local" and self.client is None:
             raise ConfigError(
                 "face 'local' is for images like one client's own, and this committee serves nobody in particular: say "
-                "whom when it is made, client=0 (--client 0)"
+                "whom when it is made, such as client=0"
             )
-        return super().predict_proba(x, face)
+
+    def chosen(self, size: int, x: object, y: object, face: Face | None = None) -> Committee:
+        """Return a committee of at most `size` members: those that help on images `x` of known classes `y`.
+
+        It begins with the model of the client whom it serves and adds whoever helps most; who harms is left out.
+        `committee.choice` says what each one gained, with its interval, and what it costs. The images should not be
+        those that members were trained on: a client's validation half is what `result.committee(client, size=4)` takes.
+        `face`: by which they are judged, the local one unless the committee serves nobody in particular. Labels are
+        class names or their places in `classes`.
+
+        Example:
+            >>> smaller = result.committee(client=3).chosen(4, x_validation, y_validation)  # doctest: +SKIP
+            >>> smaller.members, smaller.choice.checked_gain  # doctest: +SKIP
+        """
+        check_size(size)
+        predictor = self.torch_predictor
+        judged: Face = face or ("global" if self.client is None else "local")
+        self._check_face(judged)
+        images = to_batch(x, self.card.input_shape, resize=self.card.resize)
+        labels_B = self._places_of(y, len(images))
+        path, choice = choose(
+            predictor.answers_of(images, judged),
+            labels_B,
+            clients=self.members,
+            first=None if self.client not in self.members else self.members.index(self.client),
+            size=size,
+            costs=predictor.costs(images),
+        )
+        others = {client: _why_not(client, gain) for client, gain in choice.others.items()}
+        about = self.about.select([self.members[place] for place in path])
+        return Committee(
+            about,
+            CommitteePredictor(about, predictor.models, predictor.rule.select(sorted(path))),
+            left_out={**self.left_out, **others},
+            choice=replace(choice, face=judged),
+        )
+
+    def _places_of(self, y: object, count: int) -> Tensor:
+        labels = np.asarray(y)
+        if labels.shape != (count,) or not count:
+            raise ConfigError(
+                f"y has shape {labels.shape} for {count} images: give one label for each of at least one image"
+            )
+        if labels.dtype.kind in "US":
+            places = {name: place for place, name in enumerate(self.classes)}
+            unknown = [str(label) for label in labels if str(label) not in places]
+            if unknown:
+                raise unknown_name("class", unknown[0], self.classes)
+            labels = np.array([places[str(label)] for label in labels])
+        if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= len(self.classes):
+            raise ConfigError(f"y must hold class names or places from 0 to {len(self.classes) - 1}")
+        return torch.from_numpy(labels.astype(np.int64))
 
     @property
     def torch_predictor(self) -> CommitteePredictor:
@@ -246,9 +309,25 @@ class CommitteePredictor:
         """Return what every member gives for raw images, [K,B,C]."""
         return torch.stack([self.models.get(member.client).logits(images) for member in self._about.members])
 
+    def answers_of(self, images: Images, face: Face) -> Callable[[Sequence[int]], Tensor]:
+        """Run every member once; return a function from some of them, by their places, to what they say together."""
+        logits_KBC = self.logits(images)
+        return lambda members: self._faced(self.rule.select(members).probabilities(logits_KBC[list(members)]), face)
+
+    def costs(self, images: Images) -> list[Cost]:
+        """Measure what every member takes, on copies of some of these images."""
+        batch = np.resize(images, (TIMED_IMAGES, *images.shape[1:]))
+        costs = []
+        for member in self._about.members:  # one in memory at a time
+            model = self.models.get(member.client)
+            costs.append(measured_cost(partial(model.logits, batch), model.nbytes))
+        return costs
+
     def answer(self, logits_KBC: Tensor, face: Face) -> Tensor:
         """Return what the committee makes of it, [B,C]."""
-        said_BC = self.rule.probabilities(logits_KBC)
+        return self._faced(self.rule.probabilities(logits_KBC), face)
+
+    def _faced(self, said_BC: Tensor, face: Face) -> Tensor:
         return said_BC if face == "global" or self._log_prior_C is None else with_own_prior(said_BC, self._log_prior_C)
 
     @property
@@ -299,6 +378,11 @@ def make_committee(
     )
     about = CommitteeCard(whole, tuple(kept), client, settings_of(rule_of))
     return Committee(about, CommitteePredictor(about, cache, rule_of), left_out=left_out)
+
+
+def _why_not(client: int, gain: Gain) -> str:
+    verb = "harms the committee" if gain.is_harm else "is one too many" if gain.points > 0 else "adds nothing"
+    return f"client {client} {verb}: {gain}"
 
 
 def _teacher_prior(asked: TeacherPrior | None, recipe: Recipe) -> TeacherPrior:

@@ -19,16 +19,18 @@ import numpy as np
 from torch import Tensor, nn
 
 from crad.config import Experiment
+from crad.data.dataset import Images, Labels
 from crad.errors import ConfigError, CradError, RunError
 from crad.federation.attacks import published_weights
 from crad.federation.class_statistics import class_statistics
 from crad.federation.context import RunContext, build_run_context
+from crad.federation.federated_data import build_federated_data
 from crad.federation.peer import PeerSpec, log_prior, training_indices
 from crad.federation.peer_evaluation import Evaluation
 from crad.federation.tasks import load_tensors
 from crad.methods import resolve_method
 from crad.models import InputShape, load_first_weights
-from crad.plugins import OBJECT, passing
+from crad.plugins import OBJECT, is_object, passing
 from crad.prediction.model_card import ModelCard, make_card
 from crad.prediction.trained_model import TorchPredictor, TrainedModel, empty_network
 from crad.randomness import torch_seed
@@ -235,6 +237,24 @@ def complete_models(models: RunModels, directory: RunDirectory) -> RunModels:
         record = models_record(context, method.roster(context))
     evaluations = evaluations_at(directory.checkpoint_folder, models.round_index)
     return replace(models, record=with_statistics(record, context, evaluations))
+
+
+def validation_half(models: RunModels, client: int, *, directory: RunDirectory | None) -> tuple[Images, Labels]:
+    """Return a client's own validation images and labels, from the run's data as it was divided."""
+    experiment = models.experiment
+    if is_object(experiment.dataset) and experiment.dataset not in models.objects:
+        raise ConfigError(
+            f"members are chosen on client {client}'s validation images, and the run's data was passed in memory: pass "
+            "it again, crad.load(path, data=...).committee(client, size=...)"
+        )
+    with passing(models.objects):
+        data = build_federated_data(experiment, device="cpu")
+    if directory is not None:
+        directory.check_same_data(partition_record(data))
+    where = data.shards[client].validation
+    if not len(where):
+        raise RunError(f"client {client} has no validation images to choose members on: leave the size out")
+    return data.dataset.train_images[where], data.dataset.train_labels[where]
 
 
 def stored_weights(state: Path) -> dict[str, Tensor]:

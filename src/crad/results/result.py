@@ -13,8 +13,9 @@ from crad.config import Experiment, TeacherPrior
 from crad.data.dataset import Dataset
 from crad.errors import ConfigError, RunError
 from crad.prediction.committee import Committee, make_committee
+from crad.prediction.committee_choice import check_size
 from crad.prediction.export import committee_file_name, export_model, file_name
-from crad.prediction.run_models import RunModels, UnknownClientError, complete_models, stored_models
+from crad.prediction.run_models import RunModels, UnknownClientError, complete_models, stored_models, validation_half
 from crad.prediction.trained_model import TrainedModel
 from crad.report.notebook import result_html
 from crad.results.figures import accuracy_curves
@@ -106,26 +107,38 @@ class Result:
         teacher_prior: TeacherPrior | None = None,
         members: Sequence[int] | None = None,
         temperature: float | None = None,
+        size: int | None = None,
     ) -> Committee:
         """Return the clients' models as one predictor: each as its owner publishes it, combined by a rule.
 
         `client` is whom it serves, whose class shares its local face has. `rule` is a name in `crad.RULES` or a
         `crad.Rule`; `teacher_prior` says whether every member's own class shares are taken out of what it says first,
         "remove" or "keep". Left out, both are as in the run's own measurement, `summary["committee"]`. `members` are
-        those to ask, None: everybody. Who cannot be heard is left out: `committee.left_out` says why.
+        those to ask, None: everybody. Who cannot be heard is left out: `committee.left_out` says why. `size=4` takes at
+        most four, those that help on the client's own validation images (see `Committee.chosen`), which needs the
+        run's data: where that was passed in memory, pass it again, `crad.load(path, data=...)`.
 
         Example:
             >>> committee = result.committee(client=3)  # doctest: +SKIP
             >>> committee.predict_proba(x, face="local"), committee.members  # doctest: +SKIP
         """
-        return make_committee(
-            self._complete_models(),
+        if size is not None:
+            check_size(size)
+            if client is None:
+                raise ConfigError("size: members are chosen on one client's own images; say whose, such as client=0")
+        models = self._complete_models()
+        everybody = make_committee(
+            models,
             client=client,
             rule=rule,
             teacher_prior=teacher_prior,
             members=members,
             temperature=temperature,
         )
+        if size is None or client is None:
+            return everybody
+        directory = None if self.directory is None else RunDirectory(self.directory)
+        return everybody.chosen(size, *validation_half(models, client, directory=directory))
 
     def _complete_models(self) -> RunModels:
         return self.models if self.directory is None else complete_models(self.models, RunDirectory(self.directory))
