@@ -21,11 +21,14 @@ from crad.errors import AggregationError, ConfigError, CradError, RunError
 from crad.federation.attacks import CLAIMED_SAMPLES, draw_attackers
 from crad.federation.context import build_run_context
 from crad.federation.message import Statistics
+from crad.federation.peer_evaluation import Evaluation
 from crad.inspection import RunInspector
 from crad.prediction import committee as committees
 from crad.prediction.committee import Committee, CommitteeCard, CommitteePredictor, Member, MemberModels
 from crad.prediction.model_card import ModelCard
+from crad.prediction.run_models import with_statistics
 from crad.prediction.trained_model import TorchPredictor
+from crad.training.evaluation import ClassScore
 from tests.conftest import change
 from tests.reference import reference_trace
 from tests.test_export import ELSEWHERE
@@ -319,6 +322,21 @@ def test_attackers_sit_in_it_with_what_they_publish(kind, attacked):
         assert {committee.about.members[liar].statistics.counts for liar in liars} == {(CLAIMED_SAMPLES,) * 4}
     reached = 100 * np.mean(committee.predict(images, as_index=True) == test.labels.numpy())
     assert reached == pytest.approx(run.summary["committee"]["global_accuracy"])
+
+
+def test_a_model_that_overflows_does_not_spoil_what_is_written_down(ran):
+    context = build_run_context(ran.experiment)
+    good = ClassScore((3, 3, 3, 3), (1, 2, 3, 0), (1.0, 1.0, 1.0, 1.0))
+    evaluations = {client: Evaluation((good,)) for client in range(4)}
+    evaluations[1] = Evaluation((replace(good, cross_entropy_sums=(1.0, float("nan"), 1.0, float("inf"))),))
+    record = with_statistics(ran.models.record, context, evaluations)
+    said = [peer["statistics"] for peer in record["peers"]]
+    assert said[0] == {
+        "counts": [3.0] * 4,
+        "accuracies": [1 / 3, 2 / 3, 1.0, 0.0],
+        "cross_entropies": pytest.approx([1 / 3] * 4),
+    }
+    assert (said[1]["counts"], said[1]["cross_entropies"]) == ([3.0] * 4, None)
 
 
 # --- run directories of before, and damaged ones

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from crad.config import Experiment
@@ -25,6 +26,7 @@ from crad.federation.attacks import published_weights
 from crad.federation.class_statistics import class_statistics
 from crad.federation.context import RunContext, build_run_context
 from crad.federation.federated_data import build_federated_data
+from crad.federation.message import Statistics
 from crad.federation.peer import PeerSpec, log_prior, training_indices
 from crad.federation.peer_evaluation import Evaluation
 from crad.federation.tasks import load_tensors
@@ -88,9 +90,17 @@ def with_statistics(record: Record, context: RunContext, evaluations: Mapping[in
     """
     peers = []
     for peer in record["peers"]:
-        said = class_statistics(context, peer["index"], evaluations[peer["index"]], with_cross_entropy=True)
+        said = _said_of_itself(context, peer["index"], evaluations[peer["index"]])
         peers.append({**peer, "statistics": said.model_dump(mode="json")})
     return {**record, "peers": peers}
+
+
+def _said_of_itself(context: RunContext, peer: int, evaluation: Evaluation) -> Statistics:
+    """Return what a peer publishes of itself, with cross-entropies where its model gives numbers."""
+    try:
+        return class_statistics(context, peer, evaluation, with_cross_entropy=True)
+    except ValidationError:  # its model overflows: that must not spoil a run that needs no cross-entropies
+        return class_statistics(context, peer, evaluation)
 
 
 def _train_counts(context: RunContext, member: PeerSpec) -> list[int]:
