@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from crad.config import Experiment
     from crad.data.dataset import Dataset
     from crad.errors import CradError
-    from crad.prediction.trained_model import TrainedModel, load_model
+    from crad.prediction.committee import Committee
+    from crad.prediction.model_files import load_model
+    from crad.prediction.trained_model import TrainedModel
     from crad.results.comparison import Comparison
     from crad.results.result import Result, load
     from crad.runs.callbacks import Callback, LambdaCallback
@@ -26,6 +28,7 @@ __version__ = "0.2.0"
 _HOMES = {
     "RULES": "crad.aggregation",
     "Callback": "crad.runs.callbacks",
+    "Committee": "crad.prediction.committee",
     "Comparison": "crad.results.comparison",
     "CradError": "crad.errors",
     "Dataset": "crad.data.dataset",
@@ -39,13 +42,14 @@ _HOMES = {
     "compare": "crad.api",
     "explain": "crad.aggregation",
     "load": "crad.results.result",
-    "load_model": "crad.prediction.trained_model",
+    "load_model": "crad.prediction.model_files",
     "run": "crad.api",
 }
 
 __all__ = [
     "RULES",
     "Callback",
+    "Committee",
     "Comparison",
     "CradError",
     "Dataset",

@@ -36,6 +36,7 @@ from crad.prediction.run_models import (
     check_fits,
     models_record,
     stored_weights,
+    with_statistics,
 )
 from crad.randomness import repeatable
 from crad.report.comparison_folder import run_folder, write_comparison
@@ -277,6 +278,7 @@ class _Simulation:
             loop.run(records, callback=self._callback, on_progress=tell)
         finally:
             roster.forget_messages()
+        self._models = with_statistics(self._models, self._context, loop.best_evaluations(records))
         run = self._finish(self._records(records, workers=engine.workers))
         models = RunModels(
             self._experiment,
@@ -334,6 +336,7 @@ class _Simulation:
         if self._directory is not None:
             run = replace(run, inspection=self._inspect(self._directory))
             self._directory.write_text("report.html", report_page([run]))
+            self._directory.write_json(MODELS_FILE, self._models)
             self._directory.write_json("summary.json", run.summary)
         return run
 

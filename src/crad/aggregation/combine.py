@@ -148,7 +148,7 @@ def combine(evidence: Evidence, rule: str | Rule, *, unsupported: Unsupported) -
     value_BC = (weight_KBC * q_KBC).sum(dim=0) / (total_BC + evidence.epsilon)
 
     is_orphan_BC = total_BC == 0
-    if unsupported == "consensus" and is_orphan_BC.any():
+    if unsupported == "consensus" and not _is_certain(~is_orphan_BC):
         # Nobody may speak for the class: the plain mean of all peers, or its mass would be lost.
         value_BC = torch.where(is_orphan_BC, q_KBC.mean(dim=0), value_BC)
         weight_KBC += is_orphan_BC.to(weight_KBC.dtype)
@@ -156,7 +156,7 @@ def combine(evidence: Evidence, rule: str | Rule, *, unsupported: Unsupported) -
     # Eq. 8, right: back to the simplex. A row without any mass has no literal answer; it gets the plain mean.
     mass_B1 = value_BC.sum(dim=1, keepdim=True)
     has_mass_B1 = mass_B1 > 0
-    if has_mass_B1.all():
+    if _is_certain(has_mass_B1):
         return Combination(value_BC / mass_B1, weight_KBC, selection)
     target_BC = torch.where(has_mass_B1, value_BC / torch.where(has_mass_B1, mass_B1, 1), q_KBC.mean(dim=0))
     return Combination(target_BC, weight_KBC, selection)
@@ -165,10 +165,15 @@ def combine(evidence: Evidence, rule: str | Rule, *, unsupported: Unsupported) -
 def _kept_weights(rule: Rule, evidence: Evidence, selection: Selection) -> tuple[Tensor, Tensor]:
     """Return the weights of the kept and their sum over the teachers, which is zero only where nobody is kept."""
     keep_KBC, given_KBC = selection.keep_KBC, rule.weigh(evidence, selection)
-    if ((given_KBC > 0) & (given_KBC < torch.inf)).all():
+    if _is_certain((given_KBC > 0) & (given_KBC < torch.inf)):
         weight_KBC = keep_KBC.to(given_KBC.dtype).mul_(given_KBC)  # several times faster than torch.where
         return weight_KBC, weight_KBC.sum(dim=0)
     weight_KBC = torch.where(keep_KBC, given_KBC, 0)
     # Weights that are all zero say nothing about whom to prefer: weigh the kept equally.
     weight_KBC = torch.where(keep_KBC & (weight_KBC.sum(dim=0) == 0), 1, weight_KBC)
     return weight_KBC, weight_KBC.sum(dim=0)
+
+
+def _is_certain(condition: Tensor) -> bool:
+    """Return whether it holds everywhere. A graph that is being traced knows no values: it must do for every case."""
+    return not torch.compiler.is_exporting() and bool(condition.all())

@@ -20,7 +20,7 @@ NETWORK_TEACHERS = 32  # up to here comparing whole planes [B,C] is the fastest;
 def supported_median(value_KBC: Tensor, supported_KC: Tensor) -> Tensor:
     """Return the lower median of the supported teachers' finite values, [B,C]; infinite where nobody is supported."""
     centred_KBC = value_KBC + _moved_aside(supported_KC).to(value_KBC).unsqueeze(1)
-    if len(value_KBC) > NETWORK_TEACHERS:
+    if len(value_KBC) > NETWORK_TEACHERS and not torch.compiler.is_exporting():  # ONNX has no median
         return centred_KBC.median(dim=0).values
     return _network_median(centred_KBC)
 

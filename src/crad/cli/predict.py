@@ -1,4 +1,4 @@
-"""`crad predict MODEL INPUTS`: what an exported model says about images."""
+"""`crad predict MODEL INPUTS`: what an exported model, or all models of a run together, say about images."""
 
 from __future__ import annotations
 
@@ -9,11 +9,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from crad.cli.committee_options import (
+    CommitteeOptions,
+    IsCommittee,
+    Members,
+    RuleName,
+    Served,
+    Size,
+    TeacherPriorFlag,
+    committee_about,
+    committee_lines,
+    make_asked_committee,
+)
 from crad.cli.options import AsJson
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from crad.prediction.committee import Committee
     from crad.prediction.trained_model import Probabilities, TrainedModel
 
 MANY_CLASSES = 10  # more than these do not fit in a table: the most probable ones are shown
@@ -27,7 +40,13 @@ class FaceName(StrEnum):
     own = "local"
 
 
-ModelFile = Annotated[Path, typer.Argument(metavar="MODEL", help="What crad export wrote: .safetensors or .onnx.")]
+ModelFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="MODEL",
+        help="What crad export wrote, .safetensors or .onnx; with --committee a finished run directory.",
+    ),
+]
 Inputs = Annotated[Path, typer.Argument(metavar="INPUTS", help="An image, a folder of images, a .npy or a .npz file.")]
 FaceFlag = Annotated[
     FaceName, typer.Option("--face", help="global: images from anywhere; local: images like the model owner's own.")
@@ -46,17 +65,27 @@ def predict_command(
     face: FaceFlag = FaceName.everywhere,
     key: Key = None,
     build: Build = None,
+    committee: IsCommittee = False,
+    client: Served = None,
+    rule: RuleName = None,
+    teacher_prior: TeacherPriorFlag = None,
+    members: Members = None,
+    committee_size: Size = None,
     as_json: AsJson = False,
 ) -> None:
     """Say the most probable class of every image, and the probabilities.
 
+    With --committee all models of a run answer together, each as its owner publishes it.
+
     Example: crad predict runs/first/client-3.onnx scans/
+    Example: crad predict runs/first scans/ --committee --client 3 --face local
     """
     from crad.data.readers.input_files import read_inputs
-    from crad.models.registry import resolve_builder
-    from crad.prediction.trained_model import load_model
 
-    trained = load_model(model, build=None if build is None else resolve_builder(build))
+    options = CommitteeOptions(client, rule, teacher_prior, members, committee_size)
+    if not committee:
+        options.refuse_without_committee()
+    trained = _load_run(model, build, face, options) if committee else _load_file(model, build)
     card = trained.card
     names, images = read_inputs(inputs, channels=card.input_shape[2], resize=card.resize, key=key)
     probabilities = trained.predict_proba(images, face.value)
@@ -65,6 +94,28 @@ def predict_command(
         typer.echo(json.dumps(_to_json(trained, names, probabilities, face=face.value), indent=1))
         return
     _print(trained, names, probabilities, face=face.value)
+
+
+def _load_file(model: Path, build: str | None) -> TrainedModel:
+    from crad.models.registry import resolve_builder
+    from crad.prediction.model_files import load_model
+
+    return load_model(model, build=None if build is None else resolve_builder(build))
+
+
+def _load_run(run: Path, build: str | None, face: FaceName, options: CommitteeOptions) -> Committee:
+    from crad.errors import ConfigError
+    from crad.results.result import load
+
+    if build is not None:
+        raise ConfigError(
+            "--build is for an exported file; a run knows its own networks: leave it out with --committee"
+        )
+    if face == FaceName.own and options.client is None:
+        raise ConfigError(
+            "--face local is for images like one client's own: say whose with --client, such as --client 0"
+        )
+    return make_asked_committee(load(run), options)
 
 
 def _to_json(model: TrainedModel, names: Sequence[str], probabilities: Probabilities, *, face: str) -> object:
@@ -77,7 +128,7 @@ def _to_json(model: TrainedModel, names: Sequence[str], probabilities: Probabili
         }
         for name, row in zip(names, probabilities, strict=True)
     ]
-    return {"face": face, "classes": list(model.classes), "predictions": predictions}
+    return {"face": face, "classes": list(model.classes), **committee_about(model), "predictions": predictions}
 
 
 def _print(model: TrainedModel, names: Sequence[str], probabilities: Probabilities, *, face: str) -> None:
@@ -95,4 +146,6 @@ def _print(model: TrainedModel, names: Sequence[str], probabilities: Probabiliti
         rows.append([name, model.classes[int(order[0])], f"{100 * row.max():.1f}", *rest])
     console = Console() if Console().is_terminal else Console(width=160)
     console.print(plain_table(header, rows))
+    for line in committee_lines(model):
+        console.print(line, highlight=False, markup=False)
     console.print(f"Probabilities of the {face} face, in percent.", highlight=False)

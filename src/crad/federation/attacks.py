@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -20,13 +20,14 @@ from crad.config import Experiment
 from crad.data.preprocessing import ImageSet
 from crad.errors import ConfigError
 from crad.federation.message import Statistics
+from crad.models import InputShape
 from crad.randomness import stream, torch_stream
 from crad.training.evaluation import evaluation_mode
 
 if TYPE_CHECKING:
     from crad.federation.context import RunContext
     from crad.federation.federated_data import FederatedData
-    from crad.federation.peer import Peer, PeerSpec
+    from crad.federation.peer import PeerSpec
 
 CLAIMED_SAMPLES = 10_000.0  # of every class
 TARGET_CLASS = 0  # what a trigger stands for
@@ -35,7 +36,37 @@ TRIGGER_SHARE = 8  # the trigger's side is an eighth of the image's, and at leas
 PROBE_IMAGES = 2
 
 Relabel = Callable[[Tensor, int], Tensor]  # labels [N] and the number of classes
-Lie = Callable[["Peer", int], dict[str, Tensor]]  # the weights that a peer publishes in a round
+
+
+class Publisher(Protocol):
+    """Who has a model to publish: a peer at work, or one that is read back from its state."""
+
+    @property
+    def index(self) -> int:
+        """Return its number on the roster."""
+        ...
+
+    @property
+    def model(self) -> nn.Module:
+        """Return the model that it has."""
+        ...
+
+    @property
+    def experiment(self) -> Experiment:
+        """Return the settings of the run."""
+        ...
+
+    @property
+    def input_shape(self) -> InputShape:
+        """Return what its network is built for."""
+        ...
+
+    def first_model(self) -> nn.Module:
+        """Return its network as it was before it had learned anything."""
+        ...
+
+
+Lie = Callable[[Publisher, int], dict[str, Tensor]]  # the weights that a peer publishes in a round
 
 
 @dataclass(frozen=True)
@@ -73,7 +104,7 @@ class Adversary:
         """Return a peer's own images with the labels that it believes."""
         return images
 
-    def published_weights(self, peer: Peer, round_index: int) -> dict[str, Tensor]:
+    def published_weights(self, peer: Publisher, round_index: int) -> dict[str, Tensor]:
         """Return what a peer gives the others as its model."""
         return peer.model.state_dict()
 
@@ -116,10 +147,9 @@ class SimulatedAdversary(Adversary):
             return images
         return replace(images, labels=self._attack.relabel(images.labels, self._data.num_classes))
 
-    def published_weights(self, peer: Peer, round_index: int) -> dict[str, Tensor]:
+    def published_weights(self, peer: Publisher, round_index: int) -> dict[str, Tensor]:
         """Return a peer's weights and buffers, or what it passes off as them."""
-        lie = self._attack.lie if peer.index in self.members else None
-        return peer.model.state_dict() if lie is None else lie(peer, round_index)
+        return published_weights(peer, round_index)
 
     def published_statistics(self, peer: int, measured: Statistics) -> Statistics:
         """Return what a peer says of itself: what it measured, or the best that one can claim."""
@@ -152,6 +182,15 @@ def make_adversary(experiment: Experiment, data: FederatedData) -> Adversary:
     return (
         Adversary() if experiment.attack is None else SimulatedAdversary(ATTACKS[experiment.attack], experiment, data)
     )
+
+
+def published_weights(peer: Publisher, round_index: int) -> dict[str, Tensor]:
+    """Return the weights and buffers that a client of a simulation publishes, or what it passes off as them."""
+    experiment = peer.experiment
+    if experiment.attack is None or peer.index not in draw_attackers(experiment):
+        return peer.model.state_dict()
+    lie = ATTACKS[experiment.attack].lie
+    return peer.model.state_dict() if lie is None else lie(peer, round_index)
 
 
 def draw_attackers(experiment: Experiment) -> frozenset[int]:
@@ -209,7 +248,7 @@ def _poisoned(images: ImageSet, rng: np.random.Generator) -> ImageSet:
     return ImageSet(marked, labels)
 
 
-def _noise(peer: Peer, round_index: int) -> dict[str, Tensor]:
+def _noise(peer: Publisher, round_index: int) -> dict[str, Tensor]:
     """Return noise of the model's own scale."""
     generator = torch_stream(peer.experiment.seed, "peer", peer.index, "round", round_index, "lie")
     noise = {}
@@ -223,12 +262,12 @@ def _noise(peer: Peer, round_index: int) -> dict[str, Tensor]:
     return noise
 
 
-def _negative(peer: Peer, round_index: int) -> dict[str, Tensor]:
+def _negative(peer: Publisher, round_index: int) -> dict[str, Tensor]:
     """Return its own model with every logit negated."""
-    return _negated(peer.model.state_dict(), _output_layer_of(peer.context, peer.model))
+    return _negated(peer.model.state_dict(), _output_layer_of(peer.model, peer.input_shape, seed=peer.experiment.seed))
 
 
-def _first(peer: Peer, round_index: int) -> dict[str, Tensor]:
+def _first(peer: Publisher, round_index: int) -> dict[str, Tensor]:
     """Return its model as it was before it had learned anything."""
     return peer.first_model().state_dict()
 
@@ -237,16 +276,17 @@ def _negated(tensors: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, T
     return {name: -tensor if name in names else tensor for name, tensor in tensors.items()}
 
 
-def _output_layer_of(context: RunContext, model: nn.Module) -> tuple[str, ...]:
-    shape = (PROBE_IMAGES, context.data.dataset.in_channels, *context.data.dataset.image_size)
-    inputs = torch.randn(shape, generator=torch_stream(context.experiment.seed, "probe")).to(context.device)
-    return output_layer(model, inputs, context.data.num_classes)
+def _output_layer_of(model: nn.Module, shape: InputShape, *, seed: int) -> tuple[str, ...]:
+    inputs = torch.randn((PROBE_IMAGES, shape.in_channels, *shape.image_size), generator=torch_stream(seed, "probe"))
+    device = next((tensor.device for tensor in model.parameters()), inputs.device)
+    return output_layer(model, inputs.to(device), shape.num_classes)
 
 
 def _needs_output_layer(context: RunContext, member: PeerSpec) -> None:
     from crad.federation.peer import first_model  # late: a peer has a context, and that an adversary
 
-    if not _output_layer_of(context, first_model(context, member, seed=0)):
+    model = first_model(context, member, seed=0)
+    if not _output_layer_of(model, context.data.input_shape, seed=context.experiment.seed):
         raise ConfigError(
             f"attack 'sign-flip' negates the last linear layer, and client {member.index}'s model "
             f"{member.architecture} does not end in one; choose another attack or other models"

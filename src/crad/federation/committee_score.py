@@ -16,8 +16,9 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from crad.aggregation import RULES, Rule, TeacherStats, check_evidence, combine, correct, resolve_rule
-from crad.config import TeacherPrior
+from crad.aggregation import RULES, Rule, resolve_rule
+from crad.aggregation.committee_rule import CommitteeRule, make_committee_rule
+from crad.config import Recipe, TeacherPrior
 from crad.federation.class_statistics import class_statistics, stack_statistics
 from crad.federation.context import RunContext
 from crad.federation.peer import GLOBAL, LOCAL, training_indices
@@ -48,15 +49,15 @@ def has_committee(roster: Roster) -> bool:
     return roster.context.experiment.committee and len(members) > 1 and roster.here >= {one.index for one in members}
 
 
-def prior_of_members(context: RunContext) -> TeacherPrior:
+def prior_of_members(recipe: Recipe) -> TeacherPrior:
     """Return what is done with a member's class shares: taken out once, which the balanced loss has done already."""
-    return "remove" if context.recipe.local_loss == "plain" else "keep"
+    return "remove" if recipe.local_loss == "plain" else "keep"
 
 
 def score_committee(roster: Roster) -> CommitteeScore:
     """Combine what the members said in their newest tests, and count the hits."""
     context = roster.context
-    rule, prior = resolve_rule(context.experiment.committee_rule), prior_of_members(context)
+    rule, prior = resolve_rule(context.experiment.committee_rule), prior_of_members(context.recipe)
     slots = [slot for slot in roster if slot.member.clients]
     if all(slot.measured.plain is None for slot in slots):
         prior = "remove"  # nobody has a second face: experts trained with the plain loss, whatever their students' is
@@ -68,7 +69,7 @@ def score_committee(roster: Roster) -> CommitteeScore:
     said = [logits[slot.index] for slot in sound]
 
     def asked(name: str, rule: Rule, prior: TeacherPrior) -> CommitteeScore:
-        panel, test = _Panel(context, rule, prior, _published(context, rule, sound)), context.data.global_test
+        panel, test = _Panel(_committee_rule(context, rule, prior, sound)), context.data.global_test
         nothing_C = torch.zeros(context.data.num_classes)
         return CommitteeScore(
             rule=name,
@@ -85,12 +86,21 @@ def score_committee(roster: Roster) -> CommitteeScore:
     return replace(asked(context.experiment.committee_rule, rule, prior), left_out=left_out, study=study)
 
 
-def _published(context: RunContext, rule: Rule, slots: Sequence[PeerSlot]) -> TeacherStats:
-    return stack_statistics(
-        [
-            class_statistics(context, slot.index, slot.measured, with_cross_entropy=rule.needs_cross_entropy)
-            for slot in slots
-        ]
+def _committee_rule(context: RunContext, rule: Rule, prior: TeacherPrior, slots: Sequence[PeerSlot]) -> CommitteeRule:
+    """Return how the members are combined, on the figures that they publish."""
+    settings = context.experiment
+    published = [
+        class_statistics(context, slot.index, slot.measured, with_cross_entropy=rule.needs_cross_entropy)
+        for slot in slots
+    ]
+    return make_committee_rule(
+        rule,
+        stack_statistics(published),
+        teacher_prior=prior,
+        temperature=settings.temperature,
+        min_support=settings.min_support,
+        epsilon=settings.epsilon,
+        unsupported=settings.unsupported,
     )
 
 
@@ -106,12 +116,9 @@ def _local_scores(context: RunContext, panel: _Panel, said: Sequence[Tensor]) ->
 
 @dataclass(frozen=True)
 class _Panel:
-    """The members' published figures and the rule they are combined by."""
+    """Counts the hits of members who are combined by a rule."""
 
-    context: RunContext
-    rule: Rule
-    prior: TeacherPrior
-    published: TeacherStats
+    rule: CommitteeRule
 
     def score(self, said: Sequence[Tensor], labels_B: Tensor, log_prior_C: Tensor) -> ClassScore:
         """Count the committee's hits per class, block by block."""
@@ -120,17 +127,11 @@ class _Panel:
         step = max(1, BLOCK_BYTES // (4 * len(said) * classes))
         for start in range(0, len(labels_B), step):
             labels = labels_B[start : start + step]
-            log_target_BC = self.combined([one[start : start + step] for one in said]).log() + log_prior_C
+            log_target_BC = (
+                self.rule.traced(torch.stack([one[start : start + step] for one in said])).log() + log_prior_C
+            )
             hits += torch.bincount(labels[log_target_BC.argmax(dim=1) == labels], minlength=classes)
             misses_B = -torch.log_softmax(log_target_BC, dim=1).gather(1, labels[:, None])[:, 0]
             losses.index_add_(0, labels, misses_B.double().clamp(max=1e9))
         counts = torch.bincount(labels_B, minlength=classes)
         return ClassScore(tuple(counts.tolist()), tuple(hits.tolist()), tuple(losses.tolist()))
-
-    def combined(self, said: Sequence[Tensor]) -> Tensor:
-        """Return the committee's probabilities [B,C] from its members' logits."""
-        settings = self.context.experiment
-        q_KBC = torch.softmax(torch.stack(list(said)) / settings.temperature, dim=2)
-        evidence = check_evidence(q_KBC, self.published, min_support=settings.min_support, epsilon=settings.epsilon)
-        corrected = correct(evidence, teacher_prior=self.prior, temperature=settings.temperature)
-        return combine(corrected, self.rule, unsupported=settings.unsupported).target_BC

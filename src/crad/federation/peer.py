@@ -24,7 +24,7 @@ from crad.federation.context import RunContext
 from crad.federation.message import Message, Statistics, pack
 from crad.federation.peer_evaluation import Evaluation
 from crad.inference.engine import TeacherEngine
-from crad.models import Architecture, build_model, load_first_weights
+from crad.models import Architecture, InputShape, build_model, load_first_weights
 from crad.randomness import torch_seed
 from crad.training.evaluation import ClassScore, score_with_priors
 from crad.training.losses import log_shares
@@ -99,6 +99,11 @@ class Peer:
         Under the balanced loss that is its own, unless a method notes that it has trained the model with the plain one.
         """
         return None if PRIOR_IN in self.memory else self.log_prior_C
+
+    @property
+    def input_shape(self) -> InputShape:
+        """Return what its network is built for."""
+        return self.data.input_shape
 
     @property
     def _shards(self) -> list[Shard]:

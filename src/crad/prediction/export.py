@@ -1,4 +1,4 @@
-"""A trained model as one file that others can load: safetensors, and ONNX where its exporter is there.
+"""A trained model, or a committee of several, as one file: safetensors, and ONNX where its exporter is there.
 
 A model has two faces: plain, for images from anywhere, and with the logarithm of its owner's class shares added to its
 logits, for images like the owner's own. The files have both, the preprocessing and the class names, and their metadata
@@ -13,7 +13,7 @@ import copy
 import importlib.util
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,11 +21,15 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
+from crad.aggregation import RULES
+from crad.aggregation.committee_rule import CommitteeRule, with_own_prior
 from crad.errors import ConfigError, RunError, install_hint, unknown_name
 from crad.federation.context import RunContext
 from crad.federation.peer import PeerSpec, first_model
 from crad.files import replacing
+from crad.prediction.committee import Committee
 from crad.prediction.model_card import ModelCard
+from crad.prediction.model_files import MEMBER
 from crad.prediction.run_models import stored_weights
 from crad.prediction.trained_model import TrainedModel
 
@@ -38,21 +42,52 @@ class WithPreparation(torch.nn.Module):
 
     def __init__(self, model: torch.nn.Module, card: ModelCard) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.prepare = model, Preparation(card)
+        self.log_prior_C = torch.nn.Buffer(_log_prior(card))
+
+    def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take pixels uint8 [B,H,W,channels]; return probabilities [B,C], plain and with the owner's prior."""
+        logits_BC = self.model(self.prepare(pixels))
+        return torch.softmax(logits_BC, dim=1), torch.softmax(logits_BC + self.log_prior_C, dim=1)
+
+
+class CommitteeGraph(torch.nn.Module):
+    """Takes raw pixels and gives what all members say together, both faces: every member and the rule are inside."""
+
+    def __init__(self, members: Sequence[torch.nn.Module], card: ModelCard, rule: CommitteeRule) -> None:
+        super().__init__()
+        self.members, self.prepare = torch.nn.ModuleList(members), Preparation(card)
+        self.log_prior_C = torch.nn.Buffer(_log_prior(card))
+        self.rule = rule
+
+    def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take pixels uint8 [B,H,W,channels]; return probabilities [B,C], plain and with the client's prior."""
+        inputs = self.prepare(pixels)
+        said_BC = self.rule.traced(torch.stack([member(inputs) for member in self.members]))
+        return said_BC, with_own_prior(said_BC, self.log_prior_C)
+
+
+class Preparation(torch.nn.Module):
+    """Raw pixels uint8 [B,H,W,channels] become a network's inputs."""
+
+    def __init__(self, card: ModelCard) -> None:
+        super().__init__()
         preprocessor = card.preprocessor()
         self.mean, self.std = torch.nn.Buffer(preprocessor.mean), torch.nn.Buffer(preprocessor.std)
-        self.log_prior_C = torch.nn.Buffer(torch.tensor(card.log_prior or (0.0,) * card.num_classes))
         height, width, _ = card.input_shape
         below, right = (max(0, (card.pad_to or 0) - side) for side in (height, width))
         self.border = (right // 2, right - right // 2, below // 2, below - below // 2)
 
-    def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take pixels uint8 [B,H,W,channels]; return probabilities [B,C], plain and with the owner's prior."""
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Return inputs [B,channels,H,W]."""
         images = pixels.permute(0, 3, 1, 2).to(torch.float32)
         if any(self.border):
             images = F.pad(images, self.border)
-        logits_BC = self.model((images - self.mean) / self.std)
-        return torch.softmax(logits_BC, dim=1), torch.softmax(logits_BC + self.log_prior_C, dim=1)
+        return (images - self.mean) / self.std
+
+
+def _log_prior(card: ModelCard) -> torch.Tensor:
+    return torch.tensor(card.log_prior or (0.0,) * card.num_classes)
 
 
 def trained_model(context: RunContext, member: PeerSpec, state: Path) -> torch.nn.Module:
@@ -69,8 +104,15 @@ def file_name(format: str, client: int) -> str:  # as people call it
     return f"client-{client}{SUFFIXES[format]}"
 
 
+def committee_file_name(format: str, client: int | None) -> str:
+    """Return what an exported committee is called where nobody says otherwise."""
+    if format not in SUFFIXES:
+        raise unknown_name("format", format, SUFFIXES)
+    return f"committee{'' if client is None else f'-client-{client}'}{SUFFIXES[format]}"
+
+
 def export_model(model: TrainedModel, format: str, path: Path) -> Path:
-    """Write a model in one of the formats, whole or not at all; return where."""
+    """Write a model or a committee in one of the formats, whole or not at all; return where."""
     if format not in SUFFIXES:
         raise unknown_name("format", format, SUFFIXES)
     if path.is_dir():
@@ -78,10 +120,13 @@ def export_model(model: TrainedModel, format: str, path: Path) -> Path:
         raise ConfigError(f"{path} is a folder: name the file to write, such as {example}")
     if not path.parent.is_dir():
         raise ConfigError(f"{path} lies in no folder that exists: make {path.parent} first, or choose another place")
-    write = export_safetensors if format == "safetensors" else export_onnx
     try:
         with replacing(path) as beside:
-            write(model.module, model.card, beside)
+            if isinstance(model, Committee):
+                _export_committee(model, format, beside)
+            else:
+                write = export_safetensors if format == "safetensors" else export_onnx
+                write(model.module, model.card, beside)
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
     return path
@@ -95,15 +140,56 @@ def export_safetensors(model: torch.nn.Module, card: ModelCard, path: Path) -> N
 
 def export_onnx(model: torch.nn.Module, card: ModelCard, path: Path) -> None:
     """Write the model as one ONNX graph from raw pixels uint8 [B,H,W,channels] to the probabilities of both faces."""
+    _check_onnx()
+    whole = WithPreparation(_for_export(copy.deepcopy(model)), card)
+    _write_graph(whole, card, path, metadata=card.to_metadata())
+
+
+def _export_committee(committee: Committee, format: str, path: Path) -> None:
+    """Write all members, with what is needed to use them; as ONNX the rule is in the graph."""
+    predictor, about = committee.torch_predictor, committee.about
+    if format == "safetensors":
+        if committee.rule not in RULES:
+            raise ConfigError(
+                f"a .safetensors file names its rule, and {committee.rule!r} is not built in: export it as onnx, where "
+                "the rule is in the graph"
+            )
+        save_file(_all_weights(committee), path, metadata=about.to_metadata())
+        return
+    _check_onnx()
+    members = [_for_export(copy.deepcopy(predictor.models.get(client).module)) for client in committee.members]
+    whole = CommitteeGraph(members, about.model, predictor.rule)
+    try:
+        _write_graph(whole, about.model, path, metadata=about.to_metadata())
+    except torch.onnx.OnnxExporterError as error:
+        reason = " ".join(str(error.__cause__ or error).split())[:200]
+        raise ConfigError(
+            f"rule {committee.rule!r} or a member's network cannot be written as ONNX ({reason}): choose another rule, "
+            "or export it as safetensors"
+        ) from error
+
+
+def _all_weights(committee: Committee) -> dict[str, torch.Tensor]:
+    weights: dict[str, torch.Tensor] = {}
+    for client in committee.members:
+        module = committee.torch_predictor.models.get(client).module
+        prefix = MEMBER.format(client=client)
+        weights |= {prefix + name: tensor.detach().clone().contiguous() for name, tensor in module.state_dict().items()}
+    return weights
+
+
+def _check_onnx() -> None:
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f"writing ONNX needs {' and '.join(missing)}: {install_hint('onnx')}")
+
+
+def _write_graph(whole: torch.nn.Module, card: ModelCard, path: Path, *, metadata: Mapping[str, str]) -> None:
     example = torch.zeros(2, *card.input_shape, dtype=torch.uint8)
-    whole = WithPreparation(_for_export(copy.deepcopy(model)), card).eval()
     with warnings.catch_warnings(), _quiet("torch.onnx"):
         warnings.simplefilter("ignore")  # the exporter's own: deprecations inside torch, operators that we do not use
         program = torch.onnx.export(
-            whole,
+            whole.eval(),
             (example,),
             input_names=["pixels"],
             output_names=list(FACE_NAMES),
@@ -113,7 +199,7 @@ def export_onnx(model: torch.nn.Module, card: ModelCard, path: Path) -> None:
             verbose=False,
         )
     assert program is not None, "the exporter of today returns a program"
-    program.model.metadata_props.update(card.to_metadata())
+    program.model.metadata_props.update(metadata)
     program.save(path, external_data=False)
 
 

@@ -9,27 +9,36 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
+import numpy as np
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from crad.config import Experiment
+from crad.data.dataset import Images, Labels
 from crad.errors import ConfigError, CradError, RunError
+from crad.federation.attacks import published_weights
+from crad.federation.class_statistics import class_statistics
 from crad.federation.context import RunContext, build_run_context
-from crad.federation.peer import PeerSpec, log_prior
+from crad.federation.federated_data import build_federated_data
+from crad.federation.message import Statistics
+from crad.federation.peer import PeerSpec, log_prior, training_indices
+from crad.federation.peer_evaluation import Evaluation
 from crad.federation.tasks import load_tensors
 from crad.methods import resolve_method
-from crad.models import load_first_weights
-from crad.plugins import OBJECT, passing
+from crad.models import InputShape, load_first_weights
+from crad.plugins import OBJECT, is_object, passing
 from crad.prediction.model_card import ModelCard, make_card
 from crad.prediction.trained_model import TorchPredictor, TrainedModel, empty_network
 from crad.randomness import torch_seed
-from crad.runs.checkpoint import saved_rounds, states_at
+from crad.runs.checkpoint import evaluations_at, saved_rounds, states_at
 from crad.runs.directory import RunDirectory
-from crad.runs.records import Record
+from crad.runs.records import Record, partition_record
 
 MODELS_FILE = "models.json"
 MODEL = "model."  # before the names of a resting state's weights
@@ -60,6 +69,7 @@ def models_record(context: RunContext, members: Sequence[PeerSpec]) -> Record:
                 "weights": None if member.architecture.weights is None else str(member.architecture.weights),
                 "draws_as": context.adversary.acts_as(member.index),
                 "log_prior": None if prior_C is None else prior_C.tolist(),
+                "train_counts": _train_counts(context, member),
             }
         )
     return {
@@ -71,6 +81,32 @@ def models_record(context: RunContext, members: Sequence[PeerSpec]) -> Record:
         "std": list(card.std),
         "peers": peers,
     }
+
+
+def with_statistics(record: Record, context: RunContext, evaluations: Mapping[int, Evaluation]) -> Record:
+    """Return `models.json` with the class statistics that every client publishes of its model at the selected round.
+
+    Attackers of a simulation publish other figures than they measured; those stand there.
+    """
+    peers = []
+    for peer in record["peers"]:
+        said = _said_of_itself(context, peer["index"], evaluations[peer["index"]])
+        peers.append({**peer, "statistics": said.model_dump(mode="json")})
+    return {**record, "peers": peers}
+
+
+def _said_of_itself(context: RunContext, peer: int, evaluation: Evaluation) -> Statistics:
+    """Return what a peer publishes of itself, with cross-entropies where its model gives numbers."""
+    try:
+        return class_statistics(context, peer, evaluation, with_cross_entropy=True)
+    except ValidationError:  # its model overflows: that must not spoil a run that needs no cross-entropies
+        return class_statistics(context, peer, evaluation)
+
+
+def _train_counts(context: RunContext, member: PeerSpec) -> list[int]:
+    """Return how many samples of each class a peer holds to train on."""
+    labels = context.data.dataset.train_labels[training_indices(context, member.clients)]
+    return [int(count) for count in np.bincount(labels, minlength=context.data.num_classes)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,20 +137,44 @@ class RunModels(Sequence[TrainedModel]):
         if isinstance(client, slice):
             return [self[one] for one in range(*client.indices(len(self)))]
         number = client + len(self) if client < 0 else client
-        if not 0 <= number < len(self):
-            raise UnknownClientError(f"client {client} does not exist; choose 0 to {len(self) - 1}")
-        peer = next(one for one in self.record["peers"] if number in one["clients"])
+        peer = self.peer_of(number)
         card = self._card(number, peer)
-        with passing(self.objects):
-            module = empty_network(card, seed=torch_seed(self.experiment.seed, "peer", peer["draws_as"], "weights"))
-        state, first = self.states[peer["index"]], peer.get("weights")
-        if state is None and first is not None:  # it never learned: as it began
-            load_first_weights(module, Path(first), name=peer["architecture"])
-        elif state is not None:
+        state = self.states[peer["index"]]
+        module = self._first_module(card, peer, is_needed=state is None)
+        if state is not None:
             weights = stored_weights(state)
             check_fits(module, weights, name=peer["architecture"], where=state)
             module.load_state_dict(weights)
         return TrainedModel(card, TorchPredictor(module.requires_grad_(False), card))
+
+    def published(self, client: int) -> TrainedModel:
+        """Read what a client gives the others as its model: its own, but for some attackers of a simulation."""
+        peer, model = self.peer_of(client), self[client]
+        sender = _Publisher(
+            index=peer["index"],
+            model=model.module,
+            experiment=self.experiment,
+            input_shape=model.card.network_shape,
+            first=partial(self._first_module, model.card, peer),
+        )
+        model.module.load_state_dict(published_weights(sender, self.round_index))
+        return model
+
+    def peer_of(self, client: int) -> Record:
+        """Return what `models.json` says of the peer that holds a client's data; an unknown client is refused."""
+        if not 0 <= client < len(self):
+            raise UnknownClientError(f"client {client} does not exist; choose 0 to {len(self) - 1}")
+        found: Record = next(one for one in self.record["peers"] if client in one["clients"])
+        return found
+
+    def _first_module(self, card: ModelCard, peer: Record, *, is_needed: bool = True) -> nn.Module:
+        """Build a client's network as it began; whoever will load other weights need not read its first ones."""
+        with passing(self.objects):
+            module = empty_network(card, seed=torch_seed(self.experiment.seed, "peer", peer["draws_as"], "weights"))
+        first = peer.get("weights")
+        if is_needed and first is not None:
+            load_first_weights(module, Path(first), name=peer["architecture"])
+        return module
 
     def _card(self, client: int, peer: Record) -> ModelCard:
         height, width, channels = self.record["input_shape"]
@@ -138,6 +198,21 @@ class RunModels(Sequence[TrainedModel]):
         )
 
 
+@dataclass(frozen=True)
+class _Publisher:
+    """A client that is read back from its state, as the one who publishes its model."""
+
+    index: int
+    model: nn.Module
+    experiment: Experiment
+    input_shape: InputShape
+    first: Callable[[], nn.Module]
+
+    def first_model(self) -> nn.Module:
+        """Return its network as it was before it had learned anything."""
+        return self.first()
+
+
 class UnknownClientError(ConfigError, IndexError):
     """A client that the run does not have; an IndexError too, so that loops over models end."""
 
@@ -159,6 +234,37 @@ def stored_models(directory: RunDirectory, *, round_index: int, objects: Mapping
             context = build_run_context(experiment)
             record = models_record(context, method.roster(context))
     return RunModels(experiment, record, states, round_index, objects)
+
+
+def complete_models(models: RunModels, directory: RunDirectory) -> RunModels:
+    """Return the models with what clients published of them; a directory of an earlier version needs its data again."""
+    if all({"statistics", "train_counts"} <= peer.keys() for peer in models.record["peers"]):
+        return models
+    with passing(models.objects):
+        method = resolve_method(models.experiment.method, models.experiment.method_settings)
+        context = build_run_context(models.experiment)
+        directory.check_same_data(partition_record(context.data))
+        record = models_record(context, method.roster(context))
+    evaluations = evaluations_at(directory.checkpoint_folder, models.round_index)
+    return replace(models, record=with_statistics(record, context, evaluations))
+
+
+def validation_half(models: RunModels, client: int, *, directory: RunDirectory | None) -> tuple[Images, Labels]:
+    """Return a client's own validation images and labels, from the run's data as it was divided."""
+    experiment = models.experiment
+    if is_object(experiment.dataset) and experiment.dataset not in models.objects:
+        raise ConfigError(
+            f"members are chosen on client {client}'s validation images, and the run's data was passed in memory: pass "
+            "it again, crad.load(path, data=...).committee(client, size=...)"
+        )
+    with passing(models.objects):
+        data = build_federated_data(experiment, device="cpu")
+    if directory is not None:
+        directory.check_same_data(partition_record(data))
+    where = data.shards[client].validation
+    if not len(where):
+        raise RunError(f"client {client} has no validation images to choose members on: leave the size out")
+    return data.dataset.train_images[where], data.dataset.train_labels[where]
 
 
 def stored_weights(state: Path) -> dict[str, Tensor]:

@@ -1,26 +1,23 @@
-"""A trained model for use: raw images in, class names or probabilities out. From a run, or from a file.
+"""A trained model for use: raw images in, class names or probabilities out.
 
 Shapes: N images, C classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from crad.data.dataset import Images
 from crad.data.preprocessing import image_tensor
 from crad.data.readers.arrays import to_batch
-from crad.errors import ConfigError, RunError, install_hint, unknown_name
+from crad.errors import ConfigError, unknown_name
 from crad.inference.engine import TeacherEngine
 from crad.models import ARCHITECTURES, Architecture, build_model
-from crad.models.timm_models import is_timm
 from crad.plugins import OBJECT, passing
 from crad.prediction.model_card import ModelCard
 from crad.randomness import repeatable
@@ -102,25 +99,35 @@ class TorchPredictor:
 
     def __init__(self, module: torch.nn.Module, card: ModelCard) -> None:
         self.module: torch.nn.Module = module.to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
-        self._card, self._preprocessor = card, card.preprocessor()
+        self.card, self._preprocessor = card, card.preprocessor()
         prior = card.log_prior
         self._log_prior_C = None if prior is None else torch.tensor(prior)
         self._is_ours = Architecture.parse(card.architecture).name in ARCHITECTURES
 
-    @torch.no_grad()
     def __call__(self, images: Images, face: Face) -> Probabilities:
         """Return class probabilities [N, C]."""
-        parts = [np.empty((0, self._card.num_classes), dtype=np.float32)]
+        logits_BC = self.logits(images)
+        if face == "local" and self._log_prior_C is not None:
+            logits_BC = logits_BC + self._log_prior_C
+        said: Probabilities = torch.softmax(logits_BC, dim=1).numpy()
+        return said
+
+    @torch.no_grad()
+    def logits(self, images: Images) -> torch.Tensor:
+        """Return what the network itself gives for raw images, [N, C], without any prior."""
+        parts = [torch.empty(0, self.card.num_classes)]
         with repeatable(0, device="cpu"), evaluation_mode(self.module):
             is_prepared = self._is_ours and len(images) >= PREPARED_FROM
             run = TeacherEngine(device="cpu").prepare(self.module, key="own") if is_prepared else self.module
             for start in range(0, len(images), EVALUATION_BATCH):
-                pixels = image_tensor(images[start : start + EVALUATION_BATCH], pad_to=self._card.pad_to)
-                logits_BC = run(self._preprocessor.inputs(pixels))
-                if face == "local" and self._log_prior_C is not None:
-                    logits_BC = logits_BC + self._log_prior_C
-                parts.append(torch.softmax(logits_BC, dim=1).numpy())
-        return np.concatenate(parts)
+                pixels = image_tensor(images[start : start + EVALUATION_BATCH], pad_to=self.card.pad_to)
+                parts.append(run(self._preprocessor.inputs(pixels)))
+        return torch.cat(parts)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the network's weights and buffers."""
+        return sum(tensor.nbytes for tensor in self.module.state_dict().values())
 
 
 class OnnxPredictor:
@@ -139,50 +146,6 @@ class OnnxPredictor:
         return np.concatenate(parts)
 
 
-def load_model(path: Path | str, *, build: Callable[[int, int], object] | None = None) -> TrainedModel:
-    """Load a model that `crad export`, `Result.export` or `crad peer join` wrote: .safetensors, or .onnx.
-
-    A .safetensors file of a network of your own names the function that builds it; code is never imported because a
-    file says so, so pass it as `build`. An .onnx file needs no code, and onnxruntime (the extra `onnx`).
-
-    Example:
-        >>> model = crad.load_model("model.safetensors")  # doctest: +SKIP
-        >>> model.predict_proba(images, face="local")  # doctest: +SKIP
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise ConfigError(f"{path} is no file: name a model that crad export wrote, .safetensors or .onnx")
-    readers: Mapping[str, Callable[[], TrainedModel]] = {
-        ".safetensors": lambda: _load_safetensors(path, build),
-        ".onnx": lambda: _load_onnx(path),
-    }
-    if path.suffix not in readers:
-        raise ConfigError(f"{path}: expected a model that crad export wrote, .safetensors or .onnx")
-    return readers[path.suffix]()
-
-
-def _load_safetensors(path: Path, build: Callable[[int, int], object] | None) -> TrainedModel:
-    try:
-        with safe_open(path, "pt") as file:
-            card = ModelCard.from_metadata(file.metadata() or {}, where=str(path))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
-    except (SafetensorError, OSError) as error:
-        raise RunError(f"{path} cannot be read as safetensors ({error}): export it again") from error
-    name = Architecture.parse(card.architecture).name
-    if build is None and name not in ARCHITECTURES and not is_timm(name):
-        raise ConfigError(
-            f"{path}: its network is {card.architecture!r}, which is not built in, and no code is imported because a "
-            "file names it: pass the function, crad.load_model(..., build=...), or use an .onnx file"
-        )
-    module = empty_network(card, build=build)
-    try:
-        module.load_state_dict(tensors)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:200]
-        raise RunError(f"{path}: its weights do not fit the network {card.architecture!r}: {reason}") from error
-    return TrainedModel(card, TorchPredictor(module.requires_grad_(False), card))
-
-
 def empty_network(
     card: ModelCard, *, build: Callable[[int, int], object] | None = None, seed: int = 0
 ) -> torch.nn.Module:
@@ -193,25 +156,3 @@ def empty_network(
     given = f"{OBJECT}<given>"  # no object that is passed to a run is called so
     with passing({given: build}):
         return build_model(Architecture(given, architecture.width), **vars(card.network_shape), seed=seed)
-
-
-def _load_onnx(path: Path) -> TrainedModel:
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise ConfigError(f"running {path} needs onnxruntime: {install_hint('onnx')}") from error
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    try:
-        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime has a kind of its own for each fault
-        raise RunError(
-            f"{path} cannot be read as ONNX ({' '.join(str(error).split())[:200]}): export it again"
-        ) from error
-    about = session.get_modelmeta().custom_metadata_map
-    if "format" not in about:
-        raise RunError(
-            f"{path} does not say how images are prepared, as files of earlier versions do not: export it again"
-        )
-    card = ModelCard.from_metadata(about, where=str(path))
-    return TrainedModel(card, OnnxPredictor(session, card))

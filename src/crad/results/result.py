@@ -8,11 +8,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crad.config import Experiment
+from crad.aggregation import Rule
+from crad.config import Experiment, TeacherPrior
 from crad.data.dataset import Dataset
 from crad.errors import ConfigError, RunError
-from crad.prediction.export import export_model, file_name
-from crad.prediction.run_models import RunModels, UnknownClientError, stored_models
+from crad.prediction.committee import Committee, make_committee
+from crad.prediction.committee_choice import check_size
+from crad.prediction.export import committee_file_name, export_model, file_name
+from crad.prediction.run_models import RunModels, UnknownClientError, complete_models, stored_models, validation_half
+from crad.prediction.trained_model import TrainedModel
 from crad.report.notebook import result_html
 from crad.results.figures import accuracy_curves
 from crad.results.frames import frame
@@ -95,20 +99,82 @@ class Result:
         """
         return accuracy_curves([self.records()])
 
-    def export(self, format: str = "safetensors", *, client: int, path: Path | str | None = None) -> Path:
-        """Write a client's model as one file with its preprocessing, class names and both faces; return its path.
+    def committee(
+        self,
+        client: int | None = None,
+        *,
+        rule: str | Rule | None = None,
+        teacher_prior: TeacherPrior | None = None,
+        members: Sequence[int] | None = None,
+        temperature: float | None = None,
+        size: int | None = None,
+    ) -> Committee:
+        """Return the clients' models as one predictor: each as its owner publishes it, combined by a rule.
 
-        `format` is "safetensors" or "onnx" (needs `crad[onnx]`). Without a path it goes into the run directory.
+        `client` is whom it serves, whose class shares its local face has. `rule` is a name in `crad.RULES` or a
+        `crad.Rule`; `teacher_prior` says whether every member's own class shares are taken out of what it says first,
+        "remove" or "keep". Left out, both are as in the run's own measurement, `summary["committee"]`. `members` are
+        those to ask, None: everybody. Who cannot be heard is left out: `committee.left_out` says why. `size=4` takes at
+        most four, those that help on the client's own validation images (see `Committee.chosen`), which needs the
+        run's data: where that was passed in memory, pass it again, `crad.load(path, data=...)`.
+
+        Example:
+            >>> committee = result.committee(client=3)  # doctest: +SKIP
+            >>> committee.predict_proba(x, face="local"), committee.members  # doctest: +SKIP
+        """
+        if size is not None:
+            check_size(size)
+            if client is None:
+                raise ConfigError("size: members are chosen on one client's own images; say whose, such as client=0")
+        models = self._complete_models()
+        everybody = make_committee(
+            models,
+            client=client,
+            rule=rule,
+            teacher_prior=teacher_prior,
+            members=members,
+            temperature=temperature,
+        )
+        if size is None or client is None:
+            return everybody
+        directory = None if self.directory is None else RunDirectory(self.directory)
+        return everybody.chosen(size, *validation_half(models, client, directory=directory))
+
+    def _complete_models(self) -> RunModels:
+        return self.models if self.directory is None else complete_models(self.models, RunDirectory(self.directory))
+
+    def export(
+        self,
+        format: str = "safetensors",
+        *,
+        client: int | None = None,
+        committee: Committee | None = None,
+        path: Path | str | None = None,
+    ) -> Path:
+        """Write a client's model, or a committee, as one file with preprocessing, class names and both faces.
+
+        `format` is "safetensors" or "onnx" (needs `crad[onnx]`). Without a path it goes into the run directory. Return
+        where it is.
 
         Example:
             >>> result.export("onnx", client=3, path="client-3.onnx")  # doctest: +SKIP
+            >>> result.export("onnx", committee=result.committee(client=3))  # doctest: +SKIP
         """
         if path is None and self.directory is None:
             raise ConfigError('path: this run has no directory; say where the file goes, such as path="model.onnx"')
+        if (client is None) == (committee is None):
+            raise ConfigError("say what is to be exported: client=0 for one model, or committee=... for several")
+        if client is not None:
+            name, model = file_name(format, client), self._model_of(client)
+        else:
+            assert committee is not None, "one of both"
+            name, model = committee_file_name(format, committee.client), committee
+        return export_model(model, format, Path(path) if path is not None else Path(self.directory or "") / name)
+
+    def _model_of(self, client: int) -> TrainedModel:
         if client < 0:  # counting from the end is for lists; a file must not be the wrong organisation's
             raise UnknownClientError(f"client {client} does not exist; choose 0 to {len(self.models) - 1}")
-        target = Path(path) if path is not None else Path(self.directory or "") / file_name(format, client)
-        return export_model(self.models[client], format, target)
+        return self.models[client]
 
     def records(self) -> RunRecords:
         """Return the run's records, as charts, tables and pages read them."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from crad.errors import RunError
-from crad.federation.peer_evaluation import evaluation_from_json, evaluation_to_json
+from crad.federation.peer_evaluation import Evaluation, evaluation_from_json, evaluation_to_json
 from crad.federation.roster import STATES, PeerSlot, Roster
 from crad.federation.tasks import load_tensors
 from crad.files import flush_all, write_atomically
@@ -58,12 +58,13 @@ def load_checkpoint(roster: Roster, *, round_index: int) -> None:
 
 def states_at(folder: Path, round_index: int) -> dict[int, Path | None]:
     """Return where every peer's state after a round lies; None: it had not learned yet."""
-    file = round_file(folder, round_index)
-    try:
-        peers = json.loads(file.read_text())["peers"]
-        return {int(one["index"]): None if one["state"] is None else folder / STATES / one["state"] for one in peers}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"checkpoint {file} cannot be read ({error}), so the models of that round are gone") from error
+    peers = _peers_at(folder, round_index)
+    return {int(one["index"]): None if one["state"] is None else folder / STATES / one["state"] for one in peers}
+
+
+def evaluations_at(folder: Path, round_index: int) -> dict[int, Evaluation]:
+    """Return how every peer did after a round."""
+    return {int(one["index"]): evaluation_from_json(one["standing"]) for one in _peers_at(folder, round_index)}
 
 
 def latest_round(folder: Path) -> int | None:
@@ -81,6 +82,17 @@ def saved_rounds(folder: Path) -> list[int]:
 def round_file(folder: Path, round_index: int) -> Path:
     """Return what says where a round's states lie."""
     return folder / f"round-{round_index:05d}.json"
+
+
+def _peers_at(folder: Path, round_index: int) -> list[dict[str, Any]]:
+    file = round_file(folder, round_index)
+    try:
+        peers: list[dict[str, Any]] = json.loads(file.read_text())["peers"]
+        if not all({"index", "state", "standing"} <= one.keys() for one in peers):
+            raise ValueError("a peer without index, state or standing")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"checkpoint {file} cannot be read ({error}), so the models of that round are gone") from error
+    return peers
 
 
 def _to_json(place: PeerSlot) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 experiment.toml   everything needed to repeat the run
 partition.json    clients x classes, and partition.svg, the same as a picture
 weights.json      by which files of weights clients began, where some did
-models.json       what it takes to use the models beside their weights: class names, preprocessing, class priors
+models.json       what it takes to use the models beside their weights: class names, preprocessing, class priors; in a
+                  complete run also the class statistics that clients publish of them
 rounds.jsonl      one line per round
 summary.json      the outcome, once the run is complete
 inspection.json   how teachers were combined for some test images, for methods that do so by a rule

@@ -12,11 +12,12 @@ from pathlib import Path
 from crad.errors import RunError
 from crad.federation.exchange import Exchange
 from crad.federation.method import Method
+from crad.federation.peer_evaluation import Evaluation
 from crad.federation.roster import Roster
 from crad.federation.rounds import Round, RoundRunner
 from crad.federation.tasks import Engine
 from crad.runs.callbacks import Callback
-from crad.runs.checkpoint import latest_round, load_checkpoint, save_checkpoint, states_at
+from crad.runs.checkpoint import evaluations_at, latest_round, load_checkpoint, save_checkpoint, states_at
 from crad.runs.directory import RunDirectory
 from crad.runs.records import Record, round_record
 from crad.runs.selection import best_round
@@ -40,7 +41,9 @@ class RunLoop:
     ) -> None:
         self._rounds = RoundRunner(method, roster, exchange=exchange, engine=engine)
         self._roster, self._directory, self._has_gaps = roster, directory, has_gaps
-        self._best_states: dict[int, Path | None] = {}  # without a directory: everybody's at the selected round
+        # Without a directory: where everybody's state at the selected round lies, and how everybody did.
+        self._best_states: dict[int, Path | None] = {}
+        self._best_evaluations: dict[int, Evaluation] = {}
 
     def restore(self) -> list[Record]:
         """Return the records up to the last complete round, with the roster as it was after it."""
@@ -89,6 +92,13 @@ class RunLoop:
             return self._best_states
         return states_at(self._roster.folder, best["round"])
 
+    def best_evaluations(self, records: list[Record]) -> dict[int, Evaluation]:
+        """Return how everybody did at the selected round."""
+        best = best_round(records)
+        if self._directory is None or best is None:
+            return self._best_evaluations
+        return evaluations_at(self._roster.folder, best["round"])
+
     @property
     def _place(self) -> Path:
         return self._roster.folder if self._directory is None else self._directory.path
@@ -107,6 +117,7 @@ class RunLoop:
         if self._directory is None:
             if best is not None and best["round"] == records[-1]["round"]:
                 self._best_states = {slot.index: slot.state for slot in self._roster.own()}
+                self._best_evaluations = {slot.index: slot.measured for slot in self._roster.own()}
             self._roster.forget_states(keep=[state for state in self._best_states.values() if state is not None])
             return
         for learned in done.learned.values():

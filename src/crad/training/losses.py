@@ -108,7 +108,12 @@ def log_shares(labels_B: Tensor, *, num_classes: int) -> Tensor:
 
     A class that is not there gets -1e9: it drops out of a softmax, and no gradient pushes it down.
     """
-    counts_C = torch.bincount(labels_B, minlength=num_classes).float()
+    return log_count_shares(torch.bincount(labels_B, minlength=num_classes))
+
+
+def log_count_shares(counts_C: Tensor) -> Tensor:
+    """Return the same from the number of samples of every class."""
+    counts_C = counts_C.float()
     return (counts_C / counts_C.sum()).log().clamp(min=SMALLEST_LOG)
 
 

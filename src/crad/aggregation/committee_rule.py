@@ -1,0 +1,140 @@
+"""What several models say together of an input: their logits, combined by a rule, as class probabilities.
+
+The same correct x keep x weigh that makes a student's target, at prediction time. It can be traced, so that an exported
+graph holds the rule too.
+
+Shapes: K members, B samples, C classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from crad.aggregation.combine import combine
+from crad.aggregation.correction import remove_prior
+from crad.aggregation.evidence import Evidence, check_evidence
+from crad.aggregation.rules import RULES, Rule, resolve_rule
+from crad.aggregation.statistics import TeacherStats
+from crad.config import TeacherPrior, Unsupported
+from crad.errors import AggregationError, ConfigError, unknown_name
+
+OWN_RULE = "a rule of your own"  # what one that was passed as an object is called
+SMALLEST_PROBABILITY = 1e-30  # before a logarithm is taken
+
+
+@dataclass(frozen=True)
+class CommitteeRule:
+    """How members are combined: by which rule, on what evidence, at which temperature."""
+
+    name: str  # in RULES, or what a rule of one's own is called
+    rule: Rule
+    stats: TeacherStats
+    teacher_prior: TeacherPrior
+    temperature: float
+    min_support: float
+    epsilon: float
+    unsupported: Unsupported
+
+    @property
+    def num_classes(self) -> int:
+        """Return C, the number of classes."""
+        return self.stats.counts_KC.shape[1]
+
+    def select(self, members: Sequence[int]) -> CommitteeRule:
+        """Return the same rule for some of the members, by their places."""
+        return replace(self, stats=self.stats.select(torch.tensor(members, dtype=torch.int64)))
+
+    def unsupported_classes(self) -> list[int]:
+        """Return the classes for which no member has enough samples, where the rule looks at them."""
+        if not self.rule.uses_statistics:
+            return []
+        is_supported_C = (self.stats.counts_KC >= self.min_support).any(dim=0)
+        return (~is_supported_C).nonzero().flatten().tolist()
+
+    def probabilities(self, logits_KBC: Tensor) -> Tensor:
+        """Return class probabilities [B,C] of what the members say, without any prior of whoever asks.
+
+        A member that gives no numbers on a sample is not heard there; a sample without any number is refused.
+        """
+        is_sound_KB = logits_KBC.isfinite().all(dim=2)
+        if is_sound_KB.all():
+            return self.traced(logits_KBC)
+        silent = (~is_sound_KB.any(dim=0)).nonzero().flatten().tolist()
+        if silent:
+            raise AggregationError(f"no member gives finite numbers on input {silent[0]}: look at that image")
+        result_BC = logits_KBC.new_zeros(logits_KBC.shape[1:])
+        sound_of = [tuple(column) for column in is_sound_KB.T.tolist()]
+        for pattern in set(sound_of):
+            heard = [k for k, is_sound in enumerate(pattern) if is_sound]
+            where_B = torch.tensor([one == pattern for one in sound_of])
+            result_BC[where_B] = self.select(heard).traced(logits_KBC[heard][:, where_B])
+        return result_BC
+
+    def traced(self, logits_KBC: Tensor) -> Tensor:
+        """Return the same of finite logits by tensor operations alone, which a graph can hold."""
+        q_KBC = torch.softmax(logits_KBC / self.temperature, dim=2)
+        if self.teacher_prior == "remove":
+            q_KBC = remove_prior(q_KBC, self.stats.counts_KC, temperature=self.temperature)
+        evidence = Evidence(q_KBC, self.stats, self.min_support, self.epsilon)
+        return combine(evidence, self.rule, unsupported=self.unsupported).target_BC
+
+
+def with_own_prior(probabilities_BC: Tensor, log_prior_C: Tensor) -> Tensor:
+    """Return the probabilities for inputs in which classes are as frequent as the logarithms of these shares say."""
+    return torch.softmax(probabilities_BC.clamp(min=SMALLEST_PROBABILITY).log() + log_prior_C, dim=1)
+
+
+def make_committee_rule(
+    rule: str | Rule,
+    stats: TeacherStats,
+    *,
+    teacher_prior: TeacherPrior,
+    temperature: float,
+    min_support: float,
+    epsilon: float,
+    unsupported: Unsupported,
+) -> CommitteeRule:
+    """Check everything before any member has to speak; counts below zero, which noise can make, count as none."""
+    if teacher_prior not in get_args(TeacherPrior):
+        raise unknown_name("value of 'teacher_prior'", teacher_prior, get_args(TeacherPrior))
+    if unsupported not in get_args(Unsupported):
+        raise unknown_name("value of 'unsupported'", unsupported, get_args(Unsupported))
+    if not (isinstance(temperature, int | float) and 0 < temperature < math.inf):
+        raise ConfigError(f"temperature is {temperature!r}, must be more than 0")
+    chosen = resolve_rule(rule)
+    size = stats.counts_KC.shape
+    anything = torch.full((size[0], 1, size[1]), 1 / size[1])
+    evidence = check_evidence(
+        anything,
+        replace(stats, counts_KC=stats.counts_KC.clamp(min=0)),
+        min_support=min_support,
+        epsilon=epsilon,
+    )
+    made = CommitteeRule(
+        name=rule if isinstance(rule, str) else _name_of(rule),
+        rule=chosen,
+        stats=evidence.stats,
+        teacher_prior=teacher_prior,
+        temperature=float(temperature),
+        min_support=min_support,
+        epsilon=epsilon,
+        unsupported=unsupported,
+    )
+    made.traced(torch.zeros_like(anything))  # a rule that lacks something says so now
+    return made
+
+
+def _name_of(rule: Rule) -> str:
+    return next((name for name, known in RULES.items() if known == rule), OWN_RULE)
+
+
+def settings_of(rule: CommitteeRule) -> Mapping[str, Any]:
+    """Return the settings as plain values; `make_committee_rule` takes them again."""
+    names = ("teacher_prior", "temperature", "min_support", "epsilon", "unsupported")
+    return {"rule": rule.name, **{name: getattr(rule, name) for name in names}}
