@@ -14,7 +14,7 @@ from crad.config import PUBLISHED, Experiment, names_where, setting_of
 from crad.errors import ConfigError, first_fault, unknown_name
 from crad.federation.method import Method, MethodSpec
 from crad.methods.alone import CENTRALIZED, LOCAL
-from crad.methods.committee import Committee
+from crad.methods.committee import CommitteeMethod
 from crad.methods.dfml import Dfml
 from crad.methods.distillation import distillation_method
 from crad.methods.experts import Experts
@@ -32,7 +32,7 @@ METHODS: dict[str, Method | type[MethodSpec]] = {
     "fedmkd": FedMkd,
     **{name: distillation_method(name) for name in RULES},
     "experts": Experts,
-    "committee": Committee,
+    "committee": CommitteeMethod,
     "local": LOCAL,
     "centralized": CENTRALIZED,
 }

@@ -22,7 +22,7 @@ from crad.methods.alone import ALONE
 from crad.methods.distillation import decode_all, publish_snapshot, without_overflowing
 
 
-class Committee(MethodSpec):
+class CommitteeMethod(MethodSpec):
     """How often models are exchanged before the last round."""
 
     exchange_every: Annotated[int, Field(ge=0)] = 0  # rounds; 0: once, at the end
