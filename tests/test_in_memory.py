@@ -21,10 +21,10 @@ import crad
 from crad.aggregation.filters import keep_all, median_filter
 from crad.aggregation.weights import accuracy, equal
 from crad.cli import main
+from crad.data.federated_data import build_federated_data
 from crad.data.readers.arrays import encode_labels
 from crad.data.readers.npz import read_npz
 from crad.errors import ConfigError, CradError, DataError, RunError
-from crad.federation.federated_data import build_federated_data
 from crad.federation.method import MethodSpec, Phase
 from crad.methods.alone import train_alone
 from tests.conftest import change

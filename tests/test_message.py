@@ -24,10 +24,10 @@ from hypothesis import strategies as st
 
 from crad.config import Experiment
 from crad.data.dataset import Dataset
+from crad.data.federated_data import FederatedData
 from crad.data.preprocessing import fit_preprocessor
 from crad.errors import SnapshotError
 from crad.federation.context import RunContext
-from crad.federation.federated_data import FederatedData
 from crad.federation.message import (
     Message,
     Statistics,

@@ -223,7 +223,7 @@ def test_the_operations_of_a_known_network_are_those_of_the_literature():
 def test_the_bytes_of_a_snapshot_are_known_without_its_values(founded, tmp_path):
     local_peer = local_peer_of(founded, founded.agreement, tmp_path)
     message = Peer(local_peer.context, local_peer.method.roster(local_peer.context)[OWN]).snapshot(1)
-    size = estimate_size(local_peer.context.architecture_of(OWN), local_peer.context.data.input_shape)
+    size = estimate_size(local_peer.context.architecture_of(OWN), local_peer.context.input_shape)
     assert encoded_bytes(size.weights) == len(message.body)
 
 

@@ -51,6 +51,15 @@ def alone(experiment, tmp_path_factory) -> Path:
     return path
 
 
+BEFORE: set[int] = set()  # what other tests have started and left, such as the server that members are forked from
+
+
+@pytest.fixture(autouse=True)
+def _nobody_elses_children() -> None:
+    BEFORE.clear()
+    BEFORE.update(children(os.getpid()))
+
+
 def children(pid: int) -> list[int]:
     """The processes that a process has started and that are still there, but for the template of others."""
     found = []
@@ -61,7 +70,7 @@ def children(pid: int) -> list[int]:
             continue
         if int(fields[1]) == pid and fields[0] != "Z":
             found.append(int(status.parent.name))
-    return [one for one in found if one not in templates()]
+    return [one for one in found if one not in templates() | BEFORE]
 
 
 def wait_until(condition, *, seconds: float = 60.0):

@@ -14,13 +14,13 @@ import torch
 from crad.aggregation import Rule
 from crad.config import Experiment
 from crad.data.dataset import Dataset, untaught_warning
+from crad.data.federated_data import FederatedData
 from crad.device import reset_peak_memory
 from crad.engines import make_engine
 from crad.engines.processes import kept_workers
 from crad.errors import ConfigError, RunError
 from crad.federation.context import RunContext, build_run_context
 from crad.federation.exchange import MemoryExchange
-from crad.federation.federated_data import FederatedData
 from crad.federation.method import MIN_PROXY, Method
 from crad.federation.peer import new_model
 from crad.federation.roster import Roster

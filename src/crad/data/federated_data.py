@@ -16,7 +16,6 @@ from crad.data.partition import Shard, class_counts, make_partition
 from crad.data.preprocessing import ImageSet, Preprocessor, fit_preprocessor, image_set, image_tensor
 from crad.data.site_data import OwnData
 from crad.data.subsets import split_proxy
-from crad.models import InputShape
 from crad.randomness import stream
 
 PROXY_FRACTION = 10  # the proxy set is never more than a tenth of the training images
@@ -34,11 +33,6 @@ class FederatedData:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_classes", self.dataset.num_classes)
-
-    @property
-    def input_shape(self) -> InputShape:
-        """Return what every network of this federation is built for."""
-        return InputShape(self.num_classes, self.dataset.in_channels, self.dataset.image_size)
 
     def images(self, indices: NDArray[np.int64]) -> ImageSet:
         """Return the training images at these indices, on the device."""

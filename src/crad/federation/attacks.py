@@ -25,8 +25,8 @@ from crad.randomness import stream, torch_stream
 from crad.training.evaluation import evaluation_mode
 
 if TYPE_CHECKING:
+    from crad.data.federated_data import FederatedData
     from crad.federation.context import RunContext
-    from crad.federation.federated_data import FederatedData
     from crad.federation.peer import PeerSpec
 
 CLAIMED_SAMPLES = 10_000.0  # of every class
@@ -286,7 +286,7 @@ def _needs_output_layer(context: RunContext, member: PeerSpec) -> None:
     from crad.federation.peer import first_model  # late: a peer has a context, and that an adversary
 
     model = first_model(context, member, seed=0)
-    if not _output_layer_of(model, context.data.input_shape, seed=context.experiment.seed):
+    if not _output_layer_of(model, context.input_shape, seed=context.experiment.seed):
         raise ConfigError(
             f"attack 'sign-flip' negates the last linear layer, and client {member.index}'s model "
             f"{member.architecture} does not end in one; choose another attack or other models"

@@ -12,13 +12,13 @@ from functools import cached_property
 from crad.aggregation import resolve_rule
 from crad.config import Experiment, Recipe
 from crad.data.dataset import Dataset
+from crad.data.federated_data import FederatedData, build_federated_data, build_own_data
 from crad.data.preprocessing import Preprocessor
 from crad.data.site_data import OwnData
 from crad.device import choose_device
 from crad.federation.attacks import Adversary, make_adversary
-from crad.federation.federated_data import FederatedData, build_federated_data, build_own_data
 from crad.inference.engine import Plans, check_precision
-from crad.models import Allowance, Architecture
+from crad.models import Allowance, Architecture, InputShape
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,11 @@ class RunContext:
     def plans(self) -> Plans:
         """Return how networks run frozen, by architecture: made once, for all engines of the run in this process."""
         return {}
+
+    @cached_property
+    def input_shape(self) -> InputShape:
+        """Return what every network of this federation is built for."""
+        return InputShape(self.data.num_classes, self.data.dataset.in_channels, self.data.dataset.image_size)
 
     @cached_property
     def recipe(self) -> Recipe:

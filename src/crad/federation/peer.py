@@ -103,7 +103,7 @@ class Peer:
     @property
     def input_shape(self) -> InputShape:
         """Return what its network is built for."""
-        return self.data.input_shape
+        return self.context.input_shape
 
     @property
     def _shards(self) -> list[Shard]:
@@ -290,7 +290,7 @@ def new_model(context: RunContext, architecture: Architecture, *, seed: int) -> 
     if context.allowance is not None and not context.allowance.has(architecture):
         # The name may be a partner's, and building it would import whatever it says.
         raise ConfigError(f"model {architecture.id!r} is not allowed here: see architectures in peer.toml")
-    model = build_model(architecture, **vars(context.data.input_shape), seed=seed)
+    model = build_model(architecture, **vars(context.input_shape), seed=seed)
     return model.to(device=context.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 

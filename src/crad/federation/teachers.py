@@ -108,7 +108,7 @@ class TeacherCache:
     def _model(self, architecture: str, *, sender: int) -> nn.Module:
         if architecture not in self._models:
             allowance, parsed = self._context.allowance, Architecture.parse(architecture)
-            shape, batch_size = self._context.data.input_shape, max(TEACHER_BATCH, self._context.experiment.batch_size)
+            shape, batch_size = self._context.input_shape, max(TEACHER_BATCH, self._context.experiment.batch_size)
             refusal = None if allowance is None else allowance.refusal(parsed, shape, batch_size=batch_size)
             if refusal is not None:
                 raise SnapshotError(f"peer {sender} is not learned from: {refusal}")

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
+from crad.data.federated_data import FederatedData
 from crad.data.preprocessing import Preprocessor, make_preprocessor
 from crad.errors import RunError
-from crad.federation.federated_data import FederatedData
 from crad.models import Architecture, InputShape
 
 FORMAT = "crad-model 1"

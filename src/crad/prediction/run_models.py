@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from crad.config import Experiment
 from crad.data.dataset import Images, Labels
+from crad.data.federated_data import build_federated_data
 from crad.errors import ConfigError, CradError, RunError
 from crad.federation.attacks import published_weights
 from crad.federation.class_statistics import class_statistics
 from crad.federation.context import RunContext, build_run_context
-from crad.federation.federated_data import build_federated_data
 from crad.federation.message import Statistics
 from crad.federation.peer import PeerSpec, log_prior, training_indices
 from crad.federation.peer_evaluation import Evaluation

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from crad.data.dataset import Dataset
+from crad.data.federated_data import FederatedData
 from crad.federation.committee_score import CommitteeScore
-from crad.federation.federated_data import FederatedData
 from crad.federation.method import Learned
 from crad.federation.peer import PeerSpec
 from crad.federation.peer_evaluation import Evaluation

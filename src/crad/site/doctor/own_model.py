@@ -124,7 +124,7 @@ def _weigh_others(local_peer: LocalPeer, site: Site, own_size: int, findings: Fi
             architecture = local_peer.context.architecture_of(number)
             if architecture.id not in sizes:
                 sizes[architecture.id] = encoded_bytes(
-                    estimate_size(architecture, local_peer.context.data.input_shape).weights
+                    estimate_size(architecture, local_peer.context.input_shape).weights
                 )
             received[member.name] = sizes[architecture.id]
     name = max(received, key=lambda one: received[one], default=site.name)
