@@ -24,7 +24,7 @@ from crad.federation.message import Statistics
 from crad.federation.peer_evaluation import Evaluation
 from crad.inspection import RunInspector
 from crad.prediction import committee as committees
-from crad.prediction.committee import Committee, CommitteeCard, CommitteePredictor, Member, MemberModels
+from crad.prediction.committee import Committee, CommitteeCard, CommitteeMember, CommitteePredictor, MemberModels
 from crad.prediction.model_card import ModelCard
 from crad.prediction.run_models import with_statistics
 from crad.prediction.trained_model import TorchPredictor
@@ -88,7 +88,9 @@ def by_hand(
     *, rule="support-all", teacher_prior="keep", temperature=1.0, said=SAID, counts=COUNTS, shares=(0.25, 0.75)
 ):
     card = ModelCard("cnn6", ("cat", "dog"), (8, 8, 1), None, (0.0,), (1.0,))
-    members = tuple(Member(client, card, Statistics(counts=counts[client], accuracies=(0.5, 0.5))) for client in said)
+    members = tuple(
+        CommitteeMember(client, card, Statistics(counts=counts[client], accuracies=(0.5, 0.5))) for client in said
+    )
     settings = {"rule": rule, "teacher_prior": teacher_prior, "temperature": temperature}
     settings |= {"min_support": 2.0, "epsilon": 1e-12, "unsupported": "consensus"}
     log_prior = tuple(np.log(shares).tolist())

@@ -15,10 +15,10 @@ import crad
 from crad.errors import ConfigError, RunError
 from crad.federation.attacks import draw_attackers
 from crad.federation.context import build_run_context
-from crad.prediction.committee_choice import Cost, choose, measured_cost, paired_gain
+from crad.prediction.committee_choice import CommitteeCost, choose, measured_cost, paired_gain
 from tests.conftest import change
 
-COSTS = [Cost(1.0, 10.0), Cost(2.0, 20.0), Cost(4.0, 40.0), Cost(8.0, 80.0)]
+COSTS = [CommitteeCost(1.0, 10.0), CommitteeCost(2.0, 20.0), CommitteeCost(4.0, 40.0), CommitteeCost(8.0, 80.0)]
 
 
 def mean_of(right_KB):
@@ -76,8 +76,8 @@ def test_who_helps_is_taken_and_who_harms_is_not():
     assert choice.steps[1].gain is not None
     assert choice.steps[1].gain.points == choice.gain.points == 50.0
     assert choice.others[9].points == -50.0
-    assert [step.cost for step in choice.steps] == [Cost(1.0, 10.0), Cost(3.0, 30.0)]
-    assert (choice.everybody.accuracy, choice.everybody.cost) == (50.0, Cost(7.0, 70.0))
+    assert [step.cost for step in choice.steps] == [CommitteeCost(1.0, 10.0), CommitteeCost(3.0, 30.0)]
+    assert (choice.everybody.accuracy, choice.everybody.cost) == (50.0, CommitteeCost(7.0, 70.0))
     assert choice.images == 8
 
 
@@ -104,7 +104,7 @@ def test_a_gain_that_is_luck_is_not_there_on_other_images():
     """Each of many members that guess helps on some images; measured on the others the choice brings nothing."""
     generator = torch.Generator().manual_seed(1)
     answer, labels = mean_of(torch.rand(30, 40, generator=generator).tolist())
-    _, choice = choose(answer, labels, clients=list(range(30)), first=0, size=6, costs=[Cost(1, 1)] * 30)
+    _, choice = choose(answer, labels, clients=list(range(30)), first=0, size=6, costs=[CommitteeCost(1, 1)] * 30)
     assert choice.gain.low > 0
     assert choice.checked_gain.points < choice.gain.points / 2
     assert choice.checked_gain.low < 0

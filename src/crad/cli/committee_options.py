@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from crad.prediction.committee import Committee
-    from crad.prediction.committee_choice import Choice
+    from crad.prediction.committee_choice import MemberChoice
     from crad.prediction.trained_model import TrainedModel
     from crad.results.result import Result
 
@@ -142,7 +142,7 @@ def committee_lines(model: TrainedModel) -> list[str]:
     return lines
 
 
-def _choice_lines(choice: Choice) -> list[str]:
+def _choice_lines(choice: MemberChoice) -> list[str]:
     first, *added = choice.steps
     lines = [
         f"Chosen on {choice.images} validation images, {choice.face} face:",

@@ -34,7 +34,15 @@ from crad.errors import AggregationError, ConfigError, CradError, RunError, unkn
 from crad.federation.class_statistics import stack_statistics
 from crad.federation.committee_score import prior_of_members
 from crad.federation.message import Statistics
-from crad.prediction.committee_choice import TIMED_IMAGES, Choice, Cost, Gain, check_size, choose, measured_cost
+from crad.prediction.committee_choice import (
+    TIMED_IMAGES,
+    CommitteeCost,
+    MemberChoice,
+    MemberGain,
+    check_size,
+    choose,
+    measured_cost,
+)
 from crad.prediction.model_card import ModelCard
 from crad.prediction.run_models import RunModels
 from crad.prediction.trained_model import Face, Predictor, Probabilities, TorchPredictor, TrainedModel
@@ -53,7 +61,7 @@ BLOCK_VALUES = 2**22  # logits of all members that are in memory at once
 
 
 @dataclass(frozen=True)
-class Member:
+class CommitteeMember:
     """One of a committee: whose model it is, what it takes to run it, and what its owner says of it per class."""
 
     client: int
@@ -66,7 +74,7 @@ class CommitteeCard:
     """What travels with a committee: preprocessing and class names of all, the members, and how they are combined."""
 
     model: ModelCard  # its log_prior is that of the client whom it serves, None: nobody's
-    members: tuple[Member, ...]
+    members: tuple[CommitteeMember, ...]
     client: int | None  # whom it serves
     settings: Mapping[str, Any]  # of its rule, by name
 
@@ -120,12 +128,12 @@ def is_committee(about: Mapping[str, str]) -> bool:
     return about.get("format", "").startswith(FORMAT.split()[0] + " ")
 
 
-def _member_from(entry: Mapping[str, Any], model: ModelCard) -> Member:
+def _member_from(entry: Mapping[str, Any], model: ModelCard) -> CommitteeMember:
     statistics = Statistics(**entry["statistics"])
     columns = (statistics.counts, statistics.accuracies, statistics.cross_entropies)
     if any(len(column) != model.num_classes for column in columns if column is not None):
         raise ValueError(f"the statistics of member {entry['client']}")
-    return Member(int(entry["client"]), model.of(str(entry["architecture"]), None), statistics)
+    return CommitteeMember(int(entry["client"]), model.of(str(entry["architecture"]), None), statistics)
 
 
 class Committee(TrainedModel):
@@ -143,7 +151,7 @@ class Committee(TrainedModel):
         predictor: Predictor,
         *,
         left_out: Mapping[int, str] | None = None,
-        choice: Choice | None = None,
+        choice: MemberChoice | None = None,
     ) -> None:
         super().__init__(about.model, predictor)
         self.about = about
@@ -314,7 +322,7 @@ class CommitteePredictor:
         logits_KBC = self.logits(images)
         return lambda members: self._faced(self.rule.select(members).probabilities(logits_KBC[list(members)]), face)
 
-    def costs(self, images: Images) -> list[Cost]:
+    def costs(self, images: Images) -> list[CommitteeCost]:
         """Measure what every member takes, on copies of some of these images."""
         batch = np.resize(images, (TIMED_IMAGES, *images.shape[1:]))
         costs = []
@@ -380,7 +388,7 @@ def make_committee(
     return Committee(about, CommitteePredictor(about, cache, rule_of), left_out=left_out)
 
 
-def _why_not(client: int, gain: Gain) -> str:
+def _why_not(client: int, gain: MemberGain) -> str:
     verb = "harms the committee" if gain.is_harm else "is one too many" if gain.points > 0 else "adds nothing"
     return f"client {client} {verb}: {gain}"
 
@@ -431,7 +439,7 @@ class _LeftOutError(Exception):
     """A member that cannot be heard; the message says who and why."""
 
 
-def _heard_member(models: RunModels, client: int, cache: MemberModels, *, needs_counts: bool) -> Member:
+def _heard_member(models: RunModels, client: int, cache: MemberModels, *, needs_counts: bool) -> CommitteeMember:
     """Return a member that can be heard, tried once."""
     peer = models.peer_of(client)
     if models.states[peer["index"]] is None:
@@ -449,7 +457,7 @@ def _heard_member(models: RunModels, client: int, cache: MemberModels, *, needs_
     probe = rng.integers(0, 256, (2, *model.card.input_shape), dtype=np.uint8)
     if not bool(model.logits(probe).isfinite().all()):
         raise _LeftOutError(f"client {client} gives non-finite predictions")
-    return Member(client, model.card, statistics)
+    return CommitteeMember(client, model.card, statistics)
 
 
 def _published_statistics(peer: Record, client: int) -> Statistics:

@@ -26,7 +26,7 @@ Answer = Callable[[Sequence[int]], Tensor]  # the probabilities [B,C] of some me
 
 
 @dataclass(frozen=True)
-class Gain:
+class MemberGain:
     """One committee against another on the same images, in percentage points of accuracy, with its 95 % interval."""
 
     points: float
@@ -43,7 +43,7 @@ class Gain:
 
 
 @dataclass(frozen=True)
-class Cost:
+class CommitteeCost:
     """What one prediction takes: milliseconds for 64 images on one core, as measured here, and megabytes of weights."""
 
     milliseconds: float
@@ -54,31 +54,39 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Step:
+class ChoiceStep:
     """A member that was taken, and the committee with it."""
 
     client: int
     accuracy: float  # percent, of the committee so far on the images by which it was chosen
-    gain: Gain | None  # over the committee without it; None of the first
-    cost: Cost  # of the committee so far
+    gain: MemberGain | None  # over the committee without it; None of the first
+    cost: CommitteeCost  # of the committee so far
 
 
 @dataclass(frozen=True)
-class Choice:
+class MemberChoice:
     """Who was taken, in order, at what gain and cost, and what the others would do to the result."""
 
     images: int  # by which they were chosen
     face: str
-    steps: tuple[Step, ...]
-    others: Mapping[int, Gain]  # what each of the others would add to it
-    everybody: Step  # all members together; its client is the last of them
-    gain: Gain  # over the first member alone, on the images by which they were chosen: too good by the choosing
-    checked_gain: Gain  # the same of members chosen on one half of the images and measured on the other, both ways
+    steps: tuple[ChoiceStep, ...]
+    others: Mapping[int, MemberGain]  # what each of the others would add to it
+    everybody: ChoiceStep  # all members together; its client is the last of them
+    gain: MemberGain  # over the first member alone, on the images by which they were chosen: too good by the choosing
+    checked_gain: (
+        MemberGain  # the same of members chosen on one half of the images and measured on the other, both ways
+    )
 
 
 def choose(
-    answer: Answer, labels_B: Tensor, *, clients: Sequence[int], first: int | None, size: int, costs: Sequence[Cost]
-) -> tuple[list[int], Choice]:
+    answer: Answer,
+    labels_B: Tensor,
+    *,
+    clients: Sequence[int],
+    first: int | None,
+    size: int,
+    costs: Sequence[CommitteeCost],
+) -> tuple[list[int], MemberChoice]:
     """Return the places of the chosen members, and how they were chosen; `first` is the place to begin with."""
     judge = _Judge(answer, labels_B, len(clients))
     everywhere = torch.ones(len(labels_B), dtype=torch.bool)
@@ -87,14 +95,14 @@ def choose(
     for number, member in enumerate(path):
         together = path[: number + 1]
         gain = judge.gain(together, path[:number]) if number else None
-        steps.append(Step(clients[member], judge.accuracy(together), gain, total_cost(costs, together)))
+        steps.append(ChoiceStep(clients[member], judge.accuracy(together), gain, total_cost(costs, together)))
     everybody = list(range(len(clients)))
-    return path, Choice(
+    return path, MemberChoice(
         images=len(labels_B),
         face="",
         steps=tuple(steps),
         others={clients[k]: judge.gain([*path, k], path) for k in everybody if k not in path},
-        everybody=Step(clients[-1], judge.accuracy(everybody), None, total_cost(costs, everybody)),
+        everybody=ChoiceStep(clients[-1], judge.accuracy(everybody), None, total_cost(costs, everybody)),
         gain=judge.gain(path, path[:1]),
         checked_gain=judge.checked_gain(first=first, size=size),
     )
@@ -111,7 +119,7 @@ class _Judge:
         """Return the percent of all images that are right."""
         return 100 * float(self._judged(members)[0].double().mean())
 
-    def gain(self, members: Sequence[int], before: Sequence[int]) -> Gain:
+    def gain(self, members: Sequence[int], before: Sequence[int]) -> MemberGain:
         """Return what the first committee has over the second on all images."""
         return paired_gain(self._judged(members)[0], self._judged(before)[0])
 
@@ -126,7 +134,7 @@ class _Judge:
                 best = list(path)
         return best
 
-    def checked_gain(self, *, first: int | None, size: int) -> Gain:
+    def checked_gain(self, *, first: int | None, size: int) -> MemberGain:
         """Choose on every second image and measure on the others, both ways: no image is measured by its own choice."""
         is_even_B = torch.arange(len(self._labels_B)) % 2 == 0
         now_B, before_B = torch.zeros_like(is_even_B), torch.zeros_like(is_even_B)
@@ -152,7 +160,7 @@ class _Judge:
         return self._known[key]
 
 
-def paired_gain(now_B: Tensor, before_B: Tensor) -> Gain:
+def paired_gain(now_B: Tensor, before_B: Tensor) -> MemberGain:
     """Return how much more is right now than before on the same images, with its 95 % interval after Bonett and Price.
 
     (Adjusted Wald interval for paired proportions, 2012: one imagined image of either kind of change, so that it has a
@@ -163,15 +171,15 @@ def paired_gain(now_B: Tensor, before_B: Tensor) -> Gain:
     up, down = (gained + 1) / (count + 2), (lost + 1) / (count + 2)
     half = NORMAL_QUANTILE * math.sqrt((up + down - (up - down) ** 2) / (count + 2))
     low, high = max(-1.0, up - down - half), min(1.0, up - down + half)
-    return Gain(100 * (gained - lost) / count, 100 * low, 100 * high)
+    return MemberGain(100 * (gained - lost) / count, 100 * low, 100 * high)
 
 
-def total_cost(costs: Sequence[Cost], members: Sequence[int]) -> Cost:
+def total_cost(costs: Sequence[CommitteeCost], members: Sequence[int]) -> CommitteeCost:
     """Return the cost of members that run one after the other."""
-    return Cost(sum(costs[k].milliseconds for k in members), sum(costs[k].megabytes for k in members))
+    return CommitteeCost(sum(costs[k].milliseconds for k in members), sum(costs[k].megabytes for k in members))
 
 
-def measured_cost(run: Callable[[], object], nbytes: int) -> Cost:
+def measured_cost(run: Callable[[], object], nbytes: int) -> CommitteeCost:
     """Measure what a member takes; `run` runs it on 64 images."""
     run()  # the first time allocates
     seconds = []
@@ -179,7 +187,7 @@ def measured_cost(run: Callable[[], object], nbytes: int) -> Cost:
         begun = time.perf_counter()
         run()
         seconds.append(time.perf_counter() - begun)
-    return Cost(1000 * statistics.median(seconds), nbytes / 1e6)
+    return CommitteeCost(1000 * statistics.median(seconds), nbytes / 1e6)
 
 
 def check_size(size: int) -> None:
