@@ -24,7 +24,8 @@ from crad.federation.message import Statistics
 from crad.federation.peer_evaluation import Evaluation
 from crad.inspection import RunInspector
 from crad.prediction import committee as committees
-from crad.prediction.committee import Committee, CommitteeCard, CommitteeMember, CommitteePredictor, MemberModels
+from crad.prediction.committee import Committee, CommitteePredictor, MemberModels
+from crad.prediction.committee_card import CommitteeCard, CommitteeMember
 from crad.prediction.model_card import ModelCard
 from crad.prediction.run_models import with_statistics
 from crad.prediction.trained_model import TorchPredictor

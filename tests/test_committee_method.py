@@ -16,10 +16,9 @@ from crad.federation.message import Message
 from crad.federation.peer import Peer
 from crad.methods import check_recipe, resolve_method
 from crad.methods.committee import receive
-from crad.runs.callbacks import LambdaCallback
 from tests.conftest import change
 from tests.federation import Federation
-from tests.test_resume import StopError, assert_same_end, final_state
+from tests.test_resume import assert_same_end, final_state, stop_and_resume
 
 FIGURES = ("round", "active", "validation_accuracy", "local_accuracy", "global_accuracy")
 
@@ -109,17 +108,7 @@ def test_two_workers_end_as_one(experiment, whole, tmp_path):
 @pytest.mark.parametrize("after_steps", [6, 14])
 def test_a_run_stopped_anywhere_ends_the_same(experiment, whole, tmp_path, after_steps):
     """Also in the exchange of the last round, of which the training is then repeated."""
-    steps = 0
-
-    def stop(step):
-        nonlocal steps
-        steps += step.stage == "learning"
-        if steps == after_steps:
-            raise StopError
-
-    with pytest.raises(StopError):
-        crad.run(experiment, output=tmp_path / "run", callbacks=[LambdaCallback(on_step=stop)])
-    crad.run(experiment, output=tmp_path / "run", resume=True)
+    stop_and_resume(experiment, tmp_path / "run", after_steps=after_steps)
     assert_same_end(tmp_path / "run", whole)
 
 

@@ -23,7 +23,6 @@ from crad.methods.distillation import student_loss
 from crad.methods.experts import Experts, kept_teachers
 from crad.methods.local_training import BlockLoss
 from crad.network.agreement import Agreement
-from crad.runs.callbacks import LambdaCallback
 from crad.runs.directory import experiment_hash
 from crad.runs.selection import best_round
 from crad.training.digest import logits_on
@@ -31,7 +30,7 @@ from crad.training.epoch import Block
 from tests.conftest import change
 from tests.federation import Federation
 from tests.organisations import agreed, make_identities
-from tests.test_resume import StopError, assert_same_end
+from tests.test_resume import assert_same_end, stop_and_resume
 
 FIGURES = ("active", "validation_accuracy", "local_accuracy", "global_accuracy")
 
@@ -289,17 +288,7 @@ def test_two_workers_end_as_one(chosen, whole, tmp_path):
 @pytest.mark.parametrize("after_steps", [6, 14, 18])
 def test_a_run_stopped_anywhere_ends_the_same(chosen, whole, tmp_path, after_steps):
     """In a round of experts, in the exchange, among the students."""
-    steps = 0
-
-    def stop(step):
-        nonlocal steps
-        steps += step.stage == "learning"
-        if steps == after_steps:
-            raise StopError
-
-    with pytest.raises(StopError):
-        crad.run(chosen, output=tmp_path / "run", callbacks=[LambdaCallback(on_step=stop)])
-    crad.run(chosen, output=tmp_path / "run", resume=True)
+    stop_and_resume(chosen, tmp_path / "run", after_steps=after_steps)
     assert_same_end(tmp_path / "run", whole)
 
 

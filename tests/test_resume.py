@@ -22,8 +22,9 @@ import torch
 
 import crad
 from crad import files
-from crad.config import to_toml
+from crad.config import Experiment, to_toml
 from crad.errors import RunError
+from crad.federation.rounds import Step
 from crad.runs.callbacks import LambdaCallback
 from crad.runs.directory import RunDirectory
 from tests.conftest import change, hearing_ctrl_c
@@ -50,6 +51,21 @@ def assert_same_end(run: Path, other: Path) -> None:
     for key in ("round_seconds", "total_seconds", "peak_memory_bytes", "hardware"):
         mine.pop(key), theirs.pop(key)
     assert mine == theirs
+
+
+def stop_and_resume(experiment: Experiment, path: Path, *, after_steps: int) -> None:
+    """Run until so many clients have learned, stop there, and go on."""
+    steps = 0
+
+    def stop(step: Step) -> None:
+        nonlocal steps
+        steps += step.stage == "learning"
+        if steps == after_steps:
+            raise StopError
+
+    with pytest.raises(StopError):
+        crad.run(experiment, output=path, callbacks=[LambdaCallback(on_step=stop)])
+    crad.run(experiment, output=path, resume=True)
 
 
 def assert_same_weights(run: Path, other: Path) -> None:

@@ -7,7 +7,7 @@ of the seeds, a difference to training alone, a share of hits, or a sum of bytes
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from crad.analysis.comparison import over_seeds
@@ -28,24 +28,12 @@ TRUST_NUMBERS = 60_000  # about half a megabyte in the page
 
 def accuracy_rows(methods: Methods) -> list[Row]:
     """Global and local accuracy after every round that was tested with all seeds of a method."""
-    return [
-        {"method": method, "metric": name, "round": index, **_over_seeds([by_round[index] for by_round in curves])}
-        for metric, name in METRICS.items()
-        for method, runs in methods.items()
-        for curves in [[_curve(run, metric) for run in runs]]
-        for index in _common_rounds(curves)
-    ]
+    return _round_rows(methods, _curve)
 
 
 def committee_rows(methods: Methods) -> list[Row]:
     """Return the same of all models of a run asked together, where that was measured."""
-    return [
-        {"method": method, "metric": name, "round": index, **_over_seeds([by_round[index] for by_round in curves])}
-        for metric, name in METRICS.items()
-        for method, runs in methods.items()
-        for curves in [[_committee_curve(run, metric) for run in runs]]
-        for index in _common_rounds(curves)
-    ]
+    return _round_rows(methods, _committee_curve)
 
 
 def client_rows(methods: Methods) -> list[Row]:
@@ -217,6 +205,17 @@ def _joined(methods: Methods) -> Methods:
 
 def _honest(run: RunRecords) -> list[int]:
     return [client for client in range(run.experiment.clients) if client not in run.summary.get("attackers", ())]
+
+
+def _round_rows(methods: Methods, curve_of: Callable[[RunRecords, str], dict[int, float]]) -> list[Row]:
+    """Return both metrics' curves of every method, at the rounds that all its seeds have."""
+    return [
+        {"method": method, "metric": name, "round": index, **_over_seeds([by_round[index] for by_round in curves])}
+        for metric, name in METRICS.items()
+        for method, runs in methods.items()
+        for curves in [[curve_of(run, metric) for run in runs]]
+        for index in _common_rounds(curves)
+    ]
 
 
 def _curve(run: RunRecords, metric: str) -> dict[int, float]:

@@ -52,6 +52,11 @@ class Roster:
         """Return the folder of the resting states."""
         return self.folder / STATES
 
+    @property
+    def logits(self) -> Path:
+        """Return the folder of what models say on all test images; there while a committee is measured."""
+        return self.folder / LOGITS
+
     def __iter__(self) -> Iterator[PeerSlot]:
         return iter(self._slots.values())
 
@@ -76,17 +81,16 @@ class Roster:
 
     def logits_of(self, slot: PeerSlot) -> Path:
         """Return where what a member's present model says on all test images is kept."""
-        (self.folder / LOGITS).mkdir(exist_ok=True)
         name = f"peer-{slot.index:04d}-first.safetensors" if slot.state is None else slot.state.name
-        return self.folder / LOGITS / name
+        return self.logits / name
 
     def forget_logits(self, *, keep: Collection[Path] = ()) -> None:
         """Remove what models said on the test images, but for these files."""
-        for file in (self.folder / LOGITS).glob("*"):
+        if not keep:
+            shutil.rmtree(self.logits, ignore_errors=True)
+        for file in self.logits.glob("*"):
             if file not in keep:
                 file.unlink(missing_ok=True)
-        if not keep:
-            shutil.rmtree(self.folder / LOGITS, ignore_errors=True)
 
     def messages_of(self, round_index: int) -> Path:
         """Return the folder of the messages that are published in a round."""

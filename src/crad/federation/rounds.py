@@ -226,15 +226,13 @@ class RoundRunner:
         """Measure both metrics of everybody whose model has moved since they were last measured."""
         clients = [slot for slot in self._roster.own() if slot.member.clients]
         stale = [slot for slot in clients if slot.measured.local is None]
+        tasks = [self._task("test", slot, round_index) for slot in stale]
         if self._has_committee:
+            self._roster.logits.mkdir(exist_ok=True)
             files = {slot.index: self._roster.logits_of(slot) for slot in clients}
-            unheard = [slot for slot in clients if slot in stale or not files[slot.index].exists()]
-            tasks = [
-                replace(self._task("test", slot, round_index, save_to=files[slot.index]), has_logits=True)
-                for slot in unheard
-            ]
-        else:
-            tasks = [self._task("test", slot, round_index) for slot in stale]
+            unheard = [slot for slot in clients if slot not in stale and not files[slot.index].exists()]
+            tasks += [self._task("test", slot, round_index) for slot in unheard]
+            tasks = [replace(task, save_to=files[task.peer], has_logits=True) for task in tasks]
         for position, outcome in enumerate(self._engine.each(tasks), start=1):
             self._roster.update(outcome.peer, evaluation=outcome.evaluation)
             self._note_pace(outcome)

@@ -12,7 +12,8 @@ from crad.aggregation import RULES
 from crad.errors import ConfigError, CradError, RunError, install_hint
 from crad.models import ARCHITECTURES, Architecture
 from crad.models.timm_models import is_timm
-from crad.prediction.committee import Committee, CommitteeCard, CommitteePredictor, MemberModels, is_committee
+from crad.prediction.committee import Committee, CommitteePredictor, MemberModels
+from crad.prediction.committee_card import CommitteeCard, is_committee
 from crad.prediction.model_card import ModelCard
 from crad.prediction.trained_model import OnnxPredictor, TorchPredictor, TrainedModel, empty_network
 
