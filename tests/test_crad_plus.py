@@ -197,7 +197,7 @@ def test_a_balanced_client_has_two_faces(tiny):
     assert list(peer.evaluation.local[0].hits) == hits(test, prior_C)
     assert peer.evaluation.overall is not None
     assert list(peer.evaluation.overall.hits) == hits(context.data.global_test, nothing_C)
-    assert peer.statistics().accuracies == tuple(peer.evaluation.plain[0].class_accuracies())
+    assert peer.statistics().accuracies == peer.evaluation.plain[0].class_accuracies
 
 
 def test_a_plain_client_has_one_face(tiny):

@@ -65,7 +65,7 @@ def test_hits_and_counts_per_class_by_hand():
     assert measured.counts == (3, 2, 1)
     assert measured.hits == (1, 1, 0)
     assert measured.accuracy == pytest.approx(100 * 2 / 6)
-    assert measured.class_accuracies() == pytest.approx([1 / 3, 1 / 2, 0.0])
+    assert measured.class_accuracies == pytest.approx([1 / 3, 1 / 2, 0.0])
 
 
 def test_cross_entropy_per_class_by_hand():
@@ -79,7 +79,7 @@ def test_a_class_without_samples_has_no_hits_and_the_cross_entropy_of_a_guess():
     measured = score_of([0, 0], [0, 0])
     assert measured.counts == (2, 0, 0)
     assert measured.hits == (2, 0, 0)
-    assert measured.class_accuracies() == [1.0, 0.0, 0.0]
+    assert measured.class_accuracies == (1.0, 0.0, 0.0)
     assert measured.class_cross_entropies()[1:] == pytest.approx([math.log(3), math.log(3)])
 
 

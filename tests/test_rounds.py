@@ -231,8 +231,8 @@ def test_private_counts_are_noised_once_and_never_redrawn(tiny):
     noise = np.array(first) - np.array(true)
     assert np.abs(noise).max() > 0.1
     assert np.array(first).min() >= 0
-    assert [list(peer.statistics().accuracies) for peer in peers] == [
-        peer.evaluation.validation[0].class_accuracies() for peer in peers
+    assert [peer.statistics().accuracies for peer in peers] == [
+        peer.evaluation.validation[0].class_accuracies for peer in peers
     ]
 
 

@@ -5,8 +5,10 @@ Shapes: K teachers, B samples, C classes; `sound_K` is a mask over all K, and q 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from crad.aggregation.combine import Combination, combine
@@ -19,6 +21,35 @@ from crad.aggregation.verification import Tally, credibility, verify
 from crad.config import EvidenceSource, FilterKind, TeacherPrior, Unsupported
 
 
+class TrustMeter:
+    """Mean over the samples of the share that each teacher had in each class."""
+
+    def __init__(self, num_teachers: int, num_classes: int) -> None:
+        self._sum_KC = torch.zeros(num_teachers, num_classes)
+        self._samples = 0
+        self.teachers = num_teachers  # in the newest block
+
+    def add(self, share_KBC: Tensor, sound_K: Tensor) -> None:
+        """Count the samples of one block; teachers that were left out get nothing."""
+        self._sum_KC[sound_K] += share_KBC.sum(dim=1).cpu()
+        self._samples += share_KBC.shape[1]
+        self.teachers = int(sound_K.sum())
+
+    def means(self) -> list[list[float]]:
+        """Return the means, [K,C], rounded to what a chart can show."""
+        means_KC = self._sum_KC / max(1, self._samples)
+        return [[round(value, 4) for value in row] for row in means_KC.tolist()]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a student knows of its teachers after a round."""
+
+    trust: Sequence[list[float]]  # [K,C], the mean share of the say that it gave each teacher in each class
+    confused: Sequence[Confusion]  # who means other classes than the student
+    credibility: Sequence[float] | None  # how far each teacher's figures are believed, 0 to 1; None: not checked
+
+
 @dataclass(frozen=True)
 class TeacherJudge:
     """By which rule and on what evidence the teachers are judged, and what the student has counted of it so far."""
@@ -28,6 +59,7 @@ class TeacherJudge:
     published: TeacherStats
     tally: Tally
     confusions: Confusions
+    trust: TrustMeter
     teacher_prior: TeacherPrior = "keep"
 
     @classmethod
@@ -42,7 +74,8 @@ class TeacherJudge:
     ) -> TeacherJudge:
         """Begin a round with nothing counted; the filter may be another than the rule's own."""
         size = published.counts_KC.shape
-        return cls(rule.with_filter(filter_kind), source, published, Tally(*size), Confusions(*size), teacher_prior)
+        counted = Tally(*size), Confusions(*size), TrustMeter(*size)
+        return cls(rule.with_filter(filter_kind), source, published, *counted, teacher_prior)
 
     def count(self, q_KBC: Tensor, labels_B: Tensor, sound_K: Tensor) -> None:
         """Count what the sound teachers make of the student's samples: as evidence, where it counts at all.
@@ -71,15 +104,17 @@ class TeacherJudge:
         evidence = correct(
             evidence, teacher_prior=self.teacher_prior, temperature=temperature, published_KC=published_KC
         )
-        return combine(evidence, self.rule, unsupported=unsupported)
+        made = combine(evidence, self.rule, unsupported=unsupported)
+        self.trust.add(made.share_KBC, sound_K)
+        return made
 
-    def findings(self) -> tuple[list[Confusion], list[float] | None]:
-        """Return who means other classes than the student, and how far each teacher's figures are believed, 0 to 1.
-
-        The second is None where they are not checked.
-        """
-        confused = find_confusions(self.published, self.confusions.tally_KCC)
-        return confused, None if self.source == "reported" else credibility(self.published, self.tally).tolist()
+    def findings(self) -> Findings:
+        """Return what the student knows of its teachers by now."""
+        return Findings(
+            trust=self.trust.means(),
+            confused=find_confusions(self.published, self.confusions.tally_KCC),
+            credibility=None if self.source == "reported" else credibility(self.published, self.tally).tolist(),
+        )
 
 
 def known_stats(published: TeacherStats, tally: Tally | None, *, source: EvidenceSource) -> TeacherStats:

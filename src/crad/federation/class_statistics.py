@@ -26,7 +26,7 @@ def class_statistics(
     counts = np.maximum(0.0, np.asarray(own.counts, dtype=np.float64) + count_noise(context, peer))
     measured = Statistics(
         counts=tuple(counts.tolist()),
-        accuracies=tuple(own.class_accuracies()),
+        accuracies=own.class_accuracies,
         cross_entropies=tuple(own.class_cross_entropies()) if with_cross_entropy else None,
     )
     return context.adversary.published_statistics(peer, measured)

@@ -28,7 +28,7 @@ from crad.models import Architecture, InputShape, build_model, load_first_weight
 from crad.randomness import torch_seed
 from crad.training.evaluation import ClassScore, score_with_priors
 from crad.training.losses import log_shares
-from crad.training.optimizer import load_optimizer_tensors, make_optimizer, optimizer_tensors
+from crad.training.optimizer import make_optimizer, optimizer_tensors
 
 SNAPSHOT = "snapshot"
 PRIOR_IN = "prior-in"  # in a peer's memory: its model was trained with the plain loss, whatever the run's is
@@ -66,6 +66,7 @@ class Peer:
         self._engine = engine
         self.index, self.clients, self.architecture = member.index, member.clients, member.architecture
         self._member = member
+        self.listens = context.adversary.listens(member.index)  # to teachers; all but some simulated attackers do
         self.model = self.first_model() if model is None else model
         self._round_index = round_index
         self.memory: dict[str, Tensor] = {}  # what a method keeps from phase to phase and from round to round
@@ -190,7 +191,7 @@ class Peer:
             variant, _, weight = name.partition(".")
             self.variants.setdefault(variant, {})[weight] = tensor
         if with_optimizer:
-            load_optimizer_tensors(self.model, self.optimizer, self.experiment, tensors)
+            self.optimizer = make_optimizer(self.model, self.experiment, round_index=self._round_index, kept=tensors)
         self.evaluation = evaluation
 
     def keep_variant(self, name: str) -> None:

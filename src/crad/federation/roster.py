@@ -6,10 +6,11 @@ import shutil
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from crad.federation.context import RunContext
 from crad.federation.peer import PeerSpec
-from crad.federation.peer_evaluation import Evaluation
+from crad.federation.peer_evaluation import Evaluation, evaluation_to_json
 
 STATES = "states"  # the folder of the resting states
 LOGITS = "logits"  # and of what models say on all test images, for the committee
@@ -69,6 +70,18 @@ class Roster:
 
     def __getitem__(self, index: int) -> PeerSlot:
         return self._slots[index]
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return what a checkpoint says of the members whose work is done here: how each does, where its state lies."""
+        return [
+            {
+                "index": slot.index,
+                "architecture": slot.member.architecture.id,
+                "standing": evaluation_to_json(slot.measured),
+                "state": None if slot.state is None else slot.state.name,
+            }
+            for slot in self.own()
+        ]
 
     def update(self, index: int, *, evaluation: Evaluation, state: Path | None = None) -> None:
         """Note that a member was measured, or has learned and has a new state."""

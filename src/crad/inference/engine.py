@@ -104,20 +104,18 @@ class PreparedTeacher:
 
     def __init__(self, forward: Run, held: Sequence[HasBytes], *, batch: int) -> None:
         self._forward, self._held, self._batch = forward, held, batch
+        self.nbytes = self._weigh()  # of weights held; an architecture's first teacher knows after its first call
 
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes of weights held.
-
-        Exact after the first call of an architecture's first teacher, for others at once.
-        """
+    def _weigh(self) -> int:
         return sum(one.nbytes for one in self._held)
 
     @torch.no_grad()
     def __call__(self, inputs_BDHW: Tensor) -> Tensor:
         """Return logits [B,C]. Eq. 1."""
         with stopwatch.part("teachers"):
-            return torch.cat([self._forward(chunk) for chunk in torch.split(inputs_BDHW, self._batch)])
+            logits_BC = torch.cat([self._forward(chunk) for chunk in torch.split(inputs_BDHW, self._batch)])
+        self.nbytes = self._weigh()
+        return logits_BC
 
 
 class PlainForward:

@@ -12,10 +12,9 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from crad.aggregation import Rule, TeacherJudge, resolve_rule
+from crad.aggregation import Findings, Rule, TeacherJudge, resolve_rule
 from crad.federation.class_statistics import stack_statistics
 from crad.federation.context import RunContext
 from crad.federation.message import Message
@@ -78,8 +77,7 @@ def distil(
 
     `loss_towards` is given the block, the target and how many teachers it is made of.
     """
-    listens = peer.context.adversary.listens(peer.index)
-    snapshots, refused = decode_all(messages, context) if listens else ([], {})
+    snapshots, refused = decode_all(messages, context) if peer.listens else ([], {})
     return learn_from(peer, snapshots, context, rule=rule, loss_towards=loss_towards, refused=refused)
 
 
@@ -101,22 +99,21 @@ def learn_from(
     judge = TeacherJudge.begin(
         rule, published, filter_kind=recipe.filter, source=recipe.evidence, teacher_prior=recipe.teacher_prior
     )
-    trust, meter = TrustMeter(len(snapshots), peer.num_classes), LossMeter()
-    sample_values = len(snapshots) * peer.num_classes
+    meter, sample_values = LossMeter(), len(snapshots) * peer.num_classes
     for block in local_blocks(peer, context, distill_augment=recipe.distill_augment, sample_values=sample_values):
-        target_BC = make_target(peer, block, snapshots, context.teachers, judge=judge, trust=trust, refused=refused)
+        target_BC = make_target(peer, block, snapshots, context.teachers, judge=judge, refused=refused)
         if target_BC is None:
             loss_of = own_labels(block, log_prior_C=peer.log_prior_C)
         elif loss_towards is None:
             loss_of = student_loss(peer, block, target_BC)
         else:
-            loss_of = loss_towards(block, target_BC, trust.teachers)
+            loss_of = loss_towards(block, target_BC, judge.trust.teachers)
         train_peer(peer, block, loss_of, meter)
-    notes: dict[str, Any] = {"refused": refused} if refused else {}
+    found, notes = judge.findings(), {"refused": refused} if refused else {}
     return Learned(
         meter.means(),
-        trust={snapshot.peer: row for snapshot, row in zip(snapshots, trust.means(), strict=True)},
-        notes=notes | judged_notes(judge, snapshots),
+        trust={snapshot.peer: row for snapshot, row in zip(snapshots, found.trust, strict=True)},
+        notes=notes | findings_to_notes(found, snapshots),
     )
 
 
@@ -133,14 +130,14 @@ def count_block(judge: TeacherJudge, q_KBC: Tensor, block: Block, sound_K: Tenso
     judge.count(q_KBC, labels_B, sound_K)
 
 
-def judged_notes(judge: TeacherJudge, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
+def findings_to_notes(found: Findings, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
     """Return for the records how far each teacher's figures were believed, and who means other classes than we."""
     peers = [snapshot.peer for snapshot in snapshots]
-    found, believed = judge.findings()
-    confused = [{**asdict(one), "teacher": peers[one.teacher]} for one in found]
+    confused = [{**asdict(one), "teacher": peers[one.teacher]} for one in found.confused]
     notes: dict[str, Any] = {"confused": confused} if confused else {}
-    if believed is not None:
-        notes["credibility"] = {str(peer): round(share, 4) for peer, share in zip(peers, believed, strict=True)}
+    if found.credibility is not None:
+        shares = zip(peers, found.credibility, strict=True)
+        notes["credibility"] = {str(peer): round(share, 4) for peer, share in shares}
     return notes
 
 
@@ -163,7 +160,6 @@ def make_target(
     cache: TeacherCache,
     *,
     judge: TeacherJudge,
-    trust: TrustMeter,
     refused: dict[str, str],
 ) -> Tensor | None:
     """Combine the predictions of all teachers for a block, [B,C]; None where no teacher gives numbers."""
@@ -179,16 +175,14 @@ def make_target(
         return None
     q_KBC = q_KBC[sound_K.to(q_KBC.device)]
     count_block(judge, q_KBC, block, sound_K)
-    made = judge.combine(
+    return judge.combine(
         q_KBC,
         sound_K,
         min_support=experiment.min_support,
         epsilon=experiment.epsilon,
         unsupported=experiment.unsupported,
         temperature=experiment.temperature,
-    )
-    trust.add(made.share_KBC, sound_K)
-    return made.target_BC
+    ).target_BC
 
 
 def decode_all(messages: Mapping[int, Message], context: RoundContext) -> tuple[list[Snapshot], dict[str, str]]:
@@ -215,23 +209,3 @@ def without_overflowing(
 
 def _non_finite(peer: int) -> str:
     return f"peer {peer} gives non-finite predictions"
-
-
-class TrustMeter:
-    """Mean over the samples of the share that each teacher had in each class."""
-
-    def __init__(self, num_teachers: int, num_classes: int) -> None:
-        self._sum_KC = torch.zeros(num_teachers, num_classes)
-        self._samples = 0
-        self.teachers = num_teachers  # in the newest block
-
-    def add(self, share_KBC: Tensor, sound_K: Tensor) -> None:
-        """Count the samples of one block; teachers that were left out get nothing."""
-        self._sum_KC[sound_K] += share_KBC.sum(dim=1).cpu()
-        self._samples += share_KBC.shape[1]
-        self.teachers = int(sound_K.sum())
-
-    def means(self) -> list[list[float]]:
-        """Return the means, [K,C], rounded to what a chart can show."""
-        means_KC = self._sum_KC / max(1, self._samples)
-        return [[round(value, 4) for value in row] for row in means_KC.tolist()]

@@ -131,8 +131,7 @@ class Experts(MethodSpec):
 
     def _learn(self, peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
         self._begin_student(peer)
-        listens = peer.context.adversary.listens(peer.index)
-        return learn_from(peer, kept_teachers(peer) if listens else [], context, rule=self._rule, refused={})
+        return learn_from(peer, kept_teachers(peer) if peer.listens else [], context, rule=self._rule, refused={})
 
     def _begin_student(self, peer: Peer) -> None:
         """Let the student begin as the expert is now, with an optimiser that has learned nothing yet."""

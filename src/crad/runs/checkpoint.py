@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from crad.errors import RunError
-from crad.federation.peer_evaluation import Evaluation, evaluation_from_json, evaluation_to_json
-from crad.federation.roster import STATES, PeerSlot, Roster
+from crad.federation.peer_evaluation import Evaluation, evaluation_from_json
+from crad.federation.roster import STATES, Roster
 from crad.federation.tasks import load_tensors
 from crad.files import flush_all, write_atomically
 
@@ -27,7 +27,7 @@ def save_checkpoint(roster: Roster, *, round_index: int, changed: Collection[int
     """Write the round's state, then drop older rounds except those in `keep`."""
     own = roster.own()
     flush_all([place.state for place in own if place.index in changed], folder=roster.states)
-    content = {"schema": SCHEMA, "round": round_index, "peers": [_to_json(place) for place in own]}
+    content = {"schema": SCHEMA, "round": round_index, "peers": roster.to_json()}
     write_atomically(round_file(roster.folder, round_index), json.dumps(content).encode())
     kept_states: set[Path] = set()
     for old_round in saved_rounds(roster.folder):
@@ -93,16 +93,6 @@ def _peers_at(folder: Path, round_index: int) -> list[dict[str, Any]]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"checkpoint {file} cannot be read ({error}), so the models of that round are gone") from error
     return peers
-
-
-def _to_json(place: PeerSlot) -> dict[str, Any]:
-    assert place.evaluation is not None, "measured at the beginning"
-    return {
-        "index": place.index,
-        "architecture": place.member.architecture.id,
-        "standing": evaluation_to_json(place.evaluation),
-        "state": None if place.state is None else place.state.name,
-    }
 
 
 def _states_of(roster: Roster, round_index: int) -> set[Path]:

@@ -27,13 +27,12 @@ class ClassScore:
     hits: tuple[int, ...]
     cross_entropy_sums: tuple[float, ...]
     accuracy: float = field(init=False)  # of all samples together, in percent
+    class_accuracies: tuple[float, ...] = field(init=False)  # the share correct; 0 where the class has no samples
 
     def __post_init__(self) -> None:
+        pairs = zip(self.hits, self.counts, strict=True)
         object.__setattr__(self, "accuracy", 100.0 * sum(self.hits) / max(1, sum(self.counts)))
-
-    def class_accuracies(self) -> list[float]:
-        """Return the share correct per class, 0 where the class has no samples."""
-        return [hits / count if count else 0.0 for hits, count in zip(self.hits, self.counts, strict=True)]
+        object.__setattr__(self, "class_accuracies", tuple(hits / count if count else 0.0 for hits, count in pairs))
 
     def class_cross_entropies(self) -> list[float]:
         """Return the mean cross-entropy (nats, T=1) per class; one without samples gets that of a blind guess, ln C.

@@ -22,9 +22,17 @@ KEPT: dict[str, dict[str, str]] = {
 }
 
 
-def make_optimizer(model: nn.Module, experiment: Experiment, *, round_index: int = 1) -> torch.optim.Optimizer:
-    """Make the optimiser that the settings name, at the learning rate of the round; what it has learned comes after."""
-    lr = experiment.lr * lr_factor(experiment, round_index)
+def make_optimizer(
+    model: nn.Module, experiment: Experiment, *, round_index: int = 1, kept: Mapping[str, Tensor] | None = None
+) -> torch.optim.Optimizer:
+    """Make the optimiser that the settings name, at the learning rate of the round, with what it kept of the last."""
+    optimizer = _new_optimizer(model, experiment, lr=experiment.lr * lr_factor(experiment, round_index))
+    if kept is not None:
+        load_optimizer_tensors(model, optimizer, experiment, kept)
+    return optimizer
+
+
+def _new_optimizer(model: nn.Module, experiment: Experiment, *, lr: float) -> torch.optim.Optimizer:
     if experiment.optimizer == "adamw":
         return uncompiled(torch.optim.AdamW)(model.parameters(), lr=lr, weight_decay=experiment.weight_decay)
     return uncompiled(torch.optim.SGD)(
