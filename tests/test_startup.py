@@ -58,6 +58,24 @@ def test_nobody_looks_for_garbage_in_what_is_being_imported():
     assert after(faulty, "gc.isenabled()") is True
 
 
+def test_a_command_imports_what_it_needs_while_nobody_looks_for_garbage(tmp_path):
+    words = ["crad", "run", *TINY, "--workers=1", "--quiet", f"--output={tmp_path / 'run'}"]
+    code = f"""
+import sys
+while_importing = []
+def hear(phase, info):
+    if phase == "start" and "torch" in sys.modules and gc.get_freeze_count() == 0:
+        while_importing.append(info["generation"])
+gc.callbacks.append(hear)
+sys.argv = {words!r}
+from crad.cli import main
+try: main()
+except SystemExit as end: assert not end.code
+"""
+    found, frozen = after(code, "[while_importing, gc.get_freeze_count() > 100_000]")
+    assert found == [] and frozen
+
+
 def test_a_command_never_looks_through_its_imports_again():
     frozen = after(
         "from crad.cli.run import import_run_loop; import_run_loop()", "[gc.get_freeze_count(), gc.isenabled()]"

@@ -52,10 +52,6 @@ def run_command(
 
     Example: crad run --preset mini --dataset cifar10 --method crad --output runs/first
     """
-    from rich.console import Console
-
-    from crad.cli.terminal.progress import Display
-
     if resume is not None:
         experiment = _resumed(resume, settings, config=config, output=output)
         directory = resume
@@ -63,6 +59,11 @@ def run_command(
         experiment = make_experiment(settings, path=config)
         directory = output or default_output(experiment, experiment.method)
     alone = None if against is None else _alone(against, experiment)
+    import_run_loop()
+    from rich.console import Console
+
+    from crad.cli.terminal.progress import Display
+
     display = Display(Console(stderr=True), is_quiet=quiet)
     with callback_options.callbacks(directory) as callbacks:
         result = run_shown(display, experiment, directory, is_resumed=resume is not None, callbacks=callbacks)
