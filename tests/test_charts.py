@@ -12,7 +12,6 @@ from dataclasses import replace
 from itertools import pairwise
 from xml.etree import ElementTree
 
-import altair
 import platformdirs
 import pytest
 import vl_convert
@@ -117,6 +116,8 @@ def test_every_chart_is_told_in_words(case, made):
 @pytest.mark.parametrize("name", ORDER)
 def test_every_chart_is_valid(name, made):
     spec = chart_named(made(case_with(name)), name).spec
+    import altair  # late: every worker of pytest imports this file, and one of them runs it
+
     altair.Chart.from_dict({**spec, "datasets": {}})  # raises where the grammar is broken
 
 
@@ -253,6 +254,8 @@ def drawn_from(spec):
 
 
 def test_our_words_draw_what_altairs_draw():
+    import altair
+
     ours, altairs = (a_figure(words).to_dict() for words in (vega_lite, altair))
     assert drawn_from(ours) == drawn_from(altairs)
     ours, altairs = ({one["name"]: one for one in spec["params"]} for spec in (ours, altairs))

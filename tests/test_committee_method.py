@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 
 import crad
 from crad.config import Experiment
-from crad.engines.processes import kept_workers
 from crad.errors import ConfigError
 from crad.federation.message import Message
 from crad.federation.peer import Peer
@@ -18,14 +16,14 @@ from crad.methods import check_recipe, resolve_method
 from crad.methods.committee import receive
 from tests.conftest import change
 from tests.federation import Federation
-from tests.test_resume import assert_same_end, final_state, stop_and_resume
+from tests.test_resume import assert_same_end, final_state, run_with_stops
 
 FIGURES = ("round", "active", "validation_accuracy", "local_accuracy", "global_accuracy")
 
 
 @pytest.fixture(scope="module")
 def experiment(tiny) -> Experiment:
-    return change(tiny, method="committee", rounds=3, models=("cnn6", "cnn6-wide"))
+    return change(tiny, method="committee", rounds=3, models=("cnn6", "cnn6-wide"), committee=True)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +77,9 @@ def test_what_it_publishes_are_the_final_weights_and_they_go_to_everybody_once(e
     [(0, [False, False, False, False, True]), (2, [False, True, False, True, True]), (1, [True] * 5)],
 )
 def test_it_exchanges_at_the_end_and_every_so_many_rounds(experiment, every, wanted):
-    chosen = change(experiment, rounds=5, eval_every=5, models=("cnn6",), method_settings={"exchange_every": every})
+    chosen = change(
+        experiment, rounds=5, eval_every=5, models=("cnn6",), committee=False, method_settings={"exchange_every": every}
+    )
     result = crad.run(chosen)
     assert sent(result.rounds) == wanted
     for line, is_exchange in zip(result.rounds, wanted, strict=True):
@@ -93,22 +93,15 @@ def test_the_payload_of_a_round_is_the_mean_over_all_of_them(whole):
     assert result.summary["payload_bytes_per_client_round"] == pytest.approx(last / 4 / 3)
 
 
-@pytest.fixture(scope="module")
-def _workers() -> Iterator[None]:
-    with kept_workers():
-        yield
-
-
-@pytest.mark.usefixtures("_workers")
+@pytest.mark.usefixtures("forked_workers")
 def test_two_workers_end_as_one(experiment, whole, tmp_path):
     crad.run(change(experiment, workers=2), output=tmp_path / "run")
     assert_same_end(tmp_path / "run", whole)
 
 
-@pytest.mark.parametrize("after_steps", [6, 14])
-def test_a_run_stopped_anywhere_ends_the_same(experiment, whole, tmp_path, after_steps):
+def test_a_run_stopped_anywhere_ends_the_same(experiment, whole, tmp_path):
     """Also in the exchange of the last round, of which the training is then repeated."""
-    stop_and_resume(experiment, tmp_path / "run", after_steps=after_steps)
+    run_with_stops(experiment, tmp_path / "run", after_steps=[6, 14], stage="learning")
     assert_same_end(tmp_path / "run", whole)
 
 

@@ -24,7 +24,7 @@ METRICS = ("global_accuracy", "local_accuracy")
 
 @pytest.fixture(scope="module")
 def shallow(tiny):
-    return change(tiny, models=("cnn6",), rounds=2, eval_every=1)
+    return change(tiny, models=("cnn6",), rounds=2, eval_every=1, committee=True)
 
 
 def plain_loop(federation: Federation, *, rule: str, teacher_prior: TeacherPrior) -> tuple[float, list[float]]:
@@ -141,6 +141,7 @@ def test_it_can_be_switched_off_and_changes_no_weight(shallow, tmp_path):
     assert states[0] == states[1]
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_an_interrupted_run_and_two_workers_measure_the_same(shallow, tmp_path):
     settings = change(shallow, active=2, rounds=3)
     whole = crad.run(settings, output=tmp_path / "whole")

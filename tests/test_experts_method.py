@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor
 
 import crad
 from crad.config import Experiment
-from crad.engines.processes import kept_workers
 from crad.errors import ConfigError
 from crad.federation.message import Message
 from crad.federation.method import RoundContext
@@ -30,7 +30,7 @@ from crad.training.epoch import Block
 from tests.conftest import change
 from tests.federation import Federation
 from tests.organisations import agreed, make_identities
-from tests.test_resume import assert_same_end, stop_and_resume
+from tests.test_resume import assert_same_end, run_with_stops
 
 FIGURES = ("active", "validation_accuracy", "local_accuracy", "global_accuracy")
 
@@ -55,14 +55,6 @@ def is_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def experts_alone(experiment: Experiment, rounds: int) -> list[dict[str, Tensor]]:
-    """What `local` has after so many rounds, by client."""
-    federation = Federation(change(experiment, method="local", method_settings={}, local_loss="plain"))
-    for _ in range(rounds):
-        federation.next_round()
-    return [weights(peer) for peer in federation.peers()]
-
-
 def after(experiment: Experiment, rounds: int) -> Federation:
     federation = Federation(experiment)
     for _ in range(rounds):
@@ -70,21 +62,77 @@ def after(experiment: Experiment, rounds: int) -> Federation:
     return federation
 
 
+@dataclass(frozen=True)
+class Walk:
+    """A federation after four rounds, and its members as they were after each of them (from 0 on)."""
+
+    federation: Federation
+    peers: list[list[Peer]]
+    weights: list[list[dict[str, Tensor]]]
+    payloads: list[int]
+
+
+def walk(experiment: Experiment) -> Walk:
+    federation = Federation(experiment)
+    peers, payloads = [federation.peers()], [0]
+    for _ in range(4):
+        payloads.append(federation.next_round().payload_bytes)
+        peers.append(federation.peers())
+    return Walk(federation, peers, [[weights(one) for one in everybody] for everybody in peers], payloads)
+
+
+@pytest.fixture(scope="module")
+def alone(experiment) -> Walk:
+    """What `local` has, as experts train it."""
+    return walk(change(experiment, method="local", local_loss="plain", teacher_prior="keep"))
+
+
+@pytest.fixture(scope="module")
+def walked(experiment) -> Walk:
+    return walk(experiment)
+
+
+@pytest.fixture(scope="module")
+def went_on(going_on) -> Walk:
+    return walk(going_on)
+
+
+@pytest.fixture(scope="module")
+def frozen_run(experiment, tmp_path_factory) -> Path:
+    """The whole run, with its committee."""
+    path: Path = tmp_path_factory.mktemp("frozen") / "run"
+    crad.run(change(experiment, committee=True), output=path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def going_on_run(going_on, tmp_path_factory) -> Path:
+    path: Path = tmp_path_factory.mktemp("going-on") / "run"
+    crad.run(change(going_on, committee=True), output=path)
+    return path
+
+
 # --- experts
 
 
-@pytest.mark.parametrize("loss", [{}, {"local_loss": "plain"}, {"local_loss": "plain", "teacher_prior": "keep"}])
-def test_experts_are_what_local_trains_to_the_last_bit(experiment, loss):
+def test_experts_are_what_local_trains_to_the_last_bit(walked, alone):
+    assert all(is_same(one, other) for one, other in zip(walked.weights[2], alone.weights[2], strict=True))
+
+
+@pytest.mark.parametrize("loss", [{"local_loss": "plain"}, {"local_loss": "plain", "teacher_prior": "keep"}])
+def test_experts_are_what_local_trains_whatever_students_learn(experiment, alone, loss):
     federation = after(change(experiment, **loss), 2)
-    for peer, expected in zip(federation.peers(), experts_alone(experiment, 2), strict=True):
+    for peer, expected in zip(federation.peers(), alone.weights[2], strict=True):
         assert is_same(weights(peer), expected)
 
 
-def test_in_their_rounds_the_figures_are_those_of_local_also_where_students_learn_the_balanced_loss(experiment):
+def test_in_their_rounds_the_figures_are_those_of_local_also_where_students_learn_the_balanced_loss(
+    experiment, frozen_run
+):
     """Such an expert has its prior in: adding it for its own samples would count it twice."""
-    result = crad.run(experiment)
-    alone = crad.run(change(experiment, method="local", local_loss="plain", teacher_prior="keep"))
-    for ours, theirs in zip(result.rounds[:2], alone.rounds[:2], strict=True):
+    plain = {"local_loss": "plain", "teacher_prior": "keep"}
+    local = crad.run(change(experiment, method="local", rounds=2, committee=True, **plain))
+    for ours, theirs in zip(crad.load(frozen_run).rounds[:2], local.rounds, strict=True):
         assert {key: ours[key] for key in FIGURES} == {key: theirs[key] for key in FIGURES}
         assert ours["committee"] == theirs["committee"], "asked together they say the same"
 
@@ -98,10 +146,9 @@ def test_balanced_experts_are_what_local_trains_with_that_loss(experiment):
         assert PRIOR_IN not in peer.memory
 
 
-def test_experts_that_go_on_are_still_those_of_local(going_on):
+def test_experts_that_go_on_are_still_those_of_local(went_on, alone):
     """Also with the optimiser's momentum, beside a student that moves."""
-    federation = after(going_on, 4)
-    for peer, expected in zip(federation.peers(), experts_alone(going_on, 4), strict=True):
+    for peer, expected in zip(went_on.peers[4], alone.weights[4], strict=True):
         prefix = "expert/model/"
         expert = {name.removeprefix(prefix): one for name, one in peer.memory.items() if name.startswith(prefix)}
         assert is_same(expert, expected)
@@ -125,44 +172,37 @@ def test_a_student_is_left_as_it_is_while_its_expert_trains_publishes_and_is_kep
 # --- what is exchanged, and kept
 
 
-def payloads(experiment: Experiment) -> list[int]:
-    return [line["payload_bytes"] for line in crad.run(experiment).rounds]
+def recorded_payloads(run: Path) -> list[int]:
+    return [line["payload_bytes"] for line in crad.load(run).rounds]
 
 
-def test_they_are_exchanged_once_and_kept(experiment):
-    federation = after(experiment, 2)
-    experts = [weights(peer) for peer in federation.peers()]
-    federation.next_round()
-    done = federation.next_round()
-    assert done.payload_bytes == 0
-    for peer in federation.peers():
+def test_they_are_exchanged_once_and_kept(walked):
+    assert walked.payloads[4] == 0
+    for peer in walked.peers[4]:
         kept = kept_teachers(peer)
         assert [one.peer for one in kept] == [0, 1, 2, 3], "its own among them"
-        assert all(is_same(one.tensors, experts[one.peer]) for one in kept)
+        assert all(is_same(one.tensors, walked.weights[2][one.peer]) for one in kept)
         assert {one.round_index for one in kept} == {2}
 
 
-def test_the_bytes_are_those_of_one_exchange(experiment):
-    sizes = [sum(tensor.nbytes for tensor in weights(peer).values()) for peer in Federation(experiment).peers()]
-    found = payloads(experiment)
+def test_the_bytes_are_those_of_one_exchange(walked, frozen_run):
+    sizes = [sum(tensor.nbytes for tensor in tensors.values()) for tensors in walked.weights[0]]
+    found = recorded_payloads(frozen_run)
     assert [one > 0 for one in found] == [False, True, False, False]
     assert 3 * sum(sizes) < found[1] < 3 * (sum(sizes) + 4 * 16_000)
 
 
-def test_they_are_exchanged_again_every_so_many_rounds(going_on):
-    assert [one > 0 for one in payloads(going_on)] == [True, False, True, False]
-    federation = after(going_on, 4)
-    third = experts_alone(going_on, 3)
-    for peer in federation.peers():
-        assert all(is_same(one.tensors, third[one.peer]) for one in kept_teachers(peer)), "the newest of everybody"
+def test_they_are_exchanged_again_every_so_many_rounds(went_on, going_on_run, alone):
+    assert [one > 0 for one in recorded_payloads(going_on_run)] == [True, False, True, False]
+    for peer in went_on.peers[4]:
+        assert all(is_same(one.tensors, alone.weights[3][one.peer]) for one in kept_teachers(peer)), (
+            "the newest of everybody"
+        )
 
 
-def test_an_experts_figures_are_its_own_and_not_its_students(going_on):
-    local = Federation(change(going_on, method="local", method_settings={}, local_loss="plain", teacher_prior="keep"))
-    for _ in range(3):
-        local.next_round()
-    wanted = [peer.statistics() for peer in local.peers()]
-    for peer in after(going_on, 4).peers():
+def test_an_experts_figures_are_its_own_and_not_its_students(went_on, alone):
+    wanted = [peer.statistics() for peer in alone.peers[3]]
+    for peer in went_on.peers[4]:
         for teacher in kept_teachers(peer):
             assert teacher.statistics == wanted[teacher.peer]
 
@@ -233,15 +273,13 @@ def test_rule_and_correction_are_settings(experiment):
     assert losses(filter="median", min_support=0) != losses(min_support=0), "four have a say about every class"
 
 
-def test_the_student_is_measured_with_its_prior_and_the_expert_without(experiment):
-    federation = after(experiment, 2)
-    assert all(PRIOR_IN in peer.memory and peer.evaluation.plain is None for peer in federation.peers())
-    federation.next_round()
-    assert all(PRIOR_IN not in peer.memory and peer.evaluation.plain is not None for peer in federation.peers())
+def test_the_student_is_measured_with_its_prior_and_the_expert_without(walked):
+    assert all(PRIOR_IN in peer.memory and peer.evaluation.plain is None for peer in walked.peers[2])
+    assert all(PRIOR_IN not in peer.memory and peer.evaluation.plain is not None for peer in walked.peers[3])
 
 
-def test_a_round_of_experts_alone_is_not_selected(experiment):
-    result = crad.run(change(experiment, models=("cnn6",)))
+def test_a_round_of_experts_alone_is_not_selected(frozen_run):
+    result = crad.load(frozen_run)
     assert [line.get("is_preparation", False) for line in result.rounds] == [True, True, False, False]
     assert result.summary["best_round"] > 2
     better = [{**line, "validation_accuracy": 100.0 - line["round"]} for line in result.rounds]
@@ -260,35 +298,25 @@ def test_half_of_the_rounds_are_the_experts_unless_one_says_otherwise():
 # --- however it is run
 
 
-@pytest.fixture(scope="module", params=["frozen", "going on"])
-def chosen(request, experiment, going_on) -> Experiment:
-    either: dict[str, Experiment] = {"frozen": experiment, "going on": going_on}
-    return either[request.param]
+@pytest.fixture(params=["frozen", "going on"])
+def chosen(request, experiment, going_on, frozen_run, going_on_run) -> tuple[Experiment, Path]:
+    """An experiment, and its whole run."""
+    either: dict[str, Any] = {"frozen": (experiment, frozen_run), "going on": (going_on, going_on_run)}
+    wanted, run = either[request.param]
+    return change(wanted, committee=True), run
 
 
-@pytest.fixture(scope="module")
-def whole(chosen, tmp_path_factory) -> Path:
-    path: Path = tmp_path_factory.mktemp("experts") / "run"
-    crad.run(chosen, output=path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def _workers() -> Iterator[None]:
-    with kept_workers():
-        yield
-
-
-@pytest.mark.usefixtures("_workers")
-def test_two_workers_end_as_one(chosen, whole, tmp_path):
-    crad.run(change(chosen, workers=2), output=tmp_path / "run")
+@pytest.mark.usefixtures("forked_workers")
+def test_two_workers_end_as_one(chosen, tmp_path):
+    experiment, whole = chosen
+    crad.run(change(experiment, workers=2), output=tmp_path / "run")
     assert_same_end(tmp_path / "run", whole)
 
 
-@pytest.mark.parametrize("after_steps", [6, 14, 18])
-def test_a_run_stopped_anywhere_ends_the_same(chosen, whole, tmp_path, after_steps):
+def test_a_run_stopped_anywhere_ends_the_same(chosen, tmp_path):
     """In a round of experts, in the exchange, among the students."""
-    stop_and_resume(chosen, tmp_path / "run", after_steps=after_steps)
+    experiment, whole = chosen
+    run_with_stops(experiment, tmp_path / "run", after_steps=[6, 14, 18], stage="learning")
     assert_same_end(tmp_path / "run", whole)
 
 

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,19 +15,28 @@ import crad
 from crad.config import Experiment
 from crad.engines.serial import SerialEngine
 from crad.errors import ConfigError, RunError, install_hint
-from crad.federation.context import build_run_context
+from crad.federation.context import RunContext, build_run_context
 from crad.federation.tasks import Task
 from crad.methods import resolve_method
 from crad.runs.callbacks import LambdaCallback
 from tests.conftest import change
 
-pytest.importorskip("ray", reason="ray is not installed: pip install '.[ray]'")
-from crad.engines.ray_actor import check_same_versions, own_versions
-from crad.engines.ray_cluster import RayEngine
-from crad.engines.ray_session import check_answer
+if TYPE_CHECKING:
+    from crad.engines.ray_cluster import RayEngine
 
-ray: Any = pytest.importorskip("ray")
 TEST_SECONDS = 400
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray() -> Any:
+    """Ray, imported late: every worker of pytest imports this file, and one of them runs it."""
+    return pytest.importorskip("ray", reason="ray is not installed: pip install '.[ray]'")
+
+
+def ray_engine(context: RunContext, **settings: Any) -> RayEngine:
+    from crad.engines.ray_cluster import RayEngine
+
+    return RayEngine(context, **settings)
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +55,7 @@ def _bounded() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def short(tiny: Experiment) -> Experiment:
-    return change(tiny, rounds=2)
+    return change(tiny, rounds=2, committee=True)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +72,7 @@ def outcome(result: crad.Result) -> tuple[list[dict[str, Any]], dict[str, bytes]
     return records, {file.name: file.read_bytes() for file in files}
 
 
-def test_a_run_on_ray_equals_the_serial_run(short, serial, tmp_path):
+def test_a_run_on_ray_equals_the_serial_run(short, serial, tmp_path, ray):
     on_sigterm = signal.getsignal(signal.SIGTERM)
     result = crad.run(change(short, engine="ray", workers=2), output=tmp_path / "run")
     assert outcome(result) == outcome(serial)
@@ -74,6 +83,8 @@ def test_a_run_on_ray_equals_the_serial_run(short, serial, tmp_path):
 
 def test_two_nodes_of_which_one_is_lost_in_the_middle(short, serial, tmp_path):
     from ray.cluster_utils import Cluster
+
+    from crad.engines.ray_session import check_answer
 
     quick = {"health_check_period_ms": 300, "health_check_failure_threshold": 2, "health_check_initial_delay_ms": 0}
     cluster = Cluster(True, head_node_args={"num_cpus": 1, "include_dashboard": False, "_system_config": quick})
@@ -102,21 +113,25 @@ class TestOnTheCallersRay:
 
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
-    def _joined(cls) -> Iterator[None]:
+    def _joined(cls, ray: Any) -> Iterator[None]:
         ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
         yield
         assert ray.is_initialized()  # left alone by every engine
         ray.shutdown()
 
     def test_errors_of_the_work_come_out_as_they_are_and_the_engine_goes_on(self, short):
+        """Also: more workers than the cluster has CPUs are cut down."""
         context = build_run_context(change(short, lr=1e30))
         reference = SerialEngine(context, resolve_method(short.method))
         [begun] = reference.each([Task("begin", 0)])
         diverging = Task("learn", 0, begun.evaluation, round_index=1)
         with pytest.raises(RunError) as expected:
             list(reference.each([diverging]))
-        engine = RayEngine(context, workers=1)
+        notices: list[str] = []
+        engine = ray_engine(context, workers=4, notice=notices.append)
         try:
+            assert engine.workers == 2
+            assert notices == ["the Ray cluster has 2 CPUs: 2 workers instead of 4"]
             with pytest.raises(RunError) as raised:
                 list(engine.each([diverging]))
             assert str(raised.value) == str(expected.value)
@@ -135,7 +150,7 @@ class TestOnTheCallersRay:
         monkeypatch.syspath_prepend(tmp_path)
         notices: list[str] = []
         context = build_run_context(change(short, models=("deadly_model:build",)))
-        engine = RayEngine(context, workers=1, notice=notices.append)
+        engine = ray_engine(context, workers=1, notice=notices.append)
         try:
             with pytest.raises(RunError, match=r"while it worked for client 0, 3 times in a row") as raised:
                 list(engine.each([Task("begin", 0)]))
@@ -144,39 +159,33 @@ class TestOnTheCallersRay:
         assert "\n" not in str(raised.value)
         assert len(notices) == 2
 
-    def test_more_workers_than_the_cluster_has_cpus_are_cut_down(self, short):
-        notices: list[str] = []
-        engine = RayEngine(build_run_context(short), workers=4, notice=notices.append)
-        engine.close()
-        assert engine.workers == 2
-        assert notices == ["the Ray cluster has 2 CPUs: 2 workers instead of 4"]
-
     @pytest.mark.parametrize(
-        ("settings", "num_pictures"),
+        ("settings", "workers", "num_pictures"),
         [
-            ({"method": "dfml"}, 0),
+            ({"method": "dfml"}, 2, 0),
             (
                 {
                     "method": "fedgd",
                     "method_settings": {"generator_steps": 1, "generator_batch": 8, "transfer_size": 12},
                 },
                 2,
+                2,
             ),
-            ({"method": "crad-plus", "matching": "mixup", "liars": 1}, 0),
-            ({"method": "crad", "attack": "backdoor", "attackers": 2}, 0),
-            ({"method": "uniform", "attack": "collude", "attackers": 2}, 0),
+            ({"method": "crad-plus", "matching": "mixup", "liars": 1}, 1, 0),
+            ({"method": "crad", "attack": "backdoor", "attackers": 2}, 1, 0),
+            ({"method": "uniform", "attack": "collude", "attackers": 2}, 1, 0),
         ],
         ids=lambda one: one["method"] if isinstance(one, dict) else "",
     )
-    def test_methods_that_need_more_run_on_ray(self, tiny, settings, num_pictures, tmp_path):
+    def test_methods_that_need_more_run_on_ray(self, shallow, settings, workers, num_pictures, tmp_path):
         """DFML sends a message for each receiver and keeps other weights; FedGD has a member without data and pictures;
         crad-plus counts on the student's own samples, here with mixed inputs and a liar; other attackers change
-        their data or act as one.
+        their data or act as one. These last three have one worker, which starts in seconds.
         """
-        experiment = change(tiny, rounds=2, models=("cnn6", "cnn6-wide"), **settings)
+        experiment = change(shallow, rounds=2, **settings)
         results = [
-            crad.run(change(experiment, engine=engine, workers=workers), output=tmp_path / engine)
-            for engine, workers in (("serial", "auto"), ("ray", 2))
+            crad.run(change(experiment, engine=engine, workers=count), output=tmp_path / engine)
+            for engine, count in (("serial", "auto"), ("ray", workers))
         ]
         assert outcome(results[0]) == outcome(results[1])
         sheets = [sorted((tmp_path / engine).glob("artifacts/*")) for engine in ("serial", "ray")]
@@ -193,7 +202,7 @@ def test_without_the_package_a_line_says_what_to_install(tiny_npz, tmp_path):
     assert done.stderr.strip().endswith(f"crad: engine ray needs the package ray: {install_hint('ray')}")
 
 
-def test_an_address_that_nobody_answers_at_is_refused(short):
+def test_an_address_that_nobody_answers_at_is_refused(short, ray):
     with socket.create_server(("127.0.0.1", 0)) as server:
         free = f"127.0.0.1:{server.getsockname()[1]}"
     with pytest.raises(ConfigError, match=f"no Ray cluster answers at '{free}'"):
@@ -202,6 +211,8 @@ def test_an_address_that_nobody_answers_at_is_refused(short):
 
 
 def test_somebody_else_at_the_address_is_refused(monkeypatch):
+    from crad.engines.ray_session import check_answer
+
     monkeypatch.setattr("crad.engines.ray_session.ANSWER_SECONDS", 0.2)
     refused = pytest.raises(ConfigError, match="whoever listens there is not Ray")
     with socket.create_server(("127.0.0.1", 0)) as silent, refused:
@@ -209,13 +220,15 @@ def test_somebody_else_at_the_address_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("address", ["somewhere", "host:port", ":6379", "host:", "ray://host:10001"])
-def test_an_address_of_the_wrong_form_is_refused(short, address):
+def test_an_address_of_the_wrong_form_is_refused(short, address, ray):
     with pytest.raises(ConfigError, match=f"ray_address '{address}'"):
-        RayEngine(build_run_context(short), address=address)
+        ray_engine(build_run_context(short), address=address)
     assert not ray.is_initialized()
 
 
 def test_a_node_with_another_version_is_refused():
+    from crad.engines.ray_actor import check_same_versions, own_versions
+
     check_same_versions(own_versions())
     with pytest.raises(ConfigError, match=r"has torch 2\.\S+ instead of 1\.0: install the same versions"):
         check_same_versions({**own_versions(), "torch": "1.0"})
@@ -225,7 +238,7 @@ def test_no_cluster_on_this_machine_is_one_line(short, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("ray.init", _nobody)
     with pytest.raises(ConfigError, match="cannot join the Ray cluster at 'auto': nobody is here"):
-        RayEngine(build_run_context(short), address="auto")
+        ray_engine(build_run_context(short), address="auto")
 
 
 def _nobody(**settings: object) -> None:

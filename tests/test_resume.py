@@ -22,9 +22,8 @@ import torch
 
 import crad
 from crad import files
-from crad.config import Experiment, to_toml
+from crad.config import to_toml
 from crad.errors import RunError
-from crad.federation.rounds import Step
 from crad.runs.callbacks import LambdaCallback
 from crad.runs.directory import RunDirectory
 from tests.conftest import change, hearing_ctrl_c
@@ -53,21 +52,6 @@ def assert_same_end(run: Path, other: Path) -> None:
     assert mine == theirs
 
 
-def stop_and_resume(experiment: Experiment, path: Path, *, after_steps: int) -> None:
-    """Run until so many clients have learned, stop there, and go on."""
-    steps = 0
-
-    def stop(step: Step) -> None:
-        nonlocal steps
-        steps += step.stage == "learning"
-        if steps == after_steps:
-            raise StopError
-
-    with pytest.raises(StopError):
-        crad.run(experiment, output=path, callbacks=[LambdaCallback(on_step=stop)])
-    crad.run(experiment, output=path, resume=True)
-
-
 def assert_same_weights(run: Path, other: Path) -> None:
     """Every record, weight, momentum and random state, to the last bit."""
     rounds, tensors, state = final_state(run)
@@ -80,7 +64,7 @@ def assert_same_weights(run: Path, other: Path) -> None:
 
 @pytest.fixture(scope="module")
 def experiment(shallow):
-    return change(shallow, rounds=4, active=3, eval_every=2)
+    return change(shallow, rounds=4, active=3, eval_every=2, committee=True)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 MEMBERS = ("clinic-a", "clinic-b", "clinic-c")
 PARTS = {"train": slice(0, 60), "val": slice(60, 80), "test": slice(80, 110)}
@@ -14,6 +13,8 @@ PARTS = {"train": slice(0, 60), "val": slice(60, 80), "test": slice(80, 110)}
 
 def write_own_images(path: Path, *, member: str) -> None:
     """Write every third of scikit-learn's digits, the same for ever: the state of a member knows their hash."""
+    from sklearn.datasets import load_digits  # late: every worker of pytest imports this file, and one of them runs it
+
     digits, number = load_digits(), MEMBERS.index(member)
     images = np.rint(digits.images * (255 / 16)).astype(np.uint8)[number :: len(MEMBERS)]
     labels = digits.target.astype(np.int64)[number :: len(MEMBERS)]
