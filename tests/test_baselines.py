@@ -81,6 +81,7 @@ def test_every_method_learns_real_tissue(method, real_data, monkeypatch):
         seed=3,
         device="cpu",
         workers=1,
+        committee=False,
     )
     peers = [peer for peer in Federation(chosen).peers() if peer.clients]
     for peer in peers:
@@ -197,9 +198,9 @@ def test_fedmd_pretrains_each_client_once_when_asked(experiment):
 
 
 @pytest.mark.parametrize("name", ["fedmd", "msfkd", "fedgd", "dfml", "fedmkd"])
-def test_the_only_client_of_a_round_goes_on_alone(tiny, name):
+def test_the_only_client_of_a_round_goes_on_alone(shallow, name):
     """Nobody to exchange with: no bytes between clients, no stumbling."""
-    summary = crad.run(with_method(tiny, name, clients=2, active=1, rounds=2, proxy_size=8)).summary
+    summary = crad.run(with_method(shallow, name, clients=2, active=1, rounds=2, proxy_size=8)).summary
     assert summary["payload_bytes_per_client_round"] == 0
 
 

@@ -40,7 +40,8 @@ def runs(tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     found = []
     for method in ("crad", "local"):
-        crad.run(change(tiny, rounds=2, eval_every=1, models=("cnn6",), method=method), output=folder / method)
+        experiment = change(tiny, rounds=2, eval_every=1, models=("cnn6",), method=method, committee=True)
+        crad.run(experiment, output=folder / method)
         found.append(load_run(folder / method))
     return found
 

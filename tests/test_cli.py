@@ -21,7 +21,7 @@ from tests.pages import Page
 
 @pytest.fixture(scope="module")
 def quick(tiny):
-    return change(tiny, rounds=2, models=("cnn6",))
+    return change(tiny, rounds=2, models=("cnn6",), committee=True)
 
 
 @pytest.fixture(scope="module")

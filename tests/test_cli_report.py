@@ -37,7 +37,8 @@ def folder(tiny, tmp_path_factory) -> Path:
     """Two runs side by side, as crad compare leaves them."""
     path: Path = tmp_path_factory.mktemp("runs")
     for method in ("crad", "local"):
-        crad.run(change(tiny, rounds=1, models=("cnn6",), method=method), output=path / f"{method}-seed5")
+        experiment = change(tiny, rounds=1, models=("cnn6",), method=method, committee=True)
+        crad.run(experiment, output=path / f"{method}-seed5")
     return path
 
 

@@ -369,7 +369,7 @@ def test_a_lie_is_noise_with_the_best_of_claims(tiny):
 
 
 @pytest.mark.parametrize(("matching", "share"), [("same", 1.0), ("mixup", 0.5), ("strong", 0.5)])
-def test_a_sample_is_counted_once_and_as_it_was_photographed(tiny, matching, share, monkeypatch):
+def test_a_sample_is_counted_once_and_as_it_was_photographed(shallow, matching, share, monkeypatch):
     """Neither a second epoch nor a mixed or disfigured sample is evidence."""
     counted: list[Tally] = []
 
@@ -378,7 +378,7 @@ def test_a_sample_is_counted_once_and_as_it_was_photographed(tiny, matching, sha
         return counted[-1]
 
     monkeypatch.setattr(judge, "Tally", begin)
-    experiment = change(tiny, evidence="pooled", matching=matching, local_epochs=2, rounds=1)
+    experiment = change(shallow, evidence="pooled", matching=matching, local_epochs=2, rounds=1)
     crad.run(change(experiment, workers=1))
     held = [len(shard.train) for shard in Federation(experiment).context.data.shards]
     assert len(counted) == len(held)
@@ -484,7 +484,7 @@ def test_mixed_samples_are_what_their_shares_say():
 
 
 @pytest.mark.parametrize("matching", ["mixup", "strong"])
-def test_teachers_and_student_see_the_same_changed_inputs(tiny, matching, monkeypatch):
+def test_teachers_and_student_see_the_same_changed_inputs(shallow, matching, monkeypatch):
     taught: list[torch.Tensor] = []
     trained: list[tuple[torch.Tensor, torch.Tensor | None]] = []
     teach, train = soft_predictions, train_on_block
@@ -499,9 +499,9 @@ def test_teachers_and_student_see_the_same_changed_inputs(tiny, matching, monkey
 
     monkeypatch.setattr(distillation, "soft_predictions", teach_seen)
     monkeypatch.setattr(local_training, "train_on_block", train_seen)
-    crad.run(change(tiny, matching=matching, rounds=1, workers=1))
+    crad.run(change(shallow, matching=matching, rounds=1, workers=1))
 
-    assert len(taught) == len(trained) == tiny.clients
+    assert len(taught) == len(trained) == shallow.clients
     for shown, (learned, is_changed) in zip(taught, trained, strict=True):
         assert torch.equal(shown, learned)
         assert is_changed is not None

@@ -204,14 +204,14 @@ def test_a_hugging_face_data_set_is_read_by_its_columns(arrays):
 # --- runs
 
 
-def test_data_in_memory_gives_the_run_of_the_file(tiny, arrays):
-    by_name = crad.run(change(tiny, rounds=2))
-    in_memory = crad.run(change(tiny, rounds=2, dataset="cifar10"), data=crad.Dataset.from_arrays(*arrays))
+def test_data_in_memory_gives_the_run_of_the_file(shallow, arrays):
+    by_name = crad.run(change(shallow, rounds=2))
+    in_memory = crad.run(change(shallow, rounds=2, dataset="cifar10"), data=crad.Dataset.from_arrays(*arrays))
     assert without_timing(in_memory.rounds) == without_timing(by_name.rounds)
 
 
-def test_limits_apply_to_data_in_memory_too(tiny, data):
-    summary = crad.run(change(tiny, rounds=1, train_limit=120, test_limit=40, method="local"), data=data).summary
+def test_limits_apply_to_data_in_memory_too(shallow, data):
+    summary = crad.run(change(shallow, rounds=1, train_limit=120, test_limit=40, method="local"), data=data).summary
     assert (summary["train_images"], summary["test_images"]) == (120, 40)
 
 
@@ -326,16 +326,16 @@ def run_command(*words):
         main()
 
 
-def test_a_method_object_runs_with_its_settings(tiny, data):
-    result = crad.run(change(tiny, rounds=2), data=data, method=Alone(k=2))
-    local = crad.run(change(tiny, rounds=2, method="local"), data=data)
+def test_a_method_object_runs_with_its_settings(shallow, data):
+    result = crad.run(change(shallow, rounds=2), data=data, method=Alone(k=2))
+    local = crad.run(change(shallow, rounds=2, method="local"), data=data)
     assert result.experiment.method_settings == {"k": 2}
     assert result.summary["method"] == "object:Alone"
     assert result.summary["global_accuracy_per_client"] == local.summary["global_accuracy_per_client"]
 
 
-def test_a_rule_object_runs_as_the_rule_by_name(tiny, data):
-    short = change(tiny, rounds=2)
+def test_a_rule_object_runs_as_the_rule_by_name(shallow, data):
+    short = change(shallow, rounds=2)
     by_name = crad.run(change(short, method="accuracy"), data=data)
     known = crad.run(short, data=data, rule=crad.Rule(median_filter, accuracy))
     assert known.summary["method"] == "accuracy"
@@ -394,8 +394,8 @@ def test_the_local_face_is_the_global_one_times_the_owners_class_shares(result):
     assert model.predict_proba(x, face="local") == pytest.approx(expected, abs=1e-6)
 
 
-def test_without_the_balanced_loss_both_faces_are_the_same(tiny, data, arrays):
-    model = crad.run(change(tiny, rounds=1, method="local"), data=data).models[0]
+def test_without_the_balanced_loss_both_faces_are_the_same(shallow, data, arrays):
+    model = crad.run(change(shallow, rounds=1, method="local"), data=data).models[0]
     assert model.card.log_prior is None
     assert np.array_equal(model.predict_proba(arrays[2], "local"), model.predict_proba(arrays[2]))
 
@@ -439,15 +439,15 @@ def test_a_model_at_the_selected_round_not_the_last_one(tiny, data, arrays):
         assert reached == pytest.approx(result.summary["global_accuracy_per_client"][client])
 
 
-def test_who_never_learned_has_its_first_weights(tiny, data, arrays):
-    result = crad.run(change(tiny, rounds=1, active=2), data=data)
+def test_who_never_learned_has_its_first_weights(shallow, data, arrays):
+    result = crad.run(change(shallow, rounds=1, active=2), data=data)
     for client, model in enumerate(result.models):
         reached = accuracy_of(model, arrays[2], WORDS[arrays[3]])
         assert reached == pytest.approx(result.summary["global_accuracy_per_client"][client])
 
 
-def test_the_states_of_a_run_without_a_directory_go_with_its_result(tiny, data):
-    result = crad.run(change(tiny, rounds=1, method="local"), data=data)
+def test_the_states_of_a_run_without_a_directory_go_with_its_result(shallow, data):
+    result = crad.run(change(shallow, rounds=1, method="local"), data=data)
     kept = result.models.folder
     assert kept is not None
     folder = kept.path
@@ -457,10 +457,10 @@ def test_the_states_of_a_run_without_a_directory_go_with_its_result(tiny, data):
     assert not folder.exists()
 
 
-def test_a_run_that_fails_leaves_no_states_behind(tiny, data, tmp_path, monkeypatch):
+def test_a_run_that_fails_leaves_no_states_behind(shallow, data, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(StopError):
-        crad.run(tiny, data=data, callbacks=[stop_after(1)])
+        crad.run(shallow, data=data, callbacks=[stop_after(1)])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -483,25 +483,25 @@ def test_a_loaded_run_wants_the_networks_that_were_objects(tiny, data, arrays, t
     assert np.array_equal(again.predict_proba(arrays[2]), done.models[0].predict_proba(arrays[2]))
 
 
-def test_a_run_of_an_earlier_version_has_models_too(tiny, arrays, tmp_path):
-    done = crad.run(change(tiny, rounds=1, local_loss="balanced"), output=tmp_path / "run")
+def test_a_run_of_an_earlier_version_has_models_too(shallow, arrays, tmp_path):
+    done = crad.run(change(shallow, rounds=1, local_loss="balanced"), output=tmp_path / "run")
     (tmp_path / "run" / "models.json").unlink()
     loaded = crad.load(tmp_path / "run").models[2]
     assert loaded.card == done.models[2].card
     assert np.array_equal(loaded.predict_proba(arrays[2]), done.models[2].predict_proba(arrays[2]))
 
 
-def test_what_is_not_finished_or_no_run_is_not_loaded(tiny, data, tmp_path):
+def test_what_is_not_finished_or_no_run_is_not_loaded(shallow, data, tmp_path):
     with pytest.raises(StopError):
-        crad.run(tiny, data=data, output=tmp_path / "run", callbacks=[stop_after(1)])
+        crad.run(shallow, data=data, output=tmp_path / "run", callbacks=[stop_after(1)])
     with pytest.raises(RunError, match="is not finished: continue it with crad run --resume"):
         crad.load(tmp_path / "run")
     with pytest.raises(RunError, match="is no run directory"):
         crad.load(tmp_path)
 
 
-def test_models_whose_checkpoint_is_gone_are_said_to_be_gone(tiny, data, tmp_path):
-    crad.run(change(tiny, rounds=1, method="local"), data=data, output=tmp_path / "run")
+def test_models_whose_checkpoint_is_gone_are_said_to_be_gone(shallow, data, tmp_path):
+    crad.run(change(shallow, rounds=1, method="local"), data=data, output=tmp_path / "run")
     for file in (tmp_path / "run" / "checkpoint").glob("round-*.json"):
         file.unlink()
     with pytest.raises(RunError, match="has no checkpoint of round 1, so its models are gone"):

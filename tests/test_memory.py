@@ -36,6 +36,7 @@ def model_bytes(name: str, width: float) -> int:
 def test_ten_times_the_clients_take_the_same_memory(tiny):
     """Were all models held, the larger federation would need their weights more: several times the room given here."""
     settings = {"partition": "iid", "active": 2, "rounds": 1, "models": ("resnet18",), "width": 0.5, "proxy_size": 0}
+    settings["committee"] = True
     few, many = 2, 20
     held = (many - few) * model_bytes("resnet18", 0.5)
     room = 60 * MIB
@@ -52,7 +53,7 @@ def test_inactive_clients_have_no_file_until_they_have_learned(tiny, tmp_path):
     assert len(list((tmp_path / "run" / "checkpoint" / "states").iterdir())) == 2
 
 
-def test_peak_memory_covers_every_process(tiny):
+def test_peak_memory_covers_every_process(shallow):
     """Two workers are two more processes with torch in memory, which none holds in less than a hundred MiB."""
-    alone, together = (peak(change(tiny, rounds=1, workers=workers)) for workers in (1, 2))
+    alone, together = (peak(change(shallow, rounds=1, workers=workers)) for workers in (1, 2))
     assert together > alone + 2 * 100 * MIB

@@ -18,14 +18,15 @@ def use_real_data(real_data, monkeypatch):
 def small(dataset: str, **settings: object) -> crad.Experiment:
     return crad.Experiment(
         **{"preset": "mini", "dataset": dataset, "train_limit": 400, "test_limit": 200, "clients": 3, "alpha": 1.0}
-        | {"rounds": 1, "width": 0.0625, "seed": 3, "device": "cpu", "workers": 1}
+        | {"rounds": 1, "width": 0.0625, "seed": 3, "device": "cpu", "workers": 1, "committee": False}
         | settings
     )
 
 
 @pytest.mark.parametrize("dataset", SHAPES)
 def test_a_round_of_all_three_families_runs_on_every_data_set(dataset):
-    summary = crad.run(small(dataset)).summary
+    summary = crad.run(small(dataset, committee=True)).summary
+    assert summary["committee"]["members"] == [0, 1, 2]
     assert len(summary["per_class"]) == SHAPES[dataset][0]
     assert (summary["train_images"], summary["test_images"], summary["proxy_size"]) == (400, 200, 40)
     assert summary["architecture_per_client"] == ["resnet18@0.0625", "resnet18-half@0.0625", "cnn6@0.0625"]

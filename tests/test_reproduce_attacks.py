@@ -142,7 +142,7 @@ def test_what_is_not_kept_is_run_and_then_kept(measured, tmp_path, monkeypatch):
 
 
 def test_a_kept_run_says_of_every_client_what_the_whole_one_says(tiny, tmp_path):
-    experiment = change(tiny, rounds=4, eval_every=2, attack="backdoor", attackers=1)
+    experiment = change(tiny, rounds=4, eval_every=2, attack="backdoor", attackers=1, committee=True)
     crad.run(experiment, output=tmp_path / "whole")
     keep_run(tmp_path / "whole", tmp_path / "kept")
     whole, kept = load_run(tmp_path / "whole"), load_run(tmp_path / "kept")

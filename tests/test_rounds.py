@@ -92,9 +92,9 @@ def _train_naively(student, context, frozen, statistics):
         optimizer.step()
 
 
-def test_students_learn_from_snapshots_of_the_round_before(tiny, monkeypatch):
+def test_students_learn_from_snapshots_of_the_round_before(shallow, monkeypatch):
     """The last student's teachers are the models as they were before anybody learned."""
-    federation = start(tiny)
+    federation = start(shallow)
     before = weights(federation.peers())
     seen: dict[int, dict[str, torch.Tensor]] = {}
     shelf = federation.engine.runner.teachers
@@ -109,7 +109,7 @@ def test_students_learn_from_snapshots_of_the_round_before(tiny, monkeypatch):
     monkeypatch.setattr(shelf, "decode", spy)
     federation.next_round()
     after = weights(federation.peers())
-    for index in range(tiny.clients):
+    for index in range(shallow.clients):
         assert same(seen[index], before[index])
         assert not same(after[index], before[index])
 
@@ -158,16 +158,16 @@ def test_payload_is_what_was_really_sent(tiny):
     assert result.summary["payload_bytes_per_client_round"] == sum(3 * size for size in sizes) / 4
 
 
-def test_local_sends_nothing_and_centralized_is_one_model(tiny):
-    local = crad.run(change(tiny, method="local", rounds=1))
+def test_local_sends_nothing_and_centralized_is_one_model(shallow):
+    local = crad.run(change(shallow, method="local", rounds=1))
     assert local.summary["payload_bytes_per_client_round"] == 0
-    central = crad.run(change(tiny, method="centralized", rounds=2))
+    central = crad.run(change(shallow, method="centralized", rounds=2))
     assert len(set(central.summary["global_accuracy_per_client"])) == 1
-    assert len(central.summary["local_accuracy_per_client"]) == tiny.clients
+    assert len(central.summary["local_accuracy_per_client"]) == shallow.clients
 
 
-def test_only_the_active_learn_and_publish_and_the_others_keep_their_model(tiny):
-    federation = start(change(tiny, active=2))
+def test_only_the_active_learn_and_publish_and_the_others_keep_their_model(shallow):
+    federation = start(change(shallow, active=2))
     before = weights(federation.peers())
     done = federation.next_round()
     assert len(done.active) == 2
@@ -209,19 +209,19 @@ def test_every_method_learns_the_tiny_task(tiny, method):
     assert all(math.isfinite(loss) for loss in losses)
 
 
-def test_local_epochs_train_longer(tiny):
-    once, twice = (crad.run(change(tiny, method="local", rounds=1, local_epochs=n)) for n in (1, 2))
+def test_local_epochs_train_longer(shallow):
+    once, twice = (crad.run(change(shallow, method="local", rounds=1, local_epochs=n)) for n in (1, 2))
     assert once.rounds[0]["clients"][0]["losses"] != twice.rounds[0]["clients"][0]["losses"]
 
 
-def test_tests_are_measured_only_when_asked_and_always_at_the_end(tiny):
-    lines = crad.run(change(tiny, method="local", rounds=5, eval_every=2)).rounds
+def test_tests_are_measured_only_when_asked_and_always_at_the_end(shallow):
+    lines = crad.run(change(shallow, method="local", rounds=5, eval_every=2)).rounds
     assert [line["global_accuracy"] is not None for line in lines] == [False, True, False, True, True]
     assert all(line["validation_accuracy"] is not None for line in lines)
 
 
-def test_private_counts_are_noised_once_and_never_redrawn(tiny):
-    federation = start(change(tiny, private_counts=1.0))
+def test_private_counts_are_noised_once_and_never_redrawn(shallow):
+    federation = start(change(shallow, private_counts=1.0))
     peers = federation.peers()
     true = [peer.evaluation.validation[0].counts for peer in peers]
     first = [peer.statistics().counts for peer in peers]
@@ -244,19 +244,19 @@ def test_private_counts_have_the_laplace_scale(tiny):
 
 
 @pytest.fixture(scope="module")
-def done(tiny):
+def done(shallow):
     """The whole run, for what is only read."""
-    return crad.run(tiny)
+    return crad.run(shallow)
 
 
-def test_private_counts_change_what_students_learn(tiny, done):
-    private = crad.run(change(tiny, private_counts=0.2))
+def test_private_counts_change_what_students_learn(shallow, done):
+    private = crad.run(change(shallow, private_counts=0.2))
     assert done.rounds[-1]["clients"] != private.rounds[-1]["clients"]
 
 
-def test_a_diverging_client_is_named_with_what_to_do(tiny):
+def test_a_diverging_client_is_named_with_what_to_do(shallow):
     with pytest.raises(RunError, match=r"client \d .* diverged in round \d.*lower lr \(now 1e\+20\)"):
-        crad.run(change(tiny, method="local", lr=1e20))
+        crad.run(change(shallow, method="local", lr=1e20))
 
 
 def test_records_are_enough_to_draw_every_curve(done):
@@ -285,8 +285,8 @@ def test_a_teacher_that_gives_no_numbers_is_left_out_and_named(tiny, monkeypatch
         assert math.isfinite(done.learned[student].losses["total"])
 
 
-def test_a_snapshot_that_is_refused_does_not_stop_the_others(tiny, monkeypatch):
-    federation = start(tiny)
+def test_a_snapshot_that_is_refused_does_not_stop_the_others(shallow, monkeypatch):
+    federation = start(shallow)
     honest = Peer.snapshot
 
     def early(self, round_index, **keywords):
@@ -299,8 +299,8 @@ def test_a_snapshot_that_is_refused_does_not_stop_the_others(tiny, monkeypatch):
     assert "refused" not in done.learned[1].notes
 
 
-def test_a_model_that_breaks_in_its_last_step_is_named_too(tiny, monkeypatch):
-    federation = start(change(tiny, method="local"))
+def test_a_model_that_breaks_in_its_last_step_is_named_too(shallow, monkeypatch):
+    federation = start(change(shallow, method="local"))
     validate = Peer._validate
 
     def broken(self):
@@ -314,10 +314,10 @@ def test_a_model_that_breaks_in_its_last_step_is_named_too(tiny, monkeypatch):
         federation.next_round()
 
 
-def test_cross_entropies_are_published_only_for_the_rule_that_needs_them(tiny):
+def test_cross_entropies_are_published_only_for_the_rule_that_needs_them(shallow):
     """Exact ones would tell which classes a client lacks, whatever the noise on its counts."""
     for method, is_sent in (("crad", False), ("inverse-ce", True)):
-        federation = start(change(tiny, method=method))
+        federation = start(change(shallow, method=method))
         publish = resolve_method(method).phases[0].publish
         assert publish is not None
         message = publish(federation.peer(0), RoundContext(1, TeacherCache(federation.context)))
@@ -330,8 +330,8 @@ def test_a_class_without_samples_publishes_the_cross_entropy_of_a_guess():
     assert empty.class_cross_entropies() == [pytest.approx(math.log(2)), 1.5]
 
 
-def test_only_the_snapshots_of_this_round_are_held(tiny):
-    federation = start(change(tiny, active=2, rounds=4))
+def test_only_the_snapshots_of_this_round_are_held(shallow):
+    federation = start(change(shallow, active=2, rounds=4))
     for done in federation.running:
         assert len(federation.engine.runner.teachers._decoded) == 2
         assert [path.name for path in federation.roster.folder.glob("messages-*")] == [f"messages-{done.index:05d}"]
@@ -346,7 +346,7 @@ def test_a_roster_member_may_own_no_data(tiny):
     assert peer.evaluation.validation == ()
 
 
-def test_statistics_are_measured_again_before_every_publishing(tiny):
+def test_statistics_are_measured_again_before_every_publishing(shallow):
     """Two phases: what the second publishes describes the model as the first left it."""
     seen = []
 
@@ -357,7 +357,7 @@ def test_statistics_are_measured_again_before_every_publishing(tiny):
         return peer.snapshot(context.round_index)
 
     phase = Phase("snapshot", learn=train_alone, publish=publish)
-    Federation(change(tiny, rounds=1), Method("twice", (phase, replace(phase, kind="again")))).next_round()
+    Federation(change(shallow, rounds=1), Method("twice", (phase, replace(phase, kind="again")))).next_round()
     assert seen == [True] * 8
 
 

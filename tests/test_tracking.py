@@ -36,7 +36,7 @@ def no_server(monkeypatch):
 
 @pytest.fixture(scope="module")
 def quick(tiny) -> Experiment:
-    return change(tiny, rounds=3, eval_every=2, models=("cnn6",), clients=3)
+    return change(tiny, rounds=3, eval_every=2, models=("cnn6",), clients=3, committee=True)
 
 
 @pytest.fixture(scope="module")

@@ -109,7 +109,7 @@ def told(tiny, tmp_path_factory) -> tuple[Path, list[RunRecords], Result]:
     """A small run: its directory, what it told after each tested round, and its result."""
     heard: list[RunRecords] = []
     path = tmp_path_factory.mktemp("told") / "run"
-    quick = change(tiny, rounds=4, eval_every=2, models=("cnn6",))
+    quick = change(tiny, rounds=4, eval_every=2, models=("cnn6",), committee=True)
     result = crad.run(quick, output=path, callbacks=[LambdaCallback(on_records=heard.append)])
     assert [len(records.rounds) for records in heard] == [2, 3, 4]
     return path, heard, result

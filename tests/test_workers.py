@@ -51,6 +51,19 @@ def alone(experiment, tmp_path_factory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def small(shallow) -> Experiment:
+    """The same with networks that are not deep, for what happens to workers whatever they compute."""
+    return change(shallow, rounds=2, active=3, eval_every=2)
+
+
+@pytest.fixture(scope="module")
+def small_alone(small, tmp_path_factory) -> Path:
+    path: Path = tmp_path_factory.mktemp("small-alone") / "run"
+    crad.run(small, output=path)
+    return path
+
+
 BEFORE: set[int] = set()  # what other tests have started and left, such as the server that members are forked from
 
 
@@ -91,7 +104,7 @@ def test_two_workers_give_the_weights_and_records_of_one(experiment, alone, tmp_
 
 
 @FORKED
-def test_killed_workers_are_replaced_and_their_clients_done_again(experiment, alone, tmp_path):
+def test_killed_workers_are_replaced_and_their_clients_done_again(small, small_alone, tmp_path):
     """One while it works, one before it is asked; the run ends as if nothing had happened."""
     notices: list[str] = []
     killed: list[int] = []
@@ -103,19 +116,19 @@ def test_killed_workers_are_replaced_and_their_clients_done_again(experiment, al
             killed.append(pid)
 
     crad.run(
-        change(experiment, workers=2),
+        change(small, workers=2),
         output=tmp_path / "run",
         callbacks=[LambdaCallback(on_step=kill, on_notice=notices.append)],
     )
     assert len(killed) == 2
-    assert_same_end(tmp_path / "run", alone)
+    assert_same_end(tmp_path / "run", small_alone)
     assert len(notices) == 2
     assert all("signal 9" in notice for notice in notices)
     assert not children(os.getpid())
 
 
 @FORKED
-def test_a_client_that_kills_every_worker_ends_the_run_with_a_clear_line(tiny, tmp_path, monkeypatch):
+def test_a_client_that_kills_every_worker_ends_the_run_with_a_clear_line(shallow, tmp_path, monkeypatch):
     (tmp_path / "deadly.py").write_text(
         "import os\n"
         "from crad.federation.method import Method, Phase\n"
@@ -125,14 +138,14 @@ def test_a_client_that_kills_every_worker_ends_the_run_with_a_clear_line(tiny, t
     )
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RunError, match=rf"a worker died .* \(signal 9\), {MAX_DEATHS} times .* use fewer workers"):
-        crad.run(change(tiny, method="deadly:METHOD", clients=2, workers=2))
+        crad.run(change(shallow, method="deadly:METHOD", clients=2, workers=2))
     assert not children(os.getpid())
 
 
 @FORKED
-def test_what_a_worker_raises_is_raised_here(tiny, tmp_path, monkeypatch):
+def test_what_a_worker_raises_is_raised_here(shallow, tmp_path, monkeypatch):
     with pytest.raises(RunError, match=r"client \d .* diverged in round \d.*lower lr"):
-        crad.run(change(tiny, method="local", lr=1e20, workers=2))
+        crad.run(change(shallow, method="local", lr=1e20, workers=2))
     (tmp_path / "faulty_worker.py").write_text(
         "from crad.federation.method import Method, Phase\n"
         "def learn(peer, messages, context):\n"
@@ -141,12 +154,12 @@ def test_what_a_worker_raises_is_raised_here(tiny, tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RuntimeError, match=r"(?s)a worker failed.*learn.*LookupError: the cause of it"):
-        crad.run(change(tiny, method="faulty_worker:METHOD", clients=2, workers=2))
+        crad.run(change(shallow, method="faulty_worker:METHOD", clients=2, workers=2))
     (tmp_path / "full_worker.py").write_text(
         (tmp_path / "faulty_worker.py").read_text().replace("LookupError(", "OSError(28, ")
     )
     with pytest.raises(RunError, match=r"the cause of it.*crad run --resume"):
-        crad.run(change(tiny, method="full_worker:METHOD", clients=2, workers=2), output=tmp_path / "run")
+        crad.run(change(shallow, method="full_worker:METHOD", clients=2, workers=2), output=tmp_path / "run")
     assert not children(os.getpid())
 
 
@@ -156,8 +169,8 @@ def test_what_a_worker_raises_is_raised_here(tiny, tmp_path, monkeypatch):
     [(signal.SIGINT, fork_or_start), (signal.SIGTERM, fork_or_start), (signal.SIGKILL, subprocess.Popen)],
     ids=["ctrl-c", "term", "kill"],
 )
-def test_no_worker_outlives_the_command(experiment, alone, tmp_path, number, start):
-    (tmp_path / "experiment.toml").write_text(to_toml(change(experiment, workers=2, rounds=50)))
+def test_no_worker_outlives_the_command(small, tmp_path, number, start):
+    (tmp_path / "experiment.toml").write_text(to_toml(change(small, workers=2, rounds=50)))
     command = [sys.executable, "-m", "crad", "run", "--config", "experiment.toml", "--output", "run"]
     with (tmp_path / "log").open("w") as log, hearing_ctrl_c():
         process = start(command, cwd=tmp_path, stdout=log, stderr=log)
@@ -177,19 +190,19 @@ def test_no_worker_outlives_the_command(experiment, alone, tmp_path, number, sta
 
 
 @FORKED
-def test_a_run_begun_with_two_workers_is_continued_by_one(experiment, alone, tmp_path):
+def test_a_run_begun_with_two_workers_is_continued_by_one(small, small_alone, tmp_path):
     def stop(step):
         if step.stage == "learning" and step.round_index == 2:
             raise KeyError
 
     with pytest.raises(KeyError):
-        crad.run(change(experiment, workers=2), output=tmp_path / "run", callbacks=[LambdaCallback(on_step=stop)])
-    crad.run(experiment, output=tmp_path / "run", resume=True)
-    assert_same_end(tmp_path / "run", alone)
+        crad.run(change(small, workers=2), output=tmp_path / "run", callbacks=[LambdaCallback(on_step=stop)])
+    crad.run(small, output=tmp_path / "run", resume=True)
+    assert_same_end(tmp_path / "run", small_alone)
 
 
 @FORKED
-def test_runs_of_one_comparison_share_their_workers(experiment, alone, tmp_path):
+def test_runs_of_one_comparison_share_their_workers(small, small_alone, tmp_path):
     """Another method and other data in between: what a worker did before must not show."""
     pids = []
 
@@ -198,15 +211,15 @@ def test_runs_of_one_comparison_share_their_workers(experiment, alone, tmp_path)
 
     with kept_workers():
         for name, settings in (("other", {"method": "local", "seed": 6}), ("run", {})):
-            again = change(experiment, workers=2, **settings)
+            again = change(small, workers=2, **settings)
             crad.run(again, output=tmp_path / name, callbacks=[LambdaCallback(on_step=note)])
     assert len(set(pids)) == 1
-    assert_same_end(tmp_path / "run", alone)
+    assert_same_end(tmp_path / "run", small_alone)
     assert not children(os.getpid())
 
 
 @FORKED
-def test_the_longest_tasks_are_begun_first(tiny, tmp_path, monkeypatch):
+def test_the_longest_tasks_are_begun_first(shallow, tmp_path, monkeypatch):
     given: list[int] = []
     give = sys.modules["crad.engines.processes"]._Worker.give
 
@@ -215,7 +228,7 @@ def test_the_longest_tasks_are_begun_first(tiny, tmp_path, monkeypatch):
         give(worker, task)
 
     monkeypatch.setattr("crad.engines.processes._Worker.give", spy)
-    engine = ProcessEngine(build_run_context(tiny), workers=1)
+    engine = ProcessEngine(build_run_context(shallow), workers=1)
     try:
         tasks = [Task("begin", peer, cost=cost) for peer, cost in enumerate([2.0, 9.0, 0.5, 4.0])]
         outcomes = list(engine.each(tasks))
@@ -226,9 +239,9 @@ def test_the_longest_tasks_are_begun_first(tiny, tmp_path, monkeypatch):
 
 
 @FORKED
-def test_an_engine_goes_on_after_its_user_lost_interest(tiny):
+def test_an_engine_goes_on_after_its_user_lost_interest(shallow):
     """The outcomes that nobody wanted must not be taken for those of the next tasks."""
-    engine = ProcessEngine(build_run_context(tiny), workers=2)
+    engine = ProcessEngine(build_run_context(shallow), workers=2)
     try:
         next(engine.each([Task("begin", peer) for peer in range(4)]))
         outcomes = list(engine.each([Task("begin", peer) for peer in (3, 2)]))
@@ -281,7 +294,7 @@ class Clock:
         return self.now
 
 
-def patient_run(tiny, monkeypatch, *, seconds, **settings):
+def patient_run(shallow, monkeypatch, *, seconds, **settings):
     """A run whose every task takes so many seconds; the result, and how many workers were started."""
     started = []
     monkeypatch.setattr("crad.engines.count_cores", lambda: 2)
@@ -293,19 +306,19 @@ def patient_run(tiny, monkeypatch, *, seconds, **settings):
         begin(worker)
 
     monkeypatch.setattr(_Worker, "__init__", counted)
-    return crad.run(change(tiny, workers="auto", rounds=2, **settings)), len(started)
+    return crad.run(change(shallow, workers="auto", rounds=2, **settings)), len(started)
 
 
-def test_a_short_run_starts_no_worker(tiny, monkeypatch):
-    result, started = patient_run(tiny, monkeypatch, seconds=0.01)
+def test_a_short_run_starts_no_worker(shallow, monkeypatch):
+    result, started = patient_run(shallow, monkeypatch, seconds=0.01)
     assert (started, result.summary["hardware"]["workers"]) == (0, 1)
 
 
 @FORKED
-def test_a_longer_run_starts_workers_in_its_midst_and_ends_with_the_same_figures(tiny, monkeypatch):
-    result, started = patient_run(tiny, monkeypatch, seconds=START_SECONDS / 5.5)
+def test_a_longer_run_starts_workers_in_its_midst_and_ends_with_the_same_figures(shallow, monkeypatch):
+    result, started = patient_run(shallow, monkeypatch, seconds=START_SECONDS / 5.5)
     assert (started, result.summary["hardware"]["workers"]) == (2, 2)
-    alone = crad.run(change(tiny, workers=1, rounds=2))
+    alone = crad.run(change(shallow, workers=1, rounds=2))
     assert result.summary["global_accuracy_per_client"] == alone.summary["global_accuracy_per_client"]
     assert [line["clients"][0]["losses"] for line in result.rounds] == [
         line["clients"][0]["losses"] for line in alone.rounds
@@ -313,19 +326,19 @@ def test_a_longer_run_starts_workers_in_its_midst_and_ends_with_the_same_figures
 
 
 @FORKED
-def test_short_runs_that_share_their_workers_share_what_was_paid(tiny, monkeypatch):
+def test_short_runs_that_share_their_workers_share_what_was_paid(shallow, monkeypatch):
     with kept_workers():
-        _, first = patient_run(tiny, monkeypatch, seconds=START_SECONDS / 30)
-        _, second = patient_run(tiny, monkeypatch, seconds=START_SECONDS / 30)
-        _, third = patient_run(tiny, monkeypatch, seconds=START_SECONDS / 30)
+        _, first = patient_run(shallow, monkeypatch, seconds=START_SECONDS / 30)
+        _, second = patient_run(shallow, monkeypatch, seconds=START_SECONDS / 30)
+        _, third = patient_run(shallow, monkeypatch, seconds=START_SECONDS / 30)
     assert (first, second, third) == (0, 2, 0)  # the third takes those of the second
-    _, after = patient_run(tiny, monkeypatch, seconds=START_SECONDS / 30)
+    _, after = patient_run(shallow, monkeypatch, seconds=START_SECONDS / 30)
     assert after == 0
 
 
 @FORKED
-def test_a_number_of_workers_is_taken_as_it_is_said(tiny):
-    with closing(make_engine(build_run_context(change(tiny, workers=2)), resolve_method("crad"))) as engine:
+def test_a_number_of_workers_is_taken_as_it_is_said(shallow):
+    with closing(make_engine(build_run_context(change(shallow, workers=2)), resolve_method("crad"))) as engine:
         assert isinstance(engine, ProcessEngine)
 
 
@@ -345,11 +358,11 @@ def test_settings_that_cannot_work_are_refused(settings, words):
     assert words in str(refusal.value)
 
 
-def test_rounds_list_only_clients_whose_figures_are_new(tiny):
+def test_rounds_list_only_clients_whose_figures_are_new(shallow):
     """Records must not grow with the clients that do nothing, and still tell how everybody stood."""
     from crad.runs.selection import clients_at
 
-    result = crad.run(change(tiny, active=2, rounds=4, eval_every=2))
+    result = crad.run(change(shallow, active=2, rounds=4, eval_every=2))
     listed = [[client["client"] for client in line["clients"]] for line in result.rounds]
     assert listed[0] == [0, 1, 2, 3]
     assert listed[2] == result.rounds[2]["active"]
@@ -382,10 +395,10 @@ METHOD = Method("two-phases", (Phase("alone", learn=train_alone), crad), roster=
 
 
 @FORKED
-def test_two_phases_and_a_member_without_data_go_through_workers_unchanged(tiny, tmp_path, monkeypatch):
+def test_two_phases_and_a_member_without_data_go_through_workers_unchanged(shallow, tmp_path, monkeypatch):
     (tmp_path / "phases.py").write_text(TWO_PHASES)
     monkeypatch.chdir(tmp_path)
-    experiment = change(tiny, method="phases:METHOD", rounds=2)
+    experiment = change(shallow, method="phases:METHOD", rounds=2)
     crad.run(experiment, output=tmp_path / "one")
     crad.run(change(experiment, workers=2), output=tmp_path / "two")
     assert_same_end(tmp_path / "two", tmp_path / "one")
@@ -442,13 +455,13 @@ def test_a_model_whose_first_weights_do_not_follow_from_the_seed_is_refused(tiny
     assert not (tmp_path / "run").exists()
 
 
-def test_what_only_this_process_knows_is_run_here_or_refused(tiny, monkeypatch):
+def test_what_only_this_process_knows_is_run_here_or_refused(shallow, monkeypatch):
     import __main__
     from crad.methods.alone import LOCAL
 
     monkeypatch.setattr(__main__, "OWN_METHOD", LOCAL, raising=False)
     notices: list[str] = []
-    own = change(tiny, method="__main__:OWN_METHOD", rounds=1)
+    own = change(shallow, method="__main__:OWN_METHOD", rounds=1)
     monkeypatch.setattr("crad.engines.count_cores", lambda: 2)
     result = crad.run(change(own, workers="auto"), callbacks=[LambdaCallback(on_notice=notices.append)])
     assert result.summary["hardware"]["workers"] == 1
