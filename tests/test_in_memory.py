@@ -81,7 +81,7 @@ def balanced(tiny):
 @pytest.fixture(scope="module")
 def result(balanced, data):
     """Two networks of our own and one passed in memory; nothing is written."""
-    return crad.run(balanced, data=data, models=[my_build, "cnn6", "resnet18-half"])
+    return crad.run(change(balanced, committee=True), data=data, models=[my_build, "cnn6", "resnet18-half"])
 
 
 # --- labels and shapes
@@ -552,7 +552,7 @@ def test_curves_are_a_chart_of_the_rounds(result):
 
 @pytest.fixture(scope="module")
 def compared(tiny, data):
-    short = change(tiny, rounds=2, models=("cnn6",), alpha=1.0)
+    short = change(tiny, rounds=2, models=("cnn6",), alpha=1.0, committee=True)
     rule = crad.Rule(keep_all, lambda evidence, selection: equal(evidence, selection))
     return crad.compare(short, methods=["local", rule, Alone(k=1)], seeds=[1, 2], data=data)
 
