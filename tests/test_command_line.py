@@ -60,7 +60,9 @@ def test_resuming_a_comparison_says_the_command_that_does_it(tiny, tmp_path, mon
         for seed in (1, 2):
             run = folder / f"{method}-seed{seed}"
             run.mkdir(parents=True)
-            (run / "experiment.toml").write_text(to_toml(change(tiny, method=method, seed=seed, clients=3)))
+            (run / "experiment.toml").write_text(
+                to_toml(change(tiny, method=method, seed=seed, clients=3, committee=True))
+            )
     monkeypatch.setattr(sys, "argv", ["crad", "run", "--resume", str(folder)])
     with pytest.raises(SystemExit) as stopped:
         main()
