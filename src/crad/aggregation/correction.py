@@ -9,6 +9,7 @@ Shapes: K teachers, B samples, C classes.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import get_args
 
@@ -20,6 +21,7 @@ from crad.config import TeacherPrior
 from crad.errors import unknown_name
 
 IMAGINED_SAMPLES = 0.5  # of every class: a class without samples has a small share, not none
+LARGEST_RATIO = 1000.0  # between two shares that are believed where claims are not: 500 samples against none
 
 
 def correct(
@@ -39,13 +41,15 @@ def correct(
     return replace(evidence, q_KBC=remove_prior(evidence.q_KBC, counts_KC, temperature=temperature))
 
 
-def remove_prior(q_KBC: Tensor, counts_KC: Tensor, *, temperature: float) -> Tensor:
+def remove_prior(q_KBC: Tensor, counts_KC: Tensor, *, temperature: float, is_bounded: bool = False) -> Tensor:
     """Return every teacher's prediction at this temperature without its own class shares: q share^(-1/T), normalised.
 
     In logarithms, so that nothing overflows; an exact zero stays one. Teachers with equal shares keep their word.
+    `is_bounded`: shares differ by no more than a factor of 1000, whatever was claimed.
     """
     q_KBC = q_KBC.float() if q_KBC.dtype in HALF else q_KBC
-    boost_K1C = (-log_shares_of(counts_KC) / temperature).unsqueeze(1)
+    shares_KC = bounded_log_shares_of(counts_KC) if is_bounded else log_shares_of(counts_KC)
+    boost_K1C = (-shares_KC / temperature).unsqueeze(1)
     return torch.softmax(q_KBC.log() + boost_K1C.to(q_KBC), dim=2)
 
 
@@ -56,3 +60,12 @@ def log_shares_of(counts_KC: Tensor) -> Tensor:
     """
     smoothed_KC = counts_KC.double().clamp(min=0) + IMAGINED_SAMPLES
     return smoothed_KC.log() - smoothed_KC.sum(dim=-1, keepdim=True).log()
+
+
+def bounded_log_shares_of(counts_KC: Tensor) -> Tensor:
+    """Return the same, with no share further below the teacher's largest than claims are believed; not brought to sum 1.
+
+    A claim of a billion samples of one class would otherwise multiply what the teacher says of all others.
+    """
+    shares_KC = log_shares_of(counts_KC)
+    return torch.maximum(shares_KC, shares_KC.amax(dim=-1, keepdim=True) - math.log(LARGEST_RATIO))

@@ -71,6 +71,7 @@ def _check_stats(stats: TeacherStats, shape_KC: tuple[int, int]) -> TeacherStats
         support_KC=_check_optional("support", stats.support_KC, shape_KC),
         false_alarms_KC=_check_optional("false_alarms", stats.false_alarms_KC, shape_KC, highest=1.0),
         others_KC=_check_optional("others", stats.others_KC, shape_KC),
+        effective_KC=_check_optional("effective", stats.effective_KC, shape_KC),
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -23,11 +24,17 @@ class TeacherStats:
     support_KC: Tensor | None = None  # samples that speak for a teacher; None: its counts
     false_alarms_KC: Tensor | None = None  # share of the samples of other classes that it takes for this one
     others_KC: Tensor | None = None  # how many samples of other classes that share was counted on
+    effective_KC: Tensor | None = None  # samples by which a teacher is weighed; None: its counts
 
     @property
     def speaking_KC(self) -> Tensor:  # noqa: N802  # tensors carry their shape in the name
         """Return how many samples speak for each teacher."""
         return self.counts_KC if self.support_KC is None else self.support_KC
+
+    @property
+    def weighing_KC(self) -> Tensor:  # noqa: N802  # tensors carry their shape in the name
+        """Return by how many samples each teacher is weighed, where samples are the weight."""
+        return self.counts_KC if self.effective_KC is None else self.effective_KC
 
     def select(self, teachers_K: Tensor) -> TeacherStats:
         """Return the statistics of some teachers, by a mask or their places."""
@@ -54,7 +61,16 @@ def reliability(stats: TeacherStats, *, epsilon: float) -> Tensor:
     variance_KC = accuracy_variance(stats.counts_KC, stats.accuracies_KC)
     if stats.false_alarms_KC is None or stats.others_KC is None:
         return 1 / (variance_KC + epsilon)
-    alarm_KC = smoothed_accuracy(stats.others_KC, stats.false_alarms_KC)
     alarm_variance_KC = accuracy_variance(stats.others_KC, stats.false_alarms_KC)
-    separation_KC = (smoothed_accuracy(stats.counts_KC, stats.accuracies_KC) - alarm_KC).clamp(min=0)
-    return separation_KC / (variance_KC + alarm_variance_KC + epsilon)
+    return separation(stats) / (variance_KC + alarm_variance_KC + epsilon)
+
+
+def separation(stats: TeacherStats) -> Tensor:
+    """Return how much more often a teacher says a class when it is there, max(0, r~ - f~), [K,C].
+
+    One where false alarms are not known.
+    """
+    if stats.false_alarms_KC is None or stats.others_KC is None:
+        return torch.ones_like(stats.counts_KC)
+    alarm_KC = smoothed_accuracy(stats.others_KC, stats.false_alarms_KC)
+    return (smoothed_accuracy(stats.counts_KC, stats.accuracies_KC) - alarm_KC).clamp(min=0)

@@ -46,14 +46,17 @@ class Tally:
         return self.samples_C.sum() - self.samples_C
 
 
-def verify(stats: TeacherStats, tally: Tally, *, source: EvidenceSource) -> TeacherStats:
+def verify(
+    stats: TeacherStats, tally: Tally, *, source: EvidenceSource, believed_K: Tensor | None = None
+) -> TeacherStats:
     """Return the published figures and the student's own together.
 
     `pooled` adds the two. `own` takes the student's alone for the classes it holds. For a class it does not hold there
-    is only what was published. Published counts shrink with the teacher's credibility. A sample of the student's speaks
-    for a teacher only if the teacher got it right.
+    is only what was published. Published counts shrink with the teacher's credibility, by this tally unless told
+    otherwise. A sample of the student's speaks for a teacher only if the teacher got it right.
     """
-    published_KC = stats.counts_KC * credibility(stats, tally).unsqueeze(1)
+    believed_K = credibility(stats, tally) if believed_K is None else believed_K
+    published_KC = stats.counts_KC * believed_K.unsqueeze(1)
     if source == "own":
         published_KC = torch.where(tally.samples_C > 0, 0.0, published_KC)
     total_KC = published_KC + tally.samples_C

@@ -40,8 +40,8 @@ def accuracy(evidence: Evidence, selection: Selection) -> Tensor:
 
 
 def support(evidence: Evidence, selection: Selection) -> Tensor:
-    """Return the number of validation samples of the class."""
-    return _per_class(evidence.counts_KC, evidence)
+    """Return the number of validation samples of the class; of a committee's member those that weigh for it."""
+    return _per_class(evidence.stats.weighing_KC, evidence)
 
 
 def softmax_variance(evidence: Evidence, selection: Selection) -> Tensor:
