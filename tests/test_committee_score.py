@@ -102,7 +102,7 @@ def test_blocks_do_not_matter(shallow, monkeypatch):
     done = federation.next_round()
     monkeypatch.setattr("crad.federation.committee_score.BLOCK_BYTES", 4 * 4 * 4 * 7)  # seven samples at a time
     assert BLOCK_BYTES > 10**6
-    again = score_committee(federation.roster)
+    again = score_committee(federation.roster, round_index=1)
     assert done.committee is not None
     assert again.overall is not None
     assert done.committee.overall is not None
@@ -197,13 +197,13 @@ def test_a_member_without_numbers_is_left_out_and_named(shallow):
     tensors = {name: tensor.clone() for name, tensor in _load(file).items()}
     tensors["global"][0, 0] = float("nan")
     _save(file, tensors)
-    score = score_committee(federation.roster)
+    score = score_committee(federation.roster, round_index=1)
     assert score.members == (0, 2, 3)
     assert score.left_out == {1: "gives non-finite predictions"}
     for slot in federation.roster:
         tensors = {name: torch.full_like(tensor, float("inf")) for name, tensor in _load(file).items()}
         _save(federation.roster.logits_of(slot), tensors)
-    nobody = score_committee(federation.roster)
+    nobody = score_committee(federation.roster, round_index=1)
     assert nobody.members == ()
     assert nobody.overall is None
     assert set(nobody.left_out) == {0, 1, 2, 3}

@@ -21,7 +21,7 @@ from crad.aggregation.correction import remove_prior
 from crad.aggregation.evidence import Evidence, check_evidence
 from crad.aggregation.rules import RULES, Rule, resolve_rule
 from crad.aggregation.statistics import TeacherStats
-from crad.config import TeacherPrior, Unsupported
+from crad.config import EvidenceSource, TeacherPrior, Unsupported
 from crad.errors import AggregationError, ConfigError, unknown_name
 
 OWN_RULE = "a rule of your own"  # what one that was passed as an object is called
@@ -40,6 +40,8 @@ class CommitteeRule:
     min_support: float
     epsilon: float
     unsupported: Unsupported
+    evidence: EvidenceSource  # what the statistics are
+    published_KC: Tensor  # the samples that members say they hold: their class shares
 
     @property
     def num_classes(self) -> int:
@@ -48,13 +50,14 @@ class CommitteeRule:
 
     def select(self, members: Sequence[int]) -> CommitteeRule:
         """Return the same rule for some of the members, by their places."""
-        return replace(self, stats=self.stats.select(torch.tensor(members, dtype=torch.int64)))
+        places = torch.tensor(members, dtype=torch.int64)
+        return replace(self, stats=self.stats.select(places), published_KC=self.published_KC[places])
 
     def unsupported_classes(self) -> list[int]:
         """Return the classes for which no member has enough samples, where the rule looks at them."""
         if not self.rule.uses_statistics:
             return []
-        is_supported_C = (self.stats.counts_KC >= self.min_support).any(dim=0)
+        is_supported_C = (self.stats.speaking_KC >= self.min_support).any(dim=0)
         return (~is_supported_C).nonzero().flatten().tolist()
 
     def probabilities(self, logits_KBC: Tensor) -> Tensor:
@@ -78,9 +81,18 @@ class CommitteeRule:
 
     def traced(self, logits_KBC: Tensor) -> Tensor:
         """Return the same of finite logits by tensor operations alone, which a graph can hold."""
+        return self.combined(self.heard(logits_KBC))
+
+    def heard(self, logits_KBC: Tensor) -> Tensor:
+        """Return what each member is understood to say, [K,B,C]: the same whoever asks."""
         q_KBC = torch.softmax(logits_KBC / self.temperature, dim=2)
-        if self.teacher_prior == "remove":
-            q_KBC = remove_prior(q_KBC, self.stats.counts_KC, temperature=self.temperature)
+        if self.teacher_prior == "keep":
+            return q_KBC
+        is_bounded = self.evidence != "reported"
+        return remove_prior(q_KBC, self.published_KC, temperature=self.temperature, is_bounded=is_bounded)
+
+    def combined(self, q_KBC: Tensor) -> Tensor:
+        """Return what the rule makes of it on this evidence, [B,C]."""
         evidence = Evidence(q_KBC, self.stats, self.min_support, self.epsilon)
         return combine(evidence, self.rule, unsupported=self.unsupported).target_BC
 
@@ -99,8 +111,16 @@ def make_committee_rule(
     min_support: float,
     epsilon: float,
     unsupported: Unsupported,
+    evidence: EvidenceSource = "reported",
+    published_KC: Tensor | None = None,
 ) -> CommitteeRule:
-    """Check everything before any member has to speak; counts below zero, which noise can make, count as none."""
+    """Check everything before any member has to speak; counts below zero, which noise can make, count as none.
+
+    `evidence` says what the statistics are; where they are not the published ones, `published_KC` are the counts of
+    those, which tell the members' class shares.
+    """
+    if evidence not in get_args(EvidenceSource):
+        raise unknown_name("value of 'evidence'", evidence, get_args(EvidenceSource))
     if teacher_prior not in get_args(TeacherPrior):
         raise unknown_name("value of 'teacher_prior'", teacher_prior, get_args(TeacherPrior))
     if unsupported not in get_args(Unsupported):
@@ -110,7 +130,7 @@ def make_committee_rule(
     chosen = resolve_rule(rule)
     size = stats.counts_KC.shape
     anything = torch.full((size[0], 1, size[1]), 1 / size[1])
-    evidence = check_evidence(
+    checked = check_evidence(
         anything,
         replace(stats, counts_KC=stats.counts_KC.clamp(min=0)),
         min_support=min_support,
@@ -119,12 +139,14 @@ def make_committee_rule(
     made = CommitteeRule(
         name=rule if isinstance(rule, str) else _name_of(rule),
         rule=chosen,
-        stats=evidence.stats,
+        stats=checked.stats,
         teacher_prior=teacher_prior,
         temperature=float(temperature),
         min_support=min_support,
         epsilon=epsilon,
         unsupported=unsupported,
+        evidence=evidence,
+        published_KC=checked.stats.counts_KC if published_KC is None else published_KC.clamp(min=0),
     )
     made.traced(torch.zeros_like(anything))  # a rule that lacks something says so now
     return made
@@ -136,5 +158,5 @@ def _name_of(rule: Rule) -> str:
 
 def settings_of(rule: CommitteeRule) -> Mapping[str, Any]:
     """Return the settings as plain values; `make_committee_rule` takes them again."""
-    names = ("teacher_prior", "temperature", "min_support", "epsilon", "unsupported")
+    names = ("teacher_prior", "temperature", "min_support", "epsilon", "unsupported", "evidence")
     return {"rule": rule.name, **{name: getattr(rule, name) for name in names}}

@@ -63,7 +63,7 @@ def log_shares_of(counts_KC: Tensor) -> Tensor:
 
 
 def bounded_log_shares_of(counts_KC: Tensor) -> Tensor:
-    """Return the same, with no share further below the teacher's largest than claims are believed; not brought to sum 1.
+    """Return the same, with no share further below the teacher's largest than claims are believed.
 
     A claim of a billion samples of one class would otherwise multiply what the teacher says of all others.
     """

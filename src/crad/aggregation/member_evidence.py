@@ -1,8 +1,8 @@
 """What a client knows of a committee's members: what it counted on its own validation half, and what they publish.
 
 Beyond the paper. A member's word is no proof: published counts are believed as far as the member's hits on the client's
-samples bear them out, never for more than a few times what members usually claim, and samples weigh as far as the member
-tells the class from others there.
+samples bear them out, and never for more than a few times what members usually claim. Samples weigh as far as the
+member tells the class from others there.
 
 Shapes: K members, C classes.
 """

@@ -24,6 +24,14 @@ class TeacherPriorName(StrEnum):
     remove = "remove"
 
 
+class EvidenceName(StrEnum):
+    """What members are weighed by."""
+
+    reported = "reported"
+    own = "own"
+    pooled = "pooled"
+
+
 IsCommittee = Annotated[
     bool, typer.Option("--committee", metavar="", help="All clients' models together.", rich_help_panel=PANEL)
 ]
@@ -47,6 +55,14 @@ TeacherPriorFlag = Annotated[
     typer.Option(
         "--teacher-prior",
         help="Every member's own class shares: keep them in what it says, or remove them (as the run did).",
+        rich_help_panel=PANEL,
+    ),
+]
+EvidenceFlag = Annotated[
+    EvidenceName | None,
+    typer.Option(
+        "--evidence",
+        help="What members are judged by: what they publish, what the client counted, or both (as the run did).",
         rich_help_panel=PANEL,
     ),
 ]
@@ -74,6 +90,7 @@ class CommitteeOptions:
     teacher_prior: TeacherPriorName | None = None
     members: str | None = None
     committee_size: int | None = None
+    evidence: EvidenceName | None = None
 
     def refuse_without_committee(self, *allowed: str) -> None:
         """Refuse flags that mean nothing where no committee is asked for."""
@@ -95,6 +112,7 @@ def make_asked_committee(result: Result, options: CommitteeOptions) -> Committee
         options.client,
         rule=options.rule,
         teacher_prior=None if options.teacher_prior is None else options.teacher_prior.value,
+        evidence=None if options.evidence is None else options.evidence.value,
         members=None if options.members is None else _numbers(options.members),
         size=options.committee_size,
     )
@@ -120,6 +138,7 @@ def committee_about(model: TrainedModel) -> dict[str, Any]:
         "left_out": {str(client): reason for client, reason in model.left_out.items()},
         "client": model.client,
         **model.about.settings,
+        **({"note": model.about.note} if model.about.note else {}),
         "unsupported_classes": list(model.unsupported_classes),
         **({} if model.choice is None else {"choice": asdict(model.choice)}),
     }
@@ -135,11 +154,20 @@ def committee_lines(model: TrainedModel) -> list[str]:
     who = ", ".join(map(str, model.members))
     prior = "; each one's own class shares are taken out" if model.teacher_prior == "remove" else ""
     lines = [f"A committee of {len(model.members)} (clients {who}) by rule {model.rule}{prior}."]
+    lines.append(_evidence_line(model))
     lines += [] if model.choice is None else _choice_lines(model.choice)
     lines += [f"Left out: {reason}." for reason in model.left_out.values()]
     if model.unsupported_classes:
         lines.append(f"No member holds enough samples of these classes: {', '.join(model.unsupported_classes)}.")
     return lines
+
+
+def _evidence_line(model: Committee) -> str:
+    if model.evidence == "reported":
+        note = f": {model.about.note}" if model.about.note else ""
+        return f"Members are judged by what they publish of themselves{note}."
+    also = " and by what they publish" if model.evidence == "pooled" else ""
+    return f"Members are judged by what client {model.client} counted on its own validation images{also}."
 
 
 def _choice_lines(choice: MemberChoice) -> list[str]:

@@ -11,6 +11,7 @@ import typer
 
 from crad.cli.committee_options import (
     CommitteeOptions,
+    EvidenceFlag,
     IsCommittee,
     Members,
     RuleName,
@@ -59,6 +60,7 @@ def export_command(
     teacher_prior: TeacherPriorFlag = None,
     members: Members = None,
     committee_size: Size = None,
+    evidence: EvidenceFlag = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a client's model, or a committee, as one file with its preprocessing, class names and both faces.
@@ -73,7 +75,7 @@ def export_command(
     from crad.prediction.export import committee_file_name, file_name
     from crad.results.result import load
 
-    options = CommitteeOptions(client, rule, teacher_prior, members, committee_size)
+    options = CommitteeOptions(client, rule, teacher_prior, members, committee_size, evidence)
     if not committee:
         options.refuse_without_committee("client")
     result = load(run)

@@ -11,6 +11,7 @@ import typer
 
 from crad.cli.committee_options import (
     CommitteeOptions,
+    EvidenceFlag,
     IsCommittee,
     Members,
     RuleName,
@@ -71,6 +72,7 @@ def predict_command(
     teacher_prior: TeacherPriorFlag = None,
     members: Members = None,
     committee_size: Size = None,
+    evidence: EvidenceFlag = None,
     as_json: AsJson = False,
 ) -> None:
     """Say the most probable class of every image, and the probabilities.
@@ -82,7 +84,7 @@ def predict_command(
     """
     from crad.data.readers.input_files import read_inputs
 
-    options = CommitteeOptions(client, rule, teacher_prior, members, committee_size)
+    options = CommitteeOptions(client, rule, teacher_prior, members, committee_size, evidence)
     if not committee:
         options.refuse_without_committee()
     trained = _load_run(model, build, face, options) if committee else _load_file(model, build)

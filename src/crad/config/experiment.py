@@ -20,6 +20,7 @@ from crad.config.notation import parse_pairs
 from crad.config.presets import PRESETS
 from crad.config.recipes import PUBLISHED, RECIPES, Recipe
 from crad.config.setting import (
+    ALWAYS_THERE,
     NONE,
     AtLeastOne,
     AttackKind,
@@ -350,6 +351,17 @@ class Experiment(BaseModel):
             metavar="RULE",
         ),
     ] = "support-all"
+    committee_evidence: Annotated[
+        EvidenceSource,
+        Setting(
+            "What members of the committee are judged by: reported (what they publish), own (counted on the asking "
+            "client's validation half) or pooled (both)",
+            "Evaluation",
+            "execution",
+            "private",
+            before="reported",
+        ),
+    ] = "pooled"
     device: Annotated[Device, Setting("Where to compute", "Execution", "execution", "private")] = "auto"
     teacher_precision: Annotated[
         TeacherPrecision, Setting("Numbers in which teachers run; bf16 needs CUDA", "Execution", "learning", "private")
@@ -413,6 +425,15 @@ def make_experiment(settings: Mapping[str, Any] | None = None, *, path: Path | N
     """Make an experiment from flags over a TOML file over a preset; refused with one clear line."""
     from_file = {} if path is None else read_toml(path, what="the experiment file")
     return Experiment(**{**with_current_names(from_file), **with_current_names(settings or {})})
+
+
+def stored_experiment(path: Path) -> Experiment:
+    """Read the experiment of a run directory, which says everything: what it does not say came later than the run."""
+    settings = {
+        name: setting_of(name).before for name, one in Experiment.model_fields.items() if one.default is not None
+    }
+    before = {name: value for name, value in settings.items() if value is not ALWAYS_THERE}
+    return Experiment(**{**before, **with_current_names(read_toml(path, what="the experiment file"))})
 
 
 def setting_of(name: str) -> Setting:

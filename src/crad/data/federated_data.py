@@ -54,6 +54,16 @@ class FederatedData:
         """Return the test halves of all clients one after the other: only a simulation has them together."""
         return self.images(np.concatenate([shard.test for shard in self.shards]))
 
+    @cached_property
+    def local_validations(self) -> ImageSet:
+        """Return the validation halves of all clients one after the other: only a simulation has them together."""
+        return self.images(np.concatenate([shard.validation for shard in self.shards]))
+
+    def validation_counts(self, client: int) -> list[int]:
+        """Return how many validation samples of each class a client holds."""
+        labels = self.dataset.train_labels[self.shards[client].validation]
+        return [int(count) for count in np.bincount(labels, minlength=self.num_classes)]
+
     def shard_counts(self) -> NDArray[np.int64]:
         """Return how many samples of each class every client holds, [clients, classes]."""
         parts = [shard.indices for shard in self.shards]

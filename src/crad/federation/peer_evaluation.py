@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from crad.federation.committee_evidence import MemberTally
 from crad.training.evaluation import ClassScore
 
 
@@ -19,6 +20,7 @@ class Evaluation:
     variants: dict[str, Evaluation] = field(default_factory=dict)  # of the other weights it keeps, by name
     plain: tuple[ClassScore, ...] | None = None  # validation on plain logits, as others see them, where that differs
     triggered: ClassScore | None = None  # how far a simulated backdoor's trigger works, where that is measured
+    tallies: tuple[MemberTally, ...] | None = None  # what every client counts of what it publishes, by client
 
 
 def evaluation_to_json(evaluation: Evaluation) -> dict[str, Any]:
@@ -30,6 +32,7 @@ def evaluation_to_json(evaluation: Evaluation) -> dict[str, Any]:
         "local": None if local is None else [_score_to_json(score) for score in local],
         "overall": None if overall is None else _score_to_json(overall),
         **({} if evaluation.triggered is None else {"triggered": _score_to_json(evaluation.triggered)}),
+        **({} if evaluation.tallies is None else {"tallies": [one.to_json() for one in evaluation.tallies]}),
         "variants": {name: evaluation_to_json(one) for name, one in evaluation.variants.items()},
     }
 
@@ -37,12 +40,14 @@ def evaluation_to_json(evaluation: Evaluation) -> dict[str, Any]:
 def evaluation_from_json(entry: Mapping[str, Any]) -> Evaluation:
     """Read what `evaluation_to_json` wrote."""
     local, overall, plain, triggered = entry["local"], entry["overall"], entry.get("plain"), entry.get("triggered")
+    tallies = entry.get("tallies")
     return Evaluation(
         validation=tuple(_score_from_json(score) for score in entry["validation"]),
         plain=None if plain is None else tuple(_score_from_json(score) for score in plain),
         local=None if local is None else tuple(_score_from_json(score) for score in local),
         overall=None if overall is None else _score_from_json(overall),
         triggered=None if triggered is None else _score_from_json(triggered),
+        tallies=None if tallies is None else tuple(MemberTally.from_json(one) for one in tallies),
         variants={name: evaluation_from_json(one) for name, one in entry.get("variants", {}).items()},
     )
 

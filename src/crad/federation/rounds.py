@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from crad.federation.committee_score import CommitteeScore, has_committee, score_committee
+from crad.federation.committee_score import CommitteeScore, has_committee, is_heard, members_of, score_committee
 from crad.federation.exchange import Exchange, OvertakenError
 from crad.federation.message import message_in_file
 from crad.federation.method import Learned, Method, Phase
@@ -112,7 +112,7 @@ class RoundRunner:
         self._roster.forget_messages(before=round_index)
         is_tested = round_index % self._experiment.eval_every == 0 or round_index == self._experiment.rounds
         tested = self._test(round_index, on_step) if is_tested else []
-        committee = self._score_committee() if is_tested and self._has_committee else None
+        committee = self._score_committee(round_index) if is_tested and self._has_committee else None
         first = [slot.index for slot in self._roster.own()] if round_index == 1 else []
         traffic = self._traffic(before, published)
         counted = [traffic.sent] if self._method.payload == "sent" else [traffic.sent, traffic.received]
@@ -229,20 +229,24 @@ class RoundRunner:
         tasks = [self._task("test", slot, round_index) for slot in stale]
         if self._has_committee:
             self._roster.logits.mkdir(exist_ok=True)
-            files = {slot.index: self._roster.logits_of(slot) for slot in clients}
-            unheard = [slot for slot in clients if slot not in stale and not files[slot.index].exists()]
+            members = members_of(self._roster)
+            files = {slot.index: self._roster.logits_of(slot) for slot in members}
+            unheard = [slot for slot in members if slot not in stale and not is_heard(self._roster, slot)]
             tasks += [self._task("test", slot, round_index) for slot in unheard]
-            tasks = [replace(task, save_to=files[task.peer], has_logits=True) for task in tasks]
+            tasks = [
+                replace(task, save_to=files[task.peer], has_logits=True) if task.peer in files else task
+                for task in tasks
+            ]
         for position, outcome in enumerate(self._engine.each(tasks), start=1):
             self._roster.update(outcome.peer, evaluation=outcome.evaluation)
             self._note_pace(outcome)
             on_step(self._step("testing", round_index, position, len(tasks), outcome))
         return [slot.index for slot in stale]
 
-    def _score_committee(self) -> CommitteeScore:
+    def _score_committee(self, round_index: int) -> CommitteeScore:
         """Measure how all do together, from what each said in its test."""
         self._roster.forget_logits(keep={self._roster.logits_of(slot) for slot in self._roster})
-        return score_committee(self._roster)
+        return score_committee(self._roster, round_index=round_index)
 
     def _task(
         self, verb: Verb, slot: PeerSlot, round_index: int = 0, phase: int = 0, *, save_to: Path | None = None

@@ -16,21 +16,14 @@ from typing import get_args
 
 import numpy as np
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from crad.aggregation import Rule, resolve_rule
-from crad.aggregation.committee_rule import (
-    CommitteeRule,
-    make_committee_rule,
-    settings_of,
-    with_own_prior,
-)
-from crad.config import Recipe, TeacherPrior
+from crad.aggregation.committee_rule import CommitteeRule, settings_of, with_own_prior
+from crad.config import EvidenceSource, Recipe, TeacherPrior
 from crad.data.dataset import Images
 from crad.data.readers.arrays import to_batch
 from crad.errors import AggregationError, ConfigError, CradError, RunError, unknown_name
-from crad.federation.class_statistics import stack_statistics
 from crad.federation.committee_score import prior_of_members
 from crad.federation.message import Statistics
 from crad.prediction.committee_card import CommitteeCard, CommitteeMember
@@ -43,6 +36,7 @@ from crad.prediction.committee_choice import (
     choose,
     measured_cost,
 )
+from crad.prediction.known_members import known_members, published_statistics
 from crad.prediction.run_models import RunModels
 from crad.prediction.trained_model import Face, Predictor, Probabilities, TorchPredictor, TrainedModel
 from crad.runs.records import Record
@@ -95,6 +89,12 @@ class Committee(TrainedModel):
     def teacher_prior(self) -> TeacherPrior:
         """Return "remove" where every member's own class shares are taken out of what it says, else "keep"."""
         said: TeacherPrior = self.about.settings["teacher_prior"]
+        return said
+
+    @property
+    def evidence(self) -> EvidenceSource:
+        """Return what members are weighed by: "reported", what they publish, or what the client counted of them."""
+        said: EvidenceSource = self.about.settings["evidence"]
         return said
 
     @property
@@ -267,23 +267,28 @@ def make_committee(
     client: int | None = None,
     rule: str | Rule | None = None,
     teacher_prior: TeacherPrior | None = None,
+    evidence: EvidenceSource | None = None,
     members: Sequence[int] | None = None,
     temperature: float | None = None,
 ) -> Committee:
     """Make a committee of a run's models as their owners publish them; `members`: of whom, None: everybody.
 
-    Unless told otherwise it is the one that the run measured itself: its setting `committee_rule`, every member's own
-    class shares taken out unless the balanced loss has done so. Who cannot be heard is left out and named, and why;
-    nobody left is refused.
+    Unless told otherwise it is the one that the run measured itself: its settings `committee_rule` and
+    `committee_evidence`, every member's own class shares taken out unless the balanced loss has done so. Where nobody
+    has counted anything, members are weighed by what they publish, and its card says so. Who cannot be heard is left
+    out and named, and why; nobody left is refused.
     """
     experiment = models.experiment
     asked = experiment.committee_rule if rule is None else rule
     chosen, prior = resolve_rule(asked), _teacher_prior(teacher_prior, experiment.recipe)
     log_prior = None if client is None else _own_log_prior(models, client)
+    known = known_members(models, client, asked=evidence, teacher_prior=prior)
+    needs_counts = known.source == "reported" and (chosen.uses_statistics or prior == "remove")
     kept, left_out, cache = [], {}, MemberModels(partial(_published_predictor, models))
     for one in _asked(models, members):
         try:
-            kept.append(_heard_member(models, one, cache, needs_counts=chosen.uses_statistics or prior == "remove"))
+            member = _heard_member(models, one, cache, needs_counts=needs_counts)
+            kept.append(replace(member, verified=known.columns.get(one)))
         except _LeftOutError as error:
             left_out[one] = str(error)
     if not kept:
@@ -293,16 +298,18 @@ def make_committee(
     origin = {name: value for name, value in card.origin.items() if name != "client"}
     origin = origin if client is None else {"client": client, **origin}
     whole = replace(card, architecture=ARCHITECTURE, log_prior=log_prior, origin=origin)
-    rule_of = make_committee_rule(
-        asked,
-        stack_statistics([member.statistics for member in kept]),
-        teacher_prior=prior,
-        temperature=experiment.temperature if temperature is None else temperature,
-        min_support=experiment.min_support,
-        epsilon=experiment.epsilon,
-        unsupported=experiment.unsupported,
-    )
-    about = CommitteeCard(whole, tuple(kept), client, settings_of(rule_of))
+    settings = {
+        "rule": asked,
+        "teacher_prior": prior,
+        "temperature": experiment.temperature if temperature is None else temperature,
+        "min_support": experiment.min_support,
+        "epsilon": experiment.epsilon,
+        "unsupported": experiment.unsupported,
+        "evidence": known.source,
+    }
+    about = CommitteeCard(whole, tuple(kept), client, settings, known.note)
+    rule_of = about.committee_rule()
+    about = replace(about, settings=settings_of(rule_of))
     return Committee(about, CommitteePredictor(about, cache, rule_of), left_out=left_out)
 
 
@@ -379,14 +386,10 @@ def _heard_member(models: RunModels, client: int, cache: MemberModels, *, needs_
 
 
 def _published_statistics(peer: Record, client: int) -> Statistics:
-    said = peer.get("statistics")
-    if said is None:
-        raise RunError("this run does not say what its clients published of their models: run it again")
-    try:
-        # Noise can bring a count below zero: then it counts as none.
-        return Statistics(**{**said, "counts": [max(0.0, count) for count in said["counts"]]})
-    except (ValidationError, KeyError, TypeError) as error:
-        raise _LeftOutError(f"client {client}'s class statistics in models.json are damaged") from error
+    found = published_statistics(peer)
+    if found is None:
+        raise _LeftOutError(f"client {client}'s class statistics in models.json are damaged")
+    return found
 
 
 def _published_predictor(models: RunModels, client: int) -> TorchPredictor:

@@ -1,4 +1,4 @@
-"""What travels with a committee: its members, what their owners say of them, and how they are combined."""
+"""What travels with a committee: its members, what is known of them, and how they are combined."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from pydantic import ValidationError
 
-from crad.aggregation import Rule
+from crad.aggregation import Rule, TeacherStats
 from crad.aggregation.committee_rule import CommitteeRule, make_committee_rule
 from crad.errors import RunError
 from crad.federation.class_statistics import stack_statistics
@@ -23,13 +24,20 @@ FACES_OF_COMMITTEE = (
 )
 
 
+VERIFIED = ("counts", "accuracies", "support", "false_alarms", "others", "effective")  # always there
+OPTIONAL = ("cross_entropies",)
+
+Columns = Mapping[str, tuple[float, ...]]  # per class, by name
+
+
 @dataclass(frozen=True)
 class CommitteeMember:
-    """One of a committee: whose model it is, what it takes to run it, and what its owner says of it per class."""
+    """One of a committee: whose model it is, what it takes to run it, and what is known of it per class."""
 
     client: int
     card: ModelCard
-    statistics: Statistics
+    statistics: Statistics  # what its owner says of it
+    verified: Columns | None = None  # what the client whom the committee serves knows of it by its own counts
 
 
 @dataclass(frozen=True)
@@ -40,13 +48,16 @@ class CommitteeCard:
     members: tuple[CommitteeMember, ...]
     client: int | None  # whom it serves
     settings: Mapping[str, Any]  # of its rule, by name
+    note: str = ""  # why members are weighed by what they publish, where that was not asked for
 
     def committee_rule(self, rule: Rule | None = None) -> CommitteeRule:
         """Return how the members are combined; `rule` in place of the one that is named."""
         settings = dict(self.settings)
         named = settings.pop("rule")
-        stats = stack_statistics([member.statistics for member in self.members])
-        return make_committee_rule(named if rule is None else rule, stats, **settings)
+        published = stack_statistics([member.statistics for member in self.members])
+        columns = [member.verified for member in self.members if member.verified is not None]
+        stats = stats_of(columns) if columns else published
+        return make_committee_rule(named if rule is None else rule, stats, published_KC=published.counts_KC, **settings)
 
     def select(self, clients: Sequence[int]) -> CommitteeCard:
         """Return the card of a committee of some of the members."""
@@ -59,10 +70,12 @@ class CommitteeCard:
                 "client": member.client,
                 "architecture": member.card.architecture,
                 "statistics": member.statistics.model_dump(mode="json"),
+                **({} if member.verified is None else {"verified": member.verified}),
             }
             for member in self.members
         ]
-        committee = {"client": self.client, "settings": dict(self.settings), "members": members}
+        note = {"note": self.note} if self.note else {}
+        committee = {"client": self.client, "settings": dict(self.settings), **note, "members": members}
         about = {**self.model.to_metadata(), "format": FORMAT, "committee": json.dumps(committee)}
         return {**about, "faces": FACES_OF_COMMITTEE}
 
@@ -74,13 +87,16 @@ class CommitteeCard:
             said = json.loads(about["committee"])
             members = tuple(_member_from(entry, model) for entry in said["members"])
             settings = {name: said["settings"][name] for name in SETTINGS}
+            settings["evidence"] = said["settings"].get("evidence", "reported")  # files of before do not say it
+            if any((member.verified is None) != (settings["evidence"] == "reported") for member in members):
+                raise ValueError("what is known of its members")
             client = None if said["client"] is None else int(said["client"])
             if not members or len({member.client for member in members}) < len(members):
                 raise ValueError("its members")
         except (KeyError, ValueError, TypeError, AttributeError, ValidationError) as error:
             reason = " ".join(str(error).split())[:200]
             raise RunError(f"{where} is no committee that crad exported: it lacks or spoils {reason}") from error
-        return cls(model, members, client, settings)
+        return cls(model, members, client, settings, str(said.get("note", "")))
 
 
 SETTINGS = ("rule", "teacher_prior", "temperature", "min_support", "epsilon", "unsupported")
@@ -96,4 +112,31 @@ def _member_from(entry: Mapping[str, Any], model: ModelCard) -> CommitteeMember:
     columns = (statistics.counts, statistics.accuracies, statistics.cross_entropies)
     if any(len(column) != model.num_classes for column in columns if column is not None):
         raise ValueError(f"the statistics of member {entry['client']}")
-    return CommitteeMember(int(entry["client"]), model.of(str(entry["architecture"]), None), statistics)
+    verified = _columns_from(entry["verified"], model) if "verified" in entry else None
+    return CommitteeMember(int(entry["client"]), model.of(str(entry["architecture"]), None), statistics, verified)
+
+
+def _columns_from(entry: Mapping[str, Any], model: ModelCard) -> Columns:
+    names = [*VERIFIED, *(name for name in OPTIONAL if name in entry)]
+    columns = {name: tuple(float(value) for value in entry[name]) for name in names}
+    if any(len(column) != model.num_classes for column in columns.values()):
+        raise ValueError("what is known of its members")
+    return columns
+
+
+def columns_of(stats: TeacherStats) -> list[Columns]:
+    """Return what is known of each member, as plain numbers."""
+    known = {name: getattr(stats, f"{name}_KC") for name in (*VERIFIED, *OPTIONAL)}
+    rows = {name: values.tolist() for name, values in known.items() if values is not None}
+    return [{name: tuple(values[k]) for name, values in rows.items()} for k in range(len(stats.counts_KC))]
+
+
+def stats_of(members: Sequence[Columns]) -> TeacherStats:
+    """Return what `columns_of` was given, to the bit."""
+    names = set.intersection(*({*one} for one in members))
+    stacked = {
+        f"{name}_KC": torch.tensor([one[name] for one in members], dtype=torch.float64)
+        for name in (*VERIFIED, *OPTIONAL)
+        if name in names
+    }
+    return TeacherStats(**stacked)

@@ -70,6 +70,7 @@ def models_record(context: RunContext, members: Sequence[PeerSpec]) -> Record:
                 "draws_as": context.adversary.acts_as(member.index),
                 "log_prior": None if prior_C is None else prior_C.tolist(),
                 "train_counts": _train_counts(context, member),
+                "validation_counts": [context.data.validation_counts(client) for client in member.clients],
             }
         )
     return {
@@ -86,12 +87,15 @@ def models_record(context: RunContext, members: Sequence[PeerSpec]) -> Record:
 def with_statistics(record: Record, context: RunContext, evaluations: Mapping[int, Evaluation]) -> Record:
     """Return `models.json` with the class statistics that every client publishes of its model at the selected round.
 
-    Attackers of a simulation publish other figures than they measured; those stand there.
+    Attackers of a simulation publish other figures than they measured; those stand there. With them what every client
+    counted of that model on its own validation half, where that was done: a committee is made from it without the data.
     """
     peers = []
     for peer in record["peers"]:
-        said = _said_of_itself(context, peer["index"], evaluations[peer["index"]])
-        peers.append({**peer, "statistics": said.model_dump(mode="json")})
+        evaluation = evaluations[peer["index"]]
+        said = _said_of_itself(context, peer["index"], evaluation)
+        counted = {} if evaluation.tallies is None else {"tallies": [one.to_json() for one in evaluation.tallies]}
+        peers.append({**peer, "statistics": said.model_dump(mode="json"), **counted})
     return {**record, "peers": peers}
 
 

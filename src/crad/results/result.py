@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crad.aggregation import Rule
-from crad.config import Experiment, TeacherPrior
+from crad.config import EvidenceSource, Experiment, TeacherPrior
 from crad.data.dataset import Dataset
 from crad.errors import ConfigError, RunError
 from crad.prediction.committee import Committee, make_committee
@@ -105,6 +105,7 @@ class Result:
         *,
         rule: str | Rule | None = None,
         teacher_prior: TeacherPrior | None = None,
+        evidence: EvidenceSource | None = None,
         members: Sequence[int] | None = None,
         temperature: float | None = None,
         size: int | None = None,
@@ -113,7 +114,9 @@ class Result:
 
         `client` is whom it serves, whose class shares its local face has. `rule` is a name in `crad.RULES` or a
         `crad.Rule`; `teacher_prior` says whether every member's own class shares are taken out of what it says first,
-        "remove" or "keep". Left out, both are as in the run's own measurement, `summary["committee"]`. `members` are
+        "remove" or "keep". `evidence` says what members are weighed by: what they publish, "reported", what the client
+        counted of them on its own validation half, "own", or "pooled", both. Left out, all are as in the run's own
+        measurement, `summary["committee"]`; a committee for nobody in particular has what is published. `members` are
         those to ask, None: everybody. Who cannot be heard is left out: `committee.left_out` says why. `size=4` takes at
         most four, those that help on the client's own validation images (see `Committee.chosen`), which needs the
         run's data: where that was passed in memory, pass it again, `crad.load(path, data=...)`.
@@ -132,6 +135,7 @@ class Result:
             client=client,
             rule=rule,
             teacher_prior=teacher_prior,
+            evidence=evidence,
             members=members,
             temperature=temperature,
         )

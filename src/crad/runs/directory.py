@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from crad.config import Experiment, make_experiment, names_of, setting_of, to_toml, with_stored_names
+from crad.config import Experiment, names_of, setting_of, stored_experiment, to_toml, with_stored_names
 from crad.errors import BusyError, RunError
 from crad.files import write_atomically, write_flushed, write_once
 from crad.runs.records import Record
@@ -136,7 +136,7 @@ class RunDirectory:
         if self._is_of_member():
             # Names in there are an agreement's: whoever takes them for a simulation's would import them.
             raise RunError(f"{self.path} is a member's part in a federation: crad peer join goes on with it")
-        return make_experiment(path=self.experiment_file)
+        return stored_experiment(self.experiment_file)
 
     def _no_run(self) -> str:
         """Say what it is instead: a folder of runs names those to choose from."""

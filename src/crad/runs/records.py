@@ -81,18 +81,29 @@ def round_record(done: Round, roster: Roster) -> Record:
 
 
 def _committee_record(committee: CommitteeScore) -> Record:
-    """Return how all do together: on the common test images, and over the clients' own with each one's class shares."""
+    """Return how all do together: on the common test images, and over the clients' own with each one's class shares.
+
+    Means are over the committees of the clients that do not attack.
+    """
     return {
         "rule": committee.rule,
         "teacher_prior": committee.teacher_prior,
+        "evidence": committee.evidence,
         "members": list(committee.members),
         **({"left_out": {str(one): why for one, why in committee.left_out.items()}} if committee.left_out else {}),
         "global_accuracy": None if committee.overall is None else committee.overall.accuracy,
-        "local_accuracy": _mean_or_none(committee.local),
+        "local_accuracy": _mean_or_none(committee.counted_local),
+        **_overall_per_client(committee),
         "local_accuracy_per_client": [score.accuracy for score in committee.local],
         "global": None if committee.overall is None else _hits(committee.overall),
         **({"study": _study_record(committee)} if committee.study else {}),
     }
+
+
+def _overall_per_client(committee: CommitteeScore) -> Record:
+    """Return every client's committee on the common test images, where they differ."""
+    scores = committee.overall_per_client
+    return {"global_accuracy_per_client": [score.accuracy for score in scores]} if scores else {}
 
 
 def _study_record(committee: CommitteeScore) -> Record:
@@ -101,7 +112,7 @@ def _study_record(committee: CommitteeScore) -> Record:
         name: {
             prior: {
                 "global_accuracy": None if one.overall is None else one.overall.accuracy,
-                "local_accuracy": _mean_or_none(one.local),
+                "local_accuracy": _mean_or_none(one.counted_local),
             }
             for prior, one in priors.items()
         }

@@ -123,9 +123,10 @@ def _committee(best: Mapping[str, Any]) -> Record:
     """Return how all do together at the selected round, where that was measured."""
     if "committee" not in best:
         return {}
-    figures = ("rule", "teacher_prior", "members", "global_accuracy", "local_accuracy", "local_accuracy_per_client")
+    figures = ("rule", "teacher_prior", "evidence", "members", "global_accuracy", "local_accuracy")
+    per_client = ("global_accuracy_per_client", "local_accuracy_per_client")
     found = best["committee"]
-    return {"committee": {name: found[name] for name in (*figures, "study") if name in found}}
+    return {"committee": {name: found[name] for name in (*figures, *per_client, "study") if name in found}}
 
 
 def _under_attack(experiment: Experiment, rounds: Sequence[Record]) -> Record:
