@@ -68,7 +68,7 @@ def plain_loop(federation: Federation, *, rule: str, teacher_prior: TeacherPrior
     ],
 )
 def test_the_committee_equals_a_plain_loop_over_the_models(shallow, settings, prior):
-    federation = Federation(change(shallow, method="uniform", **settings))
+    federation = Federation(change(shallow, method="uniform", committee_evidence="reported", **settings))
     done = federation.next_round()
     assert done.committee is not None
     assert done.committee.members == (0, 1, 2, 3)

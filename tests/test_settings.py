@@ -67,7 +67,10 @@ def test_every_panel_and_role_has_a_setting():
 
 
 def test_roles_are_what_the_hand_kept_lists_said():
-    assert names_of("execution") == ("committee", "committee_study", "device", "engine", "workers", "ray_address")
+    assert names_of("execution") == (
+        *("committee", "committee_study", "committee_evidence"),
+        *("device", "engine", "workers", "ray_address"),
+    )
     assert names_of("recipe") == tuple(vars(PUBLISHED))
     assert names_of("method") == ("method", "method_settings")
     assert names_of("extent") == ("preset", "seed", "rounds", "eval_every", "committee_rule")
@@ -100,6 +103,7 @@ def test_roles_are_what_the_hand_kept_lists_said():
         "attack": None,
         "attackers": 0,
         "committee_rule": "support-all",
+        "committee_evidence": "reported",
     }
 
 
