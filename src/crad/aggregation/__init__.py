@@ -2,7 +2,7 @@
 
 The paper's equations: Eqs. 6-7 in `statistics.py`, Eqs. 4-5 in `filters.py`, Eqs. 3 and 7 in `weights.py`,
 Eq. 8 in `combine.py`. The table of rules is in `rules.py`. What goes beyond the paper: `correction.py`,
-`verification.py`, `confusion.py` and the other filters in `filters.py`.
+`verification.py`, `member_evidence.py`, `confusion.py` and the other filters in `filters.py`.
 """
 
 from crad.aggregation.combine import Combination, Trace, aggregate, combine, explain, trace
