@@ -169,10 +169,10 @@ def mean_committee(result, x, y, *, clients, **asked):
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
-    """By attack: six clients with real digits, small networks, three rounds alone; two of them attack."""
+    """By attack: six clients with real digits and small networks, eight rounds alone; two of them attack."""
     folder = tmp_path_factory.mktemp("digits")
-    settings = {"train_limit": 900, "test_limit": 200, "models": ("cnn6",), "width": 0.125, "rounds": 4, "seed": 2}
-    base = crad.Experiment(preset="demo", method="committee", eval_every=4, workers=1, device="cpu", **settings)
+    settings = {"models": ("cnn6",), "rounds": 8, "eval_every": 8, "test_limit": 300, "seed": 1}
+    base = crad.Experiment(preset="demo", method="committee", workers=1, device="cpu", **settings)
     attacks = ("noise", "inflated", "label-flip")
     runs = {kind: change(base, attack=kind, attackers=2) for kind in attacks}
     return {kind: crad.run(one, output=folder / str(kind)) for kind, one in {None: base, **runs}.items()}
