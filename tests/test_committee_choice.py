@@ -166,7 +166,7 @@ def test_lying_members_are_found_out(lied_to):
     liars = draw_attackers(lied_to.experiment)
     honest = set(range(6)) - liars
     for client in honest:
-        committee = lied_to.committee(client, size=6, evidence="reported")  # else they weigh too little to harm
+        committee = lied_to.committee(client, size=6, evidence="reported")
         assert committee.members[0] in honest
         assert client in committee.members
         assert not liars & set(committee.members)
