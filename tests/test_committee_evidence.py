@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from crad.aggregation import RULES, TeacherStats
 from crad.aggregation.correction import LARGEST_RATIO, bounded_log_shares_of, log_shares_of, remove_prior
 from crad.aggregation.member_evidence import CLAIM_LIMIT, member_evidence, skill
 from crad.aggregation.verification import Tally, credibility
-from crad.config import to_toml
+from crad.config import TeacherPrior, to_toml
 from crad.errors import ConfigError
 from crad.federation.attacks import draw_attackers
 from crad.federation.committee_evidence import count_member, evidence_of
@@ -134,7 +135,8 @@ def test_what_is_counted_is_what_is_heard():
     assert (tally.hits, tally.alarms) == ((2, 1, 0), (0, 0, 0))
     assert (tally.corrected_hits, tally.corrected_alarms) == ((0, 0, 0), (0, 0, 3))
     published = stats([[1e9, 1e9, 0.0]], [[1, 1, 0]])
-    for prior, weight in (("keep", 1.0), ("remove", 0.0)):
+    cases: list[tuple[TeacherPrior, float]] = [("keep", 1.0), ("remove", 0.0)]
+    for prior, weight in cases:
         known = evidence_of(published, [tally], samples_C=[2, 1, 0], teacher_prior=prior, source="own")
         assert known.support_KC is not None
         assert known.support_KC[0, CAT].item() == pytest.approx(2 * weight)
@@ -174,8 +176,9 @@ def digits(tmp_path_factory):
     settings = {"models": ("cnn6",), "rounds": 8, "eval_every": 8, "test_limit": 300, "seed": 1}
     base = crad.Experiment(preset="demo", method="committee", workers=1, device="cpu", **settings)
     attacks = ("noise", "inflated", "label-flip")
-    runs = {kind: change(base, attack=kind, attackers=2) for kind in attacks}
-    return {kind: crad.run(one, output=folder / str(kind)) for kind, one in {None: base, **runs}.items()}
+    runs: dict[str | None, crad.Experiment] = {None: base}
+    runs |= {kind: change(base, attack=kind, attackers=2) for kind in attacks}
+    return {kind: crad.run(one, output=folder / str(kind)) for kind, one in runs.items()}
 
 
 @pytest.mark.parametrize("kind", ["noise", "inflated", "label-flip"])
@@ -184,13 +187,14 @@ def test_two_of_six_that_lie_do_not_take_the_committee_over(kind, digits):
     data = build_run_context(run.experiment).data.dataset
     honest = sorted(set(range(6)) - draw_attackers(run.experiment))
     told = run.summary["committee"]
+    asked: dict[str, dict[str, Any]] = {
+        "verified": {},
+        "published": {"evidence": "reported"},
+        "mean": {"rule": "uniform", "teacher_prior": "keep"},
+    }
     figures = {
-        name: mean_committee(run, data.test_images, data.test_labels, clients=honest, **asked)
-        for name, asked in (
-            ("verified", {}),
-            ("published", {"evidence": "reported"}),
-            ("mean", {"rule": "uniform", "teacher_prior": "keep"}),
-        )
+        name: mean_committee(run, data.test_images, data.test_labels, clients=honest, **one)
+        for name, one in asked.items()
     }
     assert told["evidence"] == "pooled"
     assert told["global_accuracy"] == pytest.approx(figures["verified"]), "what the run measured"
