@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -270,7 +270,8 @@ def test_files_hold_what_was_verified(digits, tmp_path):
     run = digits["noise"]
     data = build_run_context(run.experiment).data.dataset
     committee = run.committee(1)
-    expected = {face: committee.predict_proba(data.test_images[:40], face) for face in ("global", "local")}
+    faces: tuple[Literal["global", "local"], ...] = ("global", "local")
+    expected = {face: committee.predict_proba(data.test_images[:40], face) for face in faces}
     loaded = crad.load_model(run.export(committee=committee, path=tmp_path / "c.safetensors"))
     for face, probabilities in expected.items():
         assert np.array_equal(loaded.predict_proba(data.test_images[:40], face), probabilities)
@@ -311,7 +312,7 @@ def test_without_tallies_it_falls_back_and_says_so(tiny):
     with pytest.raises(ConfigError, match="evidence = 'pooled': this run did not count what members make"):
         result.committee(0, evidence="pooled")
     with pytest.raises(ConfigError, match="unknown value of 'evidence' 'pooling'"):
-        result.committee(0, evidence="pooling")
+        result.committee(0, evidence="pooling")  # type: ignore[arg-type]  # on purpose
     unmeasured = crad.run(change(experiment, committee_evidence="pooled", committee=False))
     assert unmeasured.committee(0).evidence == "reported"
     assert "this run did not count" in unmeasured.committee(0).about.note
