@@ -14,11 +14,11 @@ import crad
 from crad.aggregation import RULES, TeacherStats
 from crad.aggregation.correction import LARGEST_RATIO, bounded_log_shares_of, log_shares_of, remove_prior
 from crad.aggregation.member_evidence import CLAIM_LIMIT, member_evidence, skill
+from crad.aggregation.member_tally import count_member, evidence_of
 from crad.aggregation.verification import Tally, credibility
 from crad.config import TeacherPrior, to_toml
 from crad.errors import ConfigError
 from crad.federation.attacks import draw_attackers
-from crad.federation.committee_evidence import count_member, evidence_of
 from crad.federation.context import build_run_context
 from crad.prediction.committee_card import columns_of, stats_of
 from crad.runs.directory import RunDirectory, experiment_hash
@@ -303,7 +303,7 @@ def test_every_rule_takes_verified_evidence(rule, digits):
 
 
 def test_without_tallies_it_falls_back_and_says_so(tiny):
-    experiment = change(tiny, method="local", rounds=1, models=("cnn6",), committee_evidence="reported")
+    experiment = change(tiny, method="local", rounds=1, models=("cnn6",), committee=True, committee_evidence="reported")
     result = crad.run(experiment)
     assert result.committee(0).evidence == "reported"
     assert result.committee(0).about.note == "", "as the run was told"
@@ -319,7 +319,9 @@ def test_without_tallies_it_falls_back_and_says_so(tiny):
 
 
 def test_interrupted_and_shared_runs_count_the_same(tiny, tmp_path):
-    settings = change(tiny, models=("cnn6",), active=2, rounds=3, eval_every=1, attack="noise", attackers=1)
+    settings = change(
+        tiny, committee=True, models=("cnn6",), active=2, rounds=3, eval_every=1, attack="noise", attackers=1
+    )
 
     class Stop(crad.Callback):
         def on_round(self, record):
@@ -338,7 +340,7 @@ def test_interrupted_and_shared_runs_count_the_same(tiny, tmp_path):
 
 
 def test_who_never_learned_is_in_neither_committee(tiny):
-    result = crad.run(change(tiny, method="crad", rounds=1, active=2, models=("cnn6",)))
+    result = crad.run(change(tiny, committee=True, method="crad", rounds=1, active=2, models=("cnn6",)))
     told, left_out = result.summary["committee"], result.rounds[0]["committee"]["left_out"]
     assert list(result.committee(0).members) == told["members"]
     assert {int(one) for one in left_out} == set(range(4)) - {*told["members"]}
@@ -353,12 +355,12 @@ def test_validation_halves_are_run_once_per_member(tiny, monkeypatch):
     scores = Peer._scores
 
     def watched(self, model, images, *rest, **more):
-        if images is self.data.local_validations:
+        if images is self.data.held_out:
             seen.append(self.index)
         return scores(self, model, images, *rest, **more)
 
     monkeypatch.setattr(Peer, "_scores", watched)
-    federation = Federation(change(tiny, method="local", models=("cnn6",), rounds=2, eval_every=1))
+    federation = Federation(change(tiny, committee=True, method="local", models=("cnn6",), rounds=2, eval_every=1))
     federation.next_round()
     assert sorted(seen) == [0, 1, 2, 3]
     federation.next_round()

@@ -10,9 +10,10 @@ import torch
 
 import crad
 from crad.aggregation import RULES, aggregate
+from crad.aggregation.committee_rule import BLOCK_BYTES
 from crad.config import TeacherPrior
 from crad.federation.class_statistics import class_statistics
-from crad.federation.committee_score import BLOCK_BYTES, score_committee
+from crad.federation.committee_score import score_committee
 from crad.report.page import report_page
 from crad.runs.run_records import load_run
 from crad.runs.tracking.scalars import round_scalars
@@ -100,7 +101,7 @@ def test_two_experts_know_together_what_neither_knows(shallow):
 def test_blocks_do_not_matter(shallow, monkeypatch):
     federation = Federation(change(shallow, method="local"))
     done = federation.next_round()
-    monkeypatch.setattr("crad.federation.committee_score.BLOCK_BYTES", 4 * 4 * 4 * 7)  # seven samples at a time
+    monkeypatch.setattr("crad.aggregation.committee_rule.BLOCK_BYTES", 4 * 4 * 4 * 7)  # seven samples at a time
     assert BLOCK_BYTES > 10**6
     again = score_committee(federation.roster, round_index=1)
     assert done.committee is not None

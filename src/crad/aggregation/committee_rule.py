@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, get_args
 
 import torch
@@ -19,12 +20,14 @@ from torch import Tensor
 from crad.aggregation.combine import combine
 from crad.aggregation.correction import remove_prior
 from crad.aggregation.evidence import Evidence, check_evidence
+from crad.aggregation.member_tally import MemberTally, evidence_of
 from crad.aggregation.rules import RULES, Rule, resolve_rule
 from crad.aggregation.statistics import TeacherStats
 from crad.config import EvidenceSource, TeacherPrior, Unsupported
 from crad.errors import AggregationError, ConfigError, unknown_name
 
 OWN_RULE = "a rule of your own"  # what one that was passed as an object is called
+BLOCK_BYTES = 64 * 2**20  # of what all members say, combined at once
 SMALLEST_PROBABILITY = 1e-30  # before a logarithm is taken
 
 
@@ -150,6 +153,72 @@ def make_committee_rule(
     )
     made.traced(torch.zeros_like(anything))  # a rule that lacks something says so now
     return made
+
+
+def make_client_rules(
+    rule: str | Rule,
+    published: TeacherStats,
+    tallies: Sequence[Sequence[MemberTally]],
+    samples_NC: Sequence[Sequence[int]],
+    *,
+    members: Sequence[int],
+    evidence: EvidenceSource,
+    **settings: Any,  # noqa: ANN401  # those of make_committee_rule
+) -> list[CommitteeRule]:
+    """Return how each client's committee of the members at these places is combined; one if all are the same.
+
+    Everybody's figures and tallies are looked at, also of who cannot be heard: what is usual follows from all.
+    `tallies`: by member, then by client; `samples_NC`: what each client counted on.
+    """
+    source = evidence if resolve_rule(rule).uses_statistics else "reported"
+    known_to = partial(evidence_of, published, teacher_prior=settings["teacher_prior"], source=source)
+    known = [published]
+    if source != "reported":
+        known = [
+            known_to([own[client] for own in tallies], samples_C=samples_C)
+            for client, samples_C in enumerate(samples_NC)
+        ]
+    counts_KC = published.counts_KC
+    rules = [make_committee_rule(rule, stats, evidence=evidence, published_KC=counts_KC, **settings) for stats in known]
+    return [one.select(members) for one in rules]
+
+
+@dataclass(frozen=True)
+class CommitteeHits:
+    """How a committee did on labelled samples, per class."""
+
+    counts: tuple[int, ...]
+    hits: tuple[int, ...]
+    cross_entropy_sums: tuple[float, ...]
+
+
+def count_hits(
+    rules: Sequence[CommitteeRule], said: Sequence[Tensor], labels_B: Tensor, *, log_prior_C: Tensor | None = None
+) -> list[CommitteeHits]:
+    """Count the hits per class of committees of the same members, block by block; these are understood once for all."""
+    classes = rules[0].num_classes
+    tallies = [_HitTally(classes) for _ in rules]
+    step = max(1, BLOCK_BYTES // (4 * len(said) * classes))
+    for start in range(0, len(labels_B), step):
+        labels, logits_KBC = labels_B[start : start + step], torch.stack([one[start : start + step] for one in said])
+        q_KBC = rules[0].heard(logits_KBC)
+        for tally, rule in zip(tallies, rules, strict=True):
+            log_target_BC = rule.combined(q_KBC).log()
+            tally.add(log_target_BC if log_prior_C is None else log_target_BC + log_prior_C, labels)
+    counts = tuple(torch.bincount(labels_B, minlength=classes).tolist())
+    return [CommitteeHits(counts, tuple(one.hits.tolist()), tuple(one.losses.tolist())) for one in tallies]
+
+
+class _HitTally:
+    """Hits and cross-entropies of a committee per class so far."""
+
+    def __init__(self, classes: int) -> None:
+        self.hits, self.losses = torch.zeros(classes, dtype=torch.int64), torch.zeros(classes, dtype=torch.float64)
+
+    def add(self, log_target_BC: Tensor, labels_B: Tensor) -> None:
+        self.hits += torch.bincount(labels_B[log_target_BC.argmax(dim=1) == labels_B], minlength=len(self.hits))
+        misses_B = -torch.log_softmax(log_target_BC, dim=1).gather(1, labels_B[:, None])[:, 0]
+        self.losses.index_add_(0, labels_B, misses_B.double().clamp(max=1e9))
 
 
 def _name_of(rule: Rule) -> str:

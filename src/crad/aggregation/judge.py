@@ -92,12 +92,18 @@ class TeacherJudge:
         q_KBC: Tensor,
         sound_K: Tensor,
         *,
+        counted: tuple[Tensor, Tensor] | None = None,
         min_support: float,
         epsilon: float,
         unsupported: Unsupported,
         temperature: float = 1.0,
     ) -> Combination:
-        """Combine the sound teachers' predictions at this temperature by the rule, on what is known of them by now."""
+        """Combine the sound teachers' predictions at this temperature by the rule, on what is known of them by now.
+
+        `counted`: their predictions on samples whose labels count, and these; counted before anything is combined.
+        """
+        if counted is not None:
+            self.count(*counted, sound_K)
         stats = known_stats(self.published, self.tally, source=self.source).select(sound_K)
         evidence = check_evidence(q_KBC, stats, min_support=min_support, epsilon=epsilon)
         published_KC = self.published.counts_KC[sound_K]

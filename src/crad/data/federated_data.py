@@ -50,23 +50,27 @@ class FederatedData:
         return self._image_set(self.dataset.test_images, self.dataset.test_labels)
 
     @cached_property
-    def local_tests(self) -> ImageSet:
-        """Return the test halves of all clients one after the other: only a simulation has them together."""
-        return self.images(np.concatenate([shard.test for shard in self.shards]))
+    def held_out(self) -> ImageSet:
+        """Return the test halves of all clients one after the other, then the validation halves in the same way.
 
-    @cached_property
-    def local_validations(self) -> ImageSet:
-        """Return the validation halves of all clients one after the other: only a simulation has them together."""
-        return self.images(np.concatenate([shard.validation for shard in self.shards]))
+        Only a simulation has them together.
+        """
+        halves = [*(shard.test for shard in self.shards), *(shard.validation for shard in self.shards)]
+        return self.images(np.concatenate(halves))
 
-    def validation_counts(self, client: int) -> list[int]:
-        """Return how many validation samples of each class a client holds."""
-        labels = self.dataset.train_labels[self.shards[client].validation]
-        return [int(count) for count in np.bincount(labels, minlength=self.num_classes)]
+    def validation_counts(self) -> list[list[int]]:
+        """Return how many validation samples of each class every client holds."""
+        return self._counts([shard.validation for shard in self.shards]).tolist()  # type: ignore[no-any-return]
+
+    def training_counts(self) -> NDArray[np.int64]:
+        """Return how many training samples of each class every client holds, [clients, classes]."""
+        return self._counts([shard.train for shard in self.shards])
 
     def shard_counts(self) -> NDArray[np.int64]:
         """Return how many samples of each class every client holds, [clients, classes]."""
-        parts = [shard.indices for shard in self.shards]
+        return self._counts([shard.indices for shard in self.shards])
+
+    def _counts(self, parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
         return class_counts(self.dataset.train_labels, num_classes=self.num_classes, parts=parts)
 
     def _image_set(self, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> ImageSet:

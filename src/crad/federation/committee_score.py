@@ -14,22 +14,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
-import torch
 from torch import Tensor
 
-from crad.aggregation import RULES, Rule, TeacherStats, resolve_rule
-from crad.aggregation.committee_rule import CommitteeRule, make_committee_rule
+from crad.aggregation import RULES, Rule
+from crad.aggregation.committee_rule import CommitteeHits, count_hits, make_client_rules
 from crad.config import EvidenceSource, Recipe, TeacherPrior
 from crad.federation.class_statistics import class_statistics, stack_statistics
-from crad.federation.committee_evidence import evidence_of
 from crad.federation.context import RunContext
-from crad.federation.peer import GLOBAL, LOCAL, training_indices
+from crad.federation.peer import GLOBAL, LOCAL
 from crad.federation.roster import PeerSlot, Roster
 from crad.federation.tasks import load_tensors
 from crad.training.evaluation import ClassScore
-from crad.training.losses import log_shares
-
-BLOCK_BYTES = 64 * 2**20  # of what all members say, combined at once
 
 
 @dataclass(frozen=True)
@@ -43,14 +38,10 @@ class CommitteeScore:
     overall: ClassScore | None  # summed over the committees that count; None where there are no common test images
     local: tuple[ClassScore, ...]  # by client
     askers: tuple[int, ...] = ()  # whose committees count: the clients that do not attack
+    counted_local: tuple[ClassScore, ...] = ()  # the local scores of these
     overall_per_client: tuple[ClassScore, ...] = ()  # by client, where their committees differ
     left_out: Mapping[int, str] = field(default_factory=dict)
     study: Mapping[str, Mapping[TeacherPrior, CommitteeScore]] = field(default_factory=dict)  # under every rule
-
-    @property
-    def counted_local(self) -> tuple[ClassScore, ...]:
-        """Return the local scores of the committees that count."""
-        return tuple(self.local[client] for client in self.askers if self.local)
 
 
 def has_committee(roster: Roster) -> bool:
@@ -78,7 +69,7 @@ def prior_of_members(recipe: Recipe) -> TeacherPrior:
 def score_committee(roster: Roster, *, round_index: int) -> CommitteeScore:
     """Combine what the members said in their newest tests, and count the hits."""
     context, settings = roster.context, roster.context.experiment
-    rule, prior = resolve_rule(settings.committee_rule), prior_of_members(context.recipe)
+    prior = prior_of_members(context.recipe)
     slots = members_of(roster)
     if all(slot.measured.plain is None for slot in slots):
         prior = "remove"  # nobody has a second face: experts trained with the plain loss, whatever their students' is
@@ -98,117 +89,79 @@ def score_committee(roster: Roster, *, round_index: int) -> CommitteeScore:
     said = [logits[slot.index] for slot in sound]
 
     def asked(name: str, rule: Rule, prior: TeacherPrior) -> CommitteeScore:
-        evidence = ClientEvidence(context, slots, rule, prior)
-        return evidence.score(name, said, sound)
+        return _Committees(context, slots, sound, rule, prior).score(name, said)
 
     study = {
         name: {prior: asked(name, one, prior) for prior in get_args(TeacherPrior)}
         for name, one in (RULES.items() if settings.committee_study else ())
     }
-    return replace(asked(settings.committee_rule, rule, prior), left_out=left_out, study=study)
+    return replace(asked(settings.committee_rule, context.committee_rule, prior), left_out=left_out, study=study)
 
 
-class ClientEvidence:
-    """What every client knows of the members, and the committee that it asks."""
+class _Committees:
+    """Every client's committee under one rule: who is in it, what each asker knows of them, and how it does."""
 
-    def __init__(self, context: RunContext, slots: Sequence[PeerSlot], rule: Rule, prior: TeacherPrior) -> None:
-        """`slots`: everybody who published, also who cannot be heard: what is usual follows from all."""
-        self._context, self._slots, self._rule, self._prior = context, slots, rule, prior
-        self.source: EvidenceSource = context.experiment.committee_evidence if rule.uses_statistics else "reported"
+    def __init__(
+        self,
+        context: RunContext,
+        slots: Sequence[PeerSlot],
+        sound: Sequence[PeerSlot],
+        rule: Rule,
+        prior: TeacherPrior,
+    ) -> None:
+        """`slots`: everybody who published; `sound`: those who can be heard."""
+        self._context, self._sound, self._prior = context, sound, prior
+        settings = context.experiment
         published = [
             class_statistics(context, slot.index, slot.measured, with_cross_entropy=rule.needs_cross_entropy)
             for slot in slots
         ]
-        self._published = stack_statistics(published)
-
-    def score(self, name: str, said: Sequence[Mapping[str, Tensor]], sound: Sequence[PeerSlot]) -> CommitteeScore:
-        """Count the hits of every client's committee of the sound members, by what each of these said."""
-        data, attackers = self._context.data, self._context.adversary.members
-        rules = self._rules([self._slots.index(slot) for slot in sound])
-        askers = [client for client in range(len(data.shards)) if client not in attackers]
-        overall = _score_all(rules, [one[GLOBAL] for one in said], data.global_test.labels.cpu())
-        counted = [overall[client] for client in askers] if len(rules) > 1 else overall
-        return CommitteeScore(
-            rule=name,
-            teacher_prior=self._prior,
-            evidence=self._context.experiment.committee_evidence,
-            members=tuple(slot.index for slot in sound),
-            overall=_sum_scores(counted) if len(data.global_test) else None,
-            overall_per_client=tuple(overall) if len(data.global_test) and len(rules) > 1 else (),
-            local=tuple(self._local_scores(rules, [one[LOCAL] for one in said])),
-            askers=tuple(askers),
-        )
-
-    def _rules(self, heard: Sequence[int]) -> list[CommitteeRule]:
-        """Return how each client's committee of the members at these places is combined; one if all are the same."""
-        if self.source == "reported":
-            return [self._committee_rule(self._published).select(heard)]
-        clients = range(len(self._context.data.shards))
-        return [self._committee_rule(self._known_to(client)).select(heard) for client in clients]
-
-    def _known_to(self, client: int) -> TeacherStats:
-        tallies = [slot.measured.tallies[client] for slot in self._slots if slot.measured.tallies is not None]
-        return evidence_of(
-            self._published,
-            tallies,
-            samples_C=self._context.data.validation_counts(client),
-            teacher_prior=self._prior,
-            source=self.source,
-        )
-
-    def _committee_rule(self, stats: TeacherStats) -> CommitteeRule:
-        settings = self._context.experiment
-        return make_committee_rule(
-            self._rule,
-            stats,
-            teacher_prior=self._prior,
+        self._rules = make_client_rules(
+            rule,
+            stack_statistics(published),
+            [slot.measured.tallies for slot in slots if slot.measured.tallies is not None],
+            context.data.validation_counts(),
+            members=[slots.index(slot) for slot in sound],
+            evidence=settings.committee_evidence,
+            teacher_prior=prior,
             temperature=settings.temperature,
             min_support=settings.min_support,
             epsilon=settings.epsilon,
             unsupported=settings.unsupported,
-            evidence=settings.committee_evidence,
-            published_KC=self._published.counts_KC,
         )
 
-    def _local_scores(self, rules: Sequence[CommitteeRule], said: Sequence[Tensor]) -> list[ClassScore]:
+    def score(self, name: str, said: Sequence[Mapping[str, Tensor]]) -> CommitteeScore:
+        """Count the hits of every client's committee, by what the sound members said."""
+        data, attackers = self._context.data, self._context.adversary.members
+        askers = tuple(client for client in range(len(data.shards)) if client not in attackers)
+        labels_B = data.global_test.labels.cpu()
+        overall = _scores(count_hits(self._rules, [one[GLOBAL] for one in said], labels_B)) if labels_B.numel() else []
+        local = self._local_scores([one[LOCAL] for one in said])
+        return CommitteeScore(
+            rule=name,
+            teacher_prior=self._prior,
+            evidence=self._context.experiment.committee_evidence,
+            members=tuple(slot.index for slot in self._sound),
+            overall=_sum_scores([overall[client % len(overall)] for client in askers]) if overall else None,
+            overall_per_client=tuple(overall) if len(overall) > 1 else (),
+            local=tuple(local),
+            askers=askers,
+            counted_local=tuple(local[client] for client in askers),
+        )
+
+    def _local_scores(self, said: Sequence[Tensor]) -> list[ClassScore]:
         """Score every client's committee on that client's test half, under its own class shares."""
         data, start, scores = self._context.data, 0, []
         for client, shard in enumerate(data.shards):
             part = slice(start, start := start + len(shard.test))
-            own = torch.from_numpy(data.dataset.train_labels[training_indices(self._context, [client])])
-            prior_C = log_shares(own, num_classes=data.num_classes)
-            rule, labels_B = rules[client % len(rules)], data.local_tests.labels[part].cpu()
-            scores += _score_all([rule], [one[part] for one in said], labels_B, log_prior_C=prior_C)
+            rule, labels_B = self._rules[client % len(self._rules)], data.held_out.labels[part].cpu()
+            prior_C = self._context.client_log_priors[client]
+            scores += _scores(count_hits([rule], [one[part] for one in said], labels_B, log_prior_C=prior_C))
         return scores
 
 
-def _score_all(
-    rules: Sequence[CommitteeRule], said: Sequence[Tensor], labels_B: Tensor, *, log_prior_C: Tensor | None = None
-) -> list[ClassScore]:
-    """Count the hits per class of committees of the same members, block by block; these are understood once for all."""
-    classes = rules[0].num_classes
-    tallies = [_HitTally(classes) for _ in rules]
-    step = max(1, BLOCK_BYTES // (4 * len(said) * classes))
-    for start in range(0, len(labels_B), step):
-        labels, q_KBC = labels_B[start : start + step], torch.stack([one[start : start + step] for one in said])
-        q_KBC = rules[0].heard(q_KBC)
-        for tally, rule in zip(tallies, rules, strict=True):
-            log_target_BC = rule.combined(q_KBC).log()
-            tally.add(log_target_BC if log_prior_C is None else log_target_BC + log_prior_C, labels)
-    counts = tuple(torch.bincount(labels_B, minlength=classes).tolist())
-    return [ClassScore(counts, tuple(one.hits.tolist()), tuple(one.losses.tolist())) for one in tallies]
-
-
-class _HitTally:
-    """Hits and cross-entropies of a committee per class so far."""
-
-    def __init__(self, classes: int) -> None:
-        self.hits, self.losses = torch.zeros(classes, dtype=torch.int64), torch.zeros(classes, dtype=torch.float64)
-
-    def add(self, log_target_BC: Tensor, labels_B: Tensor) -> None:
-        self.hits += torch.bincount(labels_B[log_target_BC.argmax(dim=1) == labels_B], minlength=len(self.hits))
-        misses_B = -torch.log_softmax(log_target_BC, dim=1).gather(1, labels_B[:, None])[:, 0]
-        self.losses.index_add_(0, labels_B, misses_B.double().clamp(max=1e9))
+def _scores(counted: Sequence[CommitteeHits]) -> list[ClassScore]:
+    return [ClassScore(one.counts, one.hits, one.cross_entropy_sums) for one in counted]
 
 
 def _sum_scores(scores: Sequence[ClassScore]) -> ClassScore:

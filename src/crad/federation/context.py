@@ -9,7 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from crad.aggregation import resolve_rule
+import torch
+from torch import Tensor
+
+from crad.aggregation import Rule, resolve_rule
 from crad.config import Experiment, Recipe
 from crad.data.dataset import Dataset
 from crad.data.federated_data import FederatedData, build_federated_data, build_own_data
@@ -19,6 +22,7 @@ from crad.device import choose_device
 from crad.federation.attacks import Adversary, make_adversary
 from crad.inference.engine import Plans, check_precision
 from crad.models import Allowance, Architecture, InputShape
+from crad.training.losses import log_count_shares
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,16 @@ class RunContext:
         return self.experiment.recipe
 
     @cached_property
+    def committee_rule(self) -> Rule:
+        """Return the rule by which all models are asked together."""
+        return resolve_rule(self.experiment.committee_rule)
+
+    @cached_property
+    def client_log_priors(self) -> Tensor:
+        """Return the logarithms of every client's own class shares, [clients, classes]."""
+        return log_count_shares(torch.from_numpy(self.data.training_counts()))
+
+    @cached_property
     def adversary(self) -> Adversary:
         """Return who attacks in this simulation, usually nobody: the one place where attacks come in."""
         return make_adversary(self.experiment, self.data)
@@ -69,8 +83,9 @@ def build_run_context(experiment: Experiment, dataset: Dataset | None = None) ->
     is_elsewhere = experiment.engine == "ray" and experiment.device == "auto"
     device = choose_device("cpu" if is_elsewhere else experiment.device)
     check_precision(experiment.teacher_precision, device)
-    resolve_rule(experiment.committee_rule)
-    return RunContext(build_federated_data(experiment, dataset, device=device), experiment, device)
+    context = RunContext(build_federated_data(experiment, dataset, device=device), experiment, device)
+    _ = context.committee_rule  # refused now, if it is none
+    return context
 
 
 def build_site_context(

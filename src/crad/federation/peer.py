@@ -7,7 +7,7 @@ A `PeerSpec` is its place on the roster, a `Peer` the member at work. Between tw
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from crad.aggregation.member_tally import count_by_client
 from crad.data.partition import Shard
 from crad.data.preprocessing import ImageSet
 from crad.errors import ConfigError, RunError
 from crad.federation.class_statistics import class_statistics
-from crad.federation.committee_evidence import MemberTally, count_member
 from crad.federation.context import RunContext
 from crad.federation.message import Message, Statistics, pack
 from crad.federation.peer_evaluation import Evaluation
@@ -163,20 +163,17 @@ class Peer:
             heard[GLOBAL].clear()
         if not heard[GLOBAL]:
             self._scores(model, self.data.global_test, (), keep=heard[GLOBAL])
-        self._scores(model, self.data.local_tests, (), keep=heard[LOCAL])
-        if self.experiment.committee_evidence != "reported":
-            self.evaluation = replace(self.evaluation, tallies=tuple(self._counted_by_clients(model)))
+        held_out = self.data.held_out
+        self._scores(model, held_out, (), keep=heard[LOCAL])
         nothing = torch.empty(0, self.num_classes)
-        return {name: torch.cat([nothing, *parts]) for name, parts in heard.items()}
-
-    def _counted_by_clients(self, model: nn.Module) -> Iterator[MemberTally]:
-        """Count what its published model makes of every client's validation half, all of them in one pass."""
-        halves, kept, start = self.data.local_validations, [torch.empty(0, self.num_classes)], 0
-        self._scores(model, halves, (), keep=kept)
-        logits, labels, counts_C = torch.cat(kept), halves.labels.cpu(), self.statistics().counts
-        for shard in self.data.shards:
-            part = slice(start, start := start + len(shard.validation))
-            yield count_member(logits[part], labels[part], counts_C=counts_C)
+        logits = {name: torch.cat([nothing, *parts]) for name, parts in heard.items()}
+        tests = sum(len(shard.test) for shard in self.data.shards)
+        if self.experiment.committee_evidence != "reported":
+            sizes = [len(shard.validation) for shard in self.data.shards]
+            labels, counts_C = held_out.labels[tests:].cpu(), self.statistics().counts
+            tallies = count_by_client(logits[LOCAL][tests:], labels, sizes=sizes, counts_C=counts_C)
+            self.evaluation = replace(self.evaluation, tallies=tallies)
+        return {**logits, LOCAL: logits[LOCAL][:tests]}
 
     def state(self) -> dict[str, Tensor]:
         """Return model, memory and what the optimiser keeps, everything a checkpoint needs of the peer's tensors.

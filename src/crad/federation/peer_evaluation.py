@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from crad.federation.committee_evidence import MemberTally
+from crad.aggregation.member_tally import MemberTally
 from crad.training.evaluation import ClassScore
 
 
@@ -32,7 +32,7 @@ def evaluation_to_json(evaluation: Evaluation) -> dict[str, Any]:
         "local": None if local is None else [_score_to_json(score) for score in local],
         "overall": None if overall is None else _score_to_json(overall),
         **({} if evaluation.triggered is None else {"triggered": _score_to_json(evaluation.triggered)}),
-        **({} if evaluation.tallies is None else {"tallies": [one.to_json() for one in evaluation.tallies]}),
+        **({} if evaluation.tallies is None else {"tallies": [asdict(one) for one in evaluation.tallies]}),
         "variants": {name: evaluation_to_json(one) for name, one in evaluation.variants.items()},
     }
 

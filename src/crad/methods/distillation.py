@@ -117,17 +117,16 @@ def learn_from(
     )
 
 
-def count_block(judge: TeacherJudge, q_KBC: Tensor, block: Block, sound_K: Tensor) -> None:
-    """Count what the sound teachers make of a block's samples.
+def counted_samples(q_KBC: Tensor, block: Block) -> tuple[Tensor, Tensor] | None:
+    """Return what teachers say of a block's samples that count, with their labels; None: none of them counts.
 
     A sample counts once, however many epochs a round has, and only where it was not mixed or disfigured.
     """
     if block.epoch > 0:
-        return
-    labels_B = block.labels
-    if block.is_changed is not None:
-        q_KBC, labels_B = q_KBC[:, ~block.is_changed], labels_B[~block.is_changed]
-    judge.count(q_KBC, labels_B, sound_K)
+        return None
+    if block.is_changed is None:
+        return q_KBC, block.labels
+    return q_KBC[:, ~block.is_changed], block.labels[~block.is_changed]
 
 
 def findings_to_notes(found: Findings, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
@@ -174,10 +173,10 @@ def make_target(
     if not sound_K.any():
         return None
     q_KBC = q_KBC[sound_K.to(q_KBC.device)]
-    count_block(judge, q_KBC, block, sound_K)
     return judge.combine(
         q_KBC,
         sound_K,
+        counted=counted_samples(q_KBC, block),
         min_support=experiment.min_support,
         epsilon=experiment.epsilon,
         unsupported=experiment.unsupported,

@@ -68,7 +68,8 @@ def local_blocks(
         )
         for number, drawn in enumerate(blocks):
             of_block = (*purpose, "block", number)
-            yield augment_block(drawn, distill_augment, seed=experiment.seed, purpose=of_block)
+            is_same = distill_augment == "same"
+            yield drawn if is_same else augment_block(drawn, distill_augment, seed=experiment.seed, purpose=of_block)
 
 
 def train_peer(peer: Peer, block: Block, loss_of: BlockLoss, meter: LossMeter) -> None:

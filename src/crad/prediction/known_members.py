@@ -8,10 +8,10 @@ from typing import get_args
 
 from pydantic import ValidationError
 
+from crad.aggregation.member_tally import MemberTally, evidence_of
 from crad.config import EvidenceSource, TeacherPrior
 from crad.errors import ConfigError, RunError, unknown_name
 from crad.federation.class_statistics import stack_statistics
-from crad.federation.committee_evidence import MemberTally, evidence_of
 from crad.federation.message import Statistics
 from crad.prediction.committee_card import Columns, columns_of
 from crad.prediction.run_models import RunModels

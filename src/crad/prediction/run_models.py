@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, overload
@@ -56,7 +56,7 @@ class TemporaryStates:
 def models_record(context: RunContext, members: Sequence[PeerSpec]) -> Record:
     """Return `models.json`: everything needed to use the models of a run beside their weights."""
     card = make_card(context.data, architecture="")
-    peers = []
+    peers, held_out = [], context.data.validation_counts()
     for member in members:
         if not member.clients:
             continue  # a helper without data is no classifier of anybody
@@ -70,7 +70,7 @@ def models_record(context: RunContext, members: Sequence[PeerSpec]) -> Record:
                 "draws_as": context.adversary.acts_as(member.index),
                 "log_prior": None if prior_C is None else prior_C.tolist(),
                 "train_counts": _train_counts(context, member),
-                "validation_counts": [context.data.validation_counts(client) for client in member.clients],
+                "validation_counts": [held_out[client] for client in member.clients],
             }
         )
     return {
@@ -94,7 +94,7 @@ def with_statistics(record: Record, context: RunContext, evaluations: Mapping[in
     for peer in record["peers"]:
         evaluation = evaluations[peer["index"]]
         said = _said_of_itself(context, peer["index"], evaluation)
-        counted = {} if evaluation.tallies is None else {"tallies": [one.to_json() for one in evaluation.tallies]}
+        counted = {} if evaluation.tallies is None else {"tallies": [asdict(one) for one in evaluation.tallies]}
         peers.append({**peer, "statistics": said.model_dump(mode="json"), **counted})
     return {**record, "peers": peers}
 

@@ -67,7 +67,9 @@ def epoch_blocks(
     """
     order = torch.randperm(len(shard.labels), generator=torch_stream(seed, *purpose, "shuffle")).to(shard.labels.device)
     # Augmented as a whole: where the blocks are cut must not change what a method sees.
-    images = preprocessor.augment(shard.images[order], generator=torch_stream(seed, *purpose, "augment"))
+    images = shard.images[order]
+    if preprocessor.augmentation != "none":
+        images = preprocessor.augment(images, generator=torch_stream(seed, *purpose, "augment"))
     labels = shard.labels[order]
     bytes_per_sample = 4 * max(shard.images.shape[1:].numel(), sample_values)
     step = batch_size * max(1, BLOCK_BYTES // (bytes_per_sample * batch_size))

@@ -112,9 +112,9 @@ def log_shares(labels_B: Tensor, *, num_classes: int) -> Tensor:
 
 
 def log_count_shares(counts_C: Tensor) -> Tensor:
-    """Return the same from the number of samples of every class."""
+    """Return the same from the number of samples of every class; of several clients at once, [N,C]."""
     counts_C = counts_C.float()
-    return (counts_C / counts_C.sum()).log().clamp(min=SMALLEST_LOG)
+    return (counts_C / counts_C.sum(dim=-1, keepdim=True)).log().clamp(min=SMALLEST_LOG)
 
 
 def softened_divergence(logits_BC: Tensor, target_BC: Tensor, *, temperature: float) -> Tensor:

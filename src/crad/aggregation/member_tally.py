@@ -9,7 +9,7 @@ Shapes: K members, B samples, C classes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,9 +39,13 @@ class MemberTally:
             raise ValueError("tallies")
         return cls(**columns)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain lists."""
-        return {name: list(column) for name, column in asdict(self).items()}
+
+def count_by_client(
+    logits_BC: Tensor, labels_B: Tensor, *, sizes: Sequence[int], counts_C: Sequence[float]
+) -> tuple[MemberTally, ...]:
+    """Count what a member makes of every client's samples, which lie one client after the other."""
+    parts = zip(torch.split(logits_BC, list(sizes)), torch.split(labels_B, list(sizes)), strict=True)
+    return tuple(count_member(logits, labels, counts_C=counts_C) for logits, labels in parts)
 
 
 def count_member(logits_BC: Tensor, labels_B: Tensor, *, counts_C: Sequence[float]) -> MemberTally:
