@@ -161,15 +161,21 @@ def lied_to(tiny, quadrants, tmp_path_factory):
     return crad.run(experiment, output=tmp_path_factory.mktemp("lied") / "run")
 
 
-def test_lying_members_are_found_out(lied_to):
-    """No honest client takes one of them, and whoever harms beyond chance on the common test images is one of them."""
+@pytest.mark.parametrize("evidence", ["reported", "pooled"])
+def test_no_honest_client_chooses_a_lying_member(lied_to, evidence):
     liars = draw_attackers(lied_to.experiment)
     honest = set(range(6)) - liars
     for client in honest:
-        committee = lied_to.committee(client, size=6, evidence="reported")
+        committee = lied_to.committee(client, size=6, evidence=evidence)
         assert committee.members[0] in honest
         assert client in committee.members
         assert not liars & set(committee.members)
+
+
+def test_lying_members_are_found_out(lied_to):
+    """Whoever harms beyond chance on the common test images is one of them."""
+    liars = draw_attackers(lied_to.experiment)
+    honest = set(range(6)) - liars
     test = build_run_context(lied_to.experiment).data.dataset
     everybody = lied_to.committee(min(honest), evidence="reported")
     committee = everybody.chosen(4, test.test_images, test.test_labels, face="global")
