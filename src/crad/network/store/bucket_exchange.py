@@ -172,6 +172,9 @@ class BucketExchange(MemberExchange):
         """Write, read and remove something small; StoreError says what does not work."""
         self._bucket.probe()
 
+    def stop_receiving(self) -> None:
+        """Do nothing: of a store nothing is fetched but while a round waits for it."""
+
     def close(self) -> None:
         """Let go of the connection to the store."""
         self._store.close()
