@@ -16,6 +16,8 @@ from crad.report.sections.page_table import PageTable
 from crad.report.tables import mib
 from crad.runs.records import Record
 
+DOUBTED = 0.5  # of a member's figures: less is worth a word
+
 
 def participant_record(
     *,
@@ -151,6 +153,11 @@ def committee_lines(record: Mapping[str, Any]) -> list[str]:
         who = ", ".join(f"{name} (round {round_index})" for name, round_index in made["members"].items())
         lines = [] if made["accuracy"] is None else [_together_sentence(made)]
         lines.append(f"Together are {who}, by rule {made['rule']}: {made['file']}, for crad predict.")
+    doubted = [(name, share) for name, share in made.get("believed", {}).items() if share < DOUBTED]
+    lines += [
+        f"What {name} says of itself counts for {100 * share:.0f} %: our own validation images do not bear it out."
+        for name, share in doubted
+    ]
     return [*lines, *(f"Left out of the committee: {name}: {why}." for name, why in made["left_out"].items())]
 
 

@@ -1,20 +1,26 @@
 """A member's committee: everybody's newest snapshot as one predictor, where the agreement lets them be kept.
 
+What the others say of themselves counts as far as our own validation images bear it out.
+
 Shapes: K members, B images, C classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 
 from crad.aggregation import resolve_rule
+from crad.aggregation.verification import Tally, credibility
 from crad.config import TeacherPrior
+from crad.data.dataset import Images, Labels
 from crad.errors import CradError, SnapshotError
+from crad.federation.class_statistics import stack_statistics
 from crad.federation.committee_score import prior_of_members
 from crad.federation.peer import SNAPSHOT, new_model, training_indices
 from crad.federation.rounds import draw_active
@@ -40,6 +46,7 @@ class MemberCommittee:
     committee: Committee | None
     rounds: Mapping[str, int]
     left_out: Mapping[str, str] = field(default_factory=dict)
+    believed: Mapping[str, float] = field(default_factory=dict)  # how far, 0 to 1, what each says of itself
 
 
 @dataclass(frozen=True)
@@ -96,8 +103,10 @@ def build_committee(
             left_out[member.name] = _reason(number, str(error))
     if all(one.client == part.number for one in members):
         return MemberCommittee(None, rounds, left_out)
+    images, labels = _own_half(part, "validation")
+    heard, believed = own_evidence(members, cache, images, labels, own=part.number)
     committee = assemble_committee(
-        members,
+        heard,
         cache,
         experiment=part.experiment,
         rule=part.experiment.committee_rule,
@@ -106,7 +115,32 @@ def build_committee(
         log_prior=_own_log_prior(part),
         left_out={part.agreement.number(name): f"{name}: {reason}" for name, reason in left_out.items()},
     )
-    return MemberCommittee(committee, rounds, left_out)
+    names = [part.agreement.members[member.client].name for member in members]
+    return MemberCommittee(committee, rounds, left_out, dict(zip(names, believed, strict=True)))
+
+
+def own_evidence(
+    members: Sequence[CommitteeMember], models: MemberModels, images: Images, labels: Labels, *, own: int
+) -> tuple[list[CommitteeMember], list[float]]:
+    """Return the members with their figures as far as our own images bear them out, and how far that is, 0 to 1.
+
+    What a member says of itself is no proof. Its hits on our validation images are; where they fall short of what it
+    published, beyond chance and a slack, its counts shrink, and with them its weight. Our own figures are ours.
+    """
+    published = stack_statistics([member.statistics for member in members])
+    tally = Tally(*published.counts_KC.shape)
+    labels_B = torch.from_numpy(np.asarray(labels, dtype=np.int64))
+    for k, member in enumerate(members):  # one in memory at a time
+        only_K = torch.arange(len(members)) == k
+        said_BC = models.get(member.client).logits(images).nan_to_num(nan=-torch.inf)
+        tally.add(said_BC.unsqueeze(0), labels_B, only_K, is_new=k == 0)
+    shares = credibility(published, tally).tolist()
+    believed = [1.0 if member.client == own else share for member, share in zip(members, shares, strict=True)]
+    heard = []
+    for member, share in zip(members, believed, strict=True):
+        counts = tuple(share * count for count in member.statistics.counts)
+        heard.append(replace(member, statistics=member.statistics.model_copy(update={"counts": counts})))
+    return heard, believed
 
 
 def write_committee(part: LocalPeer, made: MemberCommittee) -> Path | None:
@@ -120,8 +154,7 @@ def write_committee(part: LocalPeer, made: MemberCommittee) -> Path | None:
 
 def committee_record(part: LocalPeer, made: MemberCommittee, *, own_accuracy: float) -> Record:
     """Return what the participant's report says of it: percent of the own test half, ours and all of us together."""
-    data, where = part.context.data, part.context.data.shards[part.number].test
-    images, labels = data.dataset.train_images[where], data.dataset.train_labels[where]
+    images, labels = _own_half(part, "test")
     accuracy = None
     if made.committee is not None and len(labels):
         said = made.committee.predict(images, face="local", as_index=True)
@@ -134,6 +167,7 @@ def committee_record(part: LocalPeer, made: MemberCommittee, *, own_accuracy: fl
         "test_samples": len(labels),
         "members": dict(made.rounds),
         "left_out": dict(made.left_out),
+        "believed": {name: round(share, 4) for name, share in made.believed.items()},
         "rule": part.experiment.committee_rule,
         "teacher_prior": None if committee is None else committee.teacher_prior,
         "file": None if committee is None else COMMITTEE,
@@ -169,6 +203,12 @@ class SnapshotReader:
         }
         card = make_card(part.context.data, architecture=snapshot.architecture, origin=origin)
         return TorchPredictor(module.cpu().requires_grad_(False), card)
+
+
+def _own_half(part: LocalPeer, half: Literal["validation", "test"]) -> tuple[Images, Labels]:
+    """Return raw images of our own that no model was trained on, and their classes."""
+    dataset, where = part.context.data.dataset, getattr(part.context.data.shards[part.number], half)
+    return dataset.train_images[where], dataset.train_labels[where]
 
 
 def _prior(part: LocalPeer) -> TeacherPrior:

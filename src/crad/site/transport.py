@@ -150,13 +150,12 @@ def fetch_late(
     away = {names.index(name) for name in exchange.away(last.round_index)}
     left_s = max(0.0, until - time.monotonic())
     is_https = peer.agreement.exchange == HTTPS
-    for numbers, deadline_s in (
-        ([one for one in missing if one not in away], left_s if is_https else 0.0),
-        ([one for one in missing if one in away], min(left_s, AWAY_S) if is_https else 0.0),
-    ):
+    here = [one for one in missing if one not in away]
+    for numbers, longest_s in ((here, left_s), ([one for one in missing if one in away], min(left_s, AWAY_S))):
         if not numbers:
             continue
         told = ", ".join(names[one] for one in numbers)
-        wait = f"waiting up to {deadline_s:.0f} s for it, " if deadline_s else ""
+        wait = f"waiting up to {longest_s:.0f} s for it, " if is_https else "looking into the store now, "
         notice(f"the committee still lacks the last snapshot of {told}: {wait}and joining again later fetches it")
+        deadline_s = longest_s if is_https else peer.agreement.deadline_s
         exchange.collect_late(last.round_index, peers=numbers, kind=SNAPSHOT, deadline_s=deadline_s)
