@@ -150,9 +150,9 @@ def test_the_committee_is_weighed_and_said_to_be_allowed_or_not(clinics):
     said = {}
     for is_allowed in (False, True):
         agreement = changed(clinics.agreement, committee=is_allowed)
-        needs = check_local_peer(
-            agreement, own_site(clinics), check_data(agreement, own_site(clinics), Findings()), Findings()
-        )
+        own = check_data(agreement, own_site(clinics), Findings())
+        assert own is not None
+        needs = check_local_peer(agreement, own_site(clinics), own, Findings())
         assert needs is not None
         findings = Findings()
         check_committee(needs, findings)

@@ -189,9 +189,8 @@ def test_who_comes_later_through_a_store_finds_all_and_the_others_join_again_wit
         assert made["left_out"] == {}
         after = {path: path.stat().st_mtime_ns for path in (clinics.state(0) / "checkpoint" / "states").iterdir()}
         assert after == before, "nothing was trained again"
-        images = np.random.default_rng(2).integers(0, 256, (20, 8, 8, 1), dtype=np.uint8)
-        says = [crad.load_model(clinics.state(number) / "committee.safetensors") for number in (0, 2)]
-        assert np.array_equal(*(one.predict_proba(images) for one in says)), "the same members, whoever came when"
+        kept = [sorted(path.name for path in (clinics.state(number) / "committee").iterdir()) for number in (0, 2)]
+        assert kept[0] == kept[1], "the same snapshots, named by their content, whoever came when"
     finally:
         clinics.end()
 

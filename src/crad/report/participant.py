@@ -35,12 +35,14 @@ def participant_record(
     rounds_agreed: int | None = None,
     proven: Sequence[str] = (),
     committee: Mapping[str, Any] | None = None,
+    is_taught: bool = True,
 ) -> Record:
     """Return `participant.json`: everything the participant's report says, from the records of both models.
 
     `refused` counts what the exchange refused, by member and reason; `left` is what left the machine, as the ledger
     sums it up. `left_out` names the members that could not teach us, and why. `committee` is what all models do
-    together, or what was deleted where they may not be kept. Accuracies are percent of the own test half.
+    together, or what was deleted where they may not be kept. Under some methods nobody `is_taught` by others.
+    Accuracies are percent of the own test half.
     """
     federated, alone = joined_best["clients"][0], alone_best["clients"][0]
     return {
@@ -49,7 +51,7 @@ def participant_record(
         "member": member,
         "rounds_taken_part": len(joined),
         "rounds_agreed": len(joined) if rounds_agreed is None else rounds_agreed,
-        "rounds_without_others": sum(not client["trust"] for record in joined for client in record["clients"][:1]),
+        "rounds_without_others": _rounds_alone(joined) if is_taught else 0,
         "proven": list(proven),
         "last_round": joined[-1]["round"],
         "federated": _outcome(joined_best),
@@ -65,6 +67,12 @@ def participant_record(
         "private_counts": _budget(private_counts),
         **({} if committee is None else {"committee": dict(committee)}),
     }
+
+
+def _rounds_alone(joined: Sequence[Record]) -> int:
+    """Count the rounds in which somebody should have taught us and nobody did."""
+    rounds = [record for record in joined if not record.get("is_preparation")]
+    return sum(not client["trust"] for record in rounds for client in record["clients"][:1])
 
 
 def _outcome(best: Mapping[str, Any]) -> Record:
@@ -229,6 +237,8 @@ def _headline(record: Mapping[str, Any]) -> Mapping[str, str]:
         f"training alone {record['alone']['local_accuracy']:.2f} % (round {record['alone']['round']}): "
         f"{record['difference']:+.2f} points on {images} test images, {100 / max(1, images):.1f} points each."
     )
+    if _together(record) is not None:
+        detail += f" {_together_sentence(record['committee'])}"
     return {
         "verdict": verdict.sentence,
         "kind": verdict.css_class,

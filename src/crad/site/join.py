@@ -192,6 +192,7 @@ class Outcome:
             rounds_agreed=agreement.rounds,
             proven=self._exchange.witness.proven(),
             committee=self._committee(),
+            is_taught=part.method.teachers != "nobody",
         )
         directory = RunDirectory(part.folder)
         directory.write_json("participant.json", record)
