@@ -162,6 +162,7 @@ def test_the_committee_is_weighed_and_said_to_be_allowed_or_not(clinics):
     assert allowed.text.startswith("the agreement allows it: all together at the end are 4 models: ")
     assert "does not allow it (committee = true would): what comes from others is deleted" in forbidden.text
     assert (allowed.details["is_allowed"], forbidden.details["is_allowed"]) == (True, False)
+    assert needs is not None
     weights = needs.snapshot_bytes + sum(needs.received_bytes.values())
     assert allowed.details["disk_bytes"] == 2 * weights == said[True][1] - said[False][1]
     assert 0.5 * weights < allowed.details["memory_bytes"] < 20 * weights

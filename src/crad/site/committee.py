@@ -38,6 +38,8 @@ from crad.site.local_peer import LocalPeer
 from crad.site.state_folder import COMMITTEE
 from crad.training.losses import log_count_shares
 
+DISPROVED = 1e-3  # of its figures are believed: less is none
+
 
 @dataclass(frozen=True)
 class MemberCommittee:
@@ -47,6 +49,15 @@ class MemberCommittee:
     rounds: Mapping[str, int]
     left_out: Mapping[str, str] = field(default_factory=dict)
     believed: Mapping[str, float] = field(default_factory=dict)  # how far, 0 to 1, what each says of itself
+
+
+@dataclass(frozen=True)
+class OwnEvidence:
+    """The members with figures that can be relied on, how far each one's own are believed, and who is disproved."""
+
+    heard: list[CommitteeMember]
+    believed: Mapping[int, float]  # 0 to 1, by client
+    disproved: Mapping[int, str]  # by client, and why
 
 
 @dataclass(frozen=True)
@@ -101,12 +112,15 @@ def build_committee(
             rounds[member.name] = snapshot.round_index
         except (LeftOutError, CradError, RuntimeError) as error:  # the last: of a network that is not ours
             left_out[member.name] = _reason(number, str(error))
-    if all(one.client == part.number for one in members):
+    names = [member.name for member in part.agreement.members]
+    evidence = own_evidence(members, cache, *_own_half(part, "validation"), own=part.number)
+    for number, reason in evidence.disproved.items():
+        left_out[names[number]] = reason
+        del rounds[names[number]]
+    if all(one.client == part.number for one in evidence.heard):
         return MemberCommittee(None, rounds, left_out)
-    images, labels = _own_half(part, "validation")
-    heard, believed = own_evidence(members, cache, images, labels, own=part.number)
     committee = assemble_committee(
-        heard,
+        evidence.heard,
         cache,
         experiment=part.experiment,
         rule=part.experiment.committee_rule,
@@ -115,17 +129,17 @@ def build_committee(
         log_prior=_own_log_prior(part),
         left_out={part.agreement.number(name): f"{name}: {reason}" for name, reason in left_out.items()},
     )
-    names = [part.agreement.members[member.client].name for member in members]
-    return MemberCommittee(committee, rounds, left_out, dict(zip(names, believed, strict=True)))
+    believed = {names[one.client]: evidence.believed[one.client] for one in evidence.heard}
+    return MemberCommittee(committee, rounds, left_out, believed)
 
 
 def own_evidence(
     members: Sequence[CommitteeMember], models: MemberModels, images: Images, labels: Labels, *, own: int
-) -> tuple[list[CommitteeMember], list[float]]:
-    """Return the members with their figures as far as our own images bear them out, and how far that is, 0 to 1.
+) -> OwnEvidence:
+    """Judge the members on our own images, which nobody can forge; what a member says of itself is no proof.
 
-    What a member says of itself is no proof. Its hits on our validation images are; where they fall short of what it
-    published, beyond chance and a slack, its counts shrink, and with them its weight. Our own figures are ours.
+    Where its hits fall short of what it published, beyond chance and a slack, its counts shrink, and with them its
+    weight. Who is disproved and does no better than naming our commonest class is not heard. Our own figures are ours.
     """
     published = stack_statistics([member.statistics for member in members])
     tally = Tally(*published.counts_KC.shape)
@@ -134,13 +148,19 @@ def own_evidence(
         only_K = torch.arange(len(members)) == k
         said_BC = models.get(member.client).logits(images).nan_to_num(nan=-torch.inf)
         tally.add(said_BC.unsqueeze(0), labels_B, only_K, is_new=k == 0)
-    shares = credibility(published, tally).tolist()
-    believed = [1.0 if member.client == own else share for member, share in zip(members, shares, strict=True)]
-    heard = []
-    for member, share in zip(members, believed, strict=True):
-        counts = tuple(share * count for count in member.statistics.counts)
+    believed, disproved, heard = {}, {}, []
+    hits, guessed = tally.hits_KC.sum(dim=1).tolist(), float(tally.samples_C.max())
+    for k, (member, share) in enumerate(zip(members, credibility(published, tally).tolist(), strict=True)):
+        believed[member.client] = 1.0 if member.client == own else share
+        if believed[member.client] < DISPROVED and hits[k] <= guessed:
+            disproved[member.client] = (
+                f"what it says of itself is not so: of our {len(labels_B)} validation images it gets {hits[k]:.0f} "
+                f"right, naming the commonest class {guessed:.0f}"
+            )
+            continue
+        counts = tuple(believed[member.client] * count for count in member.statistics.counts)
         heard.append(replace(member, statistics=member.statistics.model_copy(update={"counts": counts})))
-    return heard, believed
+    return OwnEvidence(heard, believed, disproved)
 
 
 def write_committee(part: LocalPeer, made: MemberCommittee) -> Path | None:

@@ -95,6 +95,8 @@ def _join(agreement: Agreement, site: Site, *, callback: Callback) -> Joined:
         state="finished",
         federation=agreement.name,
         member=site.name,
+        round=agreement.rounds,
+        rounds=agreement.rounds,
         difference=record["difference"],
         taken_part=record["rounds_taken_part"],
         left_out=record["left_out"],

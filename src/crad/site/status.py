@@ -49,7 +49,7 @@ def status_line(status: Record) -> str:
     """Return the status in one line for people."""
     where = f"{status.get('member', '?')} in {status.get('federation', '?')}: {status.get('state', '?')}"
     parts = [where + (f", round {status['round']} of {status['rounds']}" if "rounds" in status else "")]
-    if status.get("taken_part", status.get("round")) != status.get("round"):
+    if "round" in status and status.get("taken_part", status["round"]) != status["round"]:
         parts.append(f"took part in {status['taken_part']} of {status['round']} rounds so far")
     if "validation_accuracy" in status:
         parts.append(f"validation {status['validation_accuracy']:.1f} %")
