@@ -17,10 +17,11 @@ import torch
 
 from crad.aggregation import resolve_rule
 from crad.aggregation.verification import Tally, credibility
-from crad.config import TeacherPrior
+from crad.config import EvidenceSource, TeacherPrior
 from crad.data.dataset import Images, Labels
 from crad.errors import CradError, SnapshotError
 from crad.federation.class_statistics import stack_statistics
+from crad.federation.committee_evidence import MemberTally, count_member, evidence_of
 from crad.federation.committee_score import prior_of_members
 from crad.federation.peer import SNAPSHOT, new_model, training_indices
 from crad.federation.rounds import draw_active
@@ -29,7 +30,7 @@ from crad.federation.topology import RoundParticipants
 from crad.models import Architecture
 from crad.network.kept_snapshots import KeptSnapshots
 from crad.prediction.committee import Committee, LeftOutError, MemberModels, assemble_committee, heard_member
-from crad.prediction.committee_card import CommitteeMember
+from crad.prediction.committee_card import CommitteeMember, columns_of
 from crad.prediction.export import export_model
 from crad.prediction.model_card import make_card
 from crad.prediction.trained_model import TorchPredictor
@@ -53,7 +54,7 @@ class MemberCommittee:
 
 @dataclass(frozen=True)
 class OwnEvidence:
-    """The members with figures that can be relied on, how far each one's own are believed, and who is disproved."""
+    """The members with what we know of each, how far its own figures are believed, and who is disproved."""
 
     heard: list[CommitteeMember]
     believed: Mapping[int, float]  # 0 to 1, by client
@@ -97,7 +98,8 @@ def build_committee(
     """
     reader, prior = SnapshotReader(part, kept, refused or {}), _prior(part)
     cache = MemberModels(reader.predictor)
-    needs_counts = resolve_rule(part.experiment.committee_rule).uses_statistics or prior == "remove"
+    rule, source = resolve_rule(part.experiment.committee_rule), part.experiment.committee_evidence
+    needs_counts = source == "reported" and (rule.uses_statistics or prior == "remove")
     members: list[CommitteeMember] = []
     rounds: dict[str, int] = {}
     left_out: dict[str, str] = {}
@@ -113,7 +115,10 @@ def build_committee(
         except (LeftOutError, CradError, RuntimeError) as error:  # the last: of a network that is not ours
             left_out[member.name] = _reason(number, str(error))
     names = [member.name for member in part.agreement.members]
-    evidence = own_evidence(members, cache, *_own_half(part, "validation"), own=part.number)
+    if all(one.client == part.number for one in members):
+        return MemberCommittee(None, rounds, left_out)
+    images, labels = _own_half(part, "validation")
+    evidence = own_evidence(members, cache, images, labels, own=part.number, teacher_prior=prior, source=source)
     for number, reason in evidence.disproved.items():
         left_out[names[number]] = reason
         del rounds[names[number]]
@@ -127,6 +132,7 @@ def build_committee(
         teacher_prior=prior,
         client=part.number,
         log_prior=_own_log_prior(part),
+        evidence=source,
         left_out={part.agreement.number(name): f"{name}: {reason}" for name, reason in left_out.items()},
     )
     believed = {names[one.client]: evidence.believed[one.client] for one in evidence.heard}
@@ -134,33 +140,58 @@ def build_committee(
 
 
 def own_evidence(
-    members: Sequence[CommitteeMember], models: MemberModels, images: Images, labels: Labels, *, own: int
+    members: Sequence[CommitteeMember],
+    models: MemberModels,
+    images: Images,
+    labels: Labels,
+    *,
+    own: int,
+    teacher_prior: TeacherPrior,
+    source: EvidenceSource,
 ) -> OwnEvidence:
     """Judge the members on our own images, which nobody can forge; what a member says of itself is no proof.
 
-    Where its hits fall short of what it published, beyond chance and a slack, its counts shrink, and with them its
-    weight. Who is disproved and does no better than naming our commonest class is not heard. Our own figures are ours.
+    Who is disproved there and does no better than naming our commonest class is not heard. The others are weighed as in
+    a simulation, by `source`.
     """
+    labels_B = torch.from_numpy(np.asarray(labels, dtype=np.int64))
+    samples_C = torch.bincount(labels_B, minlength=len(members[0].statistics.counts)).tolist()
+    tallies = {}
+    for member in members:  # one in memory at a time
+        logits_BC = models.get(member.client).logits(images)
+        tallies[member.client] = count_member(logits_BC, labels_B, counts_C=member.statistics.counts)
+    believed = dict(zip(tallies, _believed(members, tallies, samples_C), strict=True)) | {own: 1.0}
+    disproved, guessed = {}, max(samples_C)
+    for client, share in believed.items():
+        hits = sum(tallies[client].hits)
+        if share < DISPROVED and hits <= guessed:
+            disproved[client] = (
+                f"what it says of itself is not so: of our {len(labels_B)} validation images it gets {hits} right, "
+                f"naming the commonest class {guessed}"
+            )
+    heard = [member for member in members if member.client not in disproved]
+    if source != "reported":
+        stats = evidence_of(
+            stack_statistics([member.statistics for member in heard]),
+            [tallies[member.client] for member in heard],
+            samples_C=samples_C,
+            teacher_prior=teacher_prior,
+            source=source,
+        )
+        heard = [replace(one, verified=known) for one, known in zip(heard, columns_of(stats), strict=True)]
+    return OwnEvidence(heard, believed, disproved)
+
+
+def _believed(
+    members: Sequence[CommitteeMember], tallies: Mapping[int, MemberTally], samples_C: Sequence[int]
+) -> list[float]:
+    """Return how far what each member says of itself is borne out by our counts, 0 to 1."""
     published = stack_statistics([member.statistics for member in members])
     tally = Tally(*published.counts_KC.shape)
-    labels_B = torch.from_numpy(np.asarray(labels, dtype=np.int64))
-    for k, member in enumerate(members):  # one in memory at a time
-        only_K = torch.arange(len(members)) == k
-        said_BC = models.get(member.client).logits(images).nan_to_num(nan=-torch.inf)
-        tally.add(said_BC.unsqueeze(0), labels_B, only_K, is_new=k == 0)
-    believed, disproved, heard = {}, {}, []
-    hits, guessed = tally.hits_KC.sum(dim=1).tolist(), float(tally.samples_C.max())
-    for k, (member, share) in enumerate(zip(members, credibility(published, tally).tolist(), strict=True)):
-        believed[member.client] = 1.0 if member.client == own else share
-        if believed[member.client] < DISPROVED and hits[k] <= guessed:
-            disproved[member.client] = (
-                f"what it says of itself is not so: of our {len(labels_B)} validation images it gets {hits[k]:.0f} "
-                f"right, naming the commonest class {guessed:.0f}"
-            )
-            continue
-        counts = tuple(believed[member.client] * count for count in member.statistics.counts)
-        heard.append(replace(member, statistics=member.statistics.model_copy(update={"counts": counts})))
-    return OwnEvidence(heard, believed, disproved)
+    tally.samples_C += torch.tensor(samples_C, dtype=torch.float64)
+    tally.hits_KC += torch.tensor([tallies[member.client].hits for member in members], dtype=torch.float64)
+    shares: list[float] = credibility(published, tally).tolist()
+    return shares
 
 
 def write_committee(part: LocalPeer, made: MemberCommittee) -> Path | None:
@@ -190,6 +221,7 @@ def committee_record(part: LocalPeer, made: MemberCommittee, *, own_accuracy: fl
         "believed": {name: round(share, 4) for name, share in made.believed.items()},
         "rule": part.experiment.committee_rule,
         "teacher_prior": None if committee is None else committee.teacher_prior,
+        "evidence": part.experiment.committee_evidence,
         "file": None if committee is None else COMMITTEE,
     }
 
