@@ -29,6 +29,7 @@ from crad.network.identity import create_identity, load_identity
 from crad.network.ledger import OutgoingLedger, read_ledger
 from crad.network.store.objects import Store
 from crad.site.doctor import Finding, Findings, examine, resources
+from crad.site.doctor.committee_cost import check_committee
 from crad.site.doctor.estimate import transfer_s
 from crad.site.doctor.findings import size_text
 from crad.site.doctor.keys import check_keys
@@ -143,6 +144,29 @@ def test_the_estimate_counts_every_member_and_every_round(clinics):
     assert cost["round"]["received_bytes"] == pytest.approx(3 * size, rel=0.05)  # everybody has the same model
     seconds = cost["round"]["transfer_s"] + cost["round"]["computing_s"]
     assert cost["all_rounds"]["seconds"] == pytest.approx(3 * seconds)
+
+
+def test_the_committee_is_weighed_and_said_to_be_allowed_or_not(clinics):
+    said = {}
+    for is_allowed in (False, True):
+        agreement = changed(clinics.agreement, committee=is_allowed)
+        own = check_data(agreement, own_site(clinics), Findings())
+        assert own is not None
+        needs = check_local_peer(agreement, own_site(clinics), own, Findings())
+        assert needs is not None
+        findings = Findings()
+        check_committee(needs, findings)
+        resources.check_disk(needs, own_site(clinics), findings)
+        said[is_allowed] = found(findings, "committee"), found(findings, "disk").details["need_bytes"]
+    allowed, forbidden = said[True][0], said[False][0]
+    assert allowed.text.startswith("the agreement allows it: all together at the end are 4 models: ")
+    assert "does not allow it (committee = true would): what comes from others is deleted" in forbidden.text
+    assert (allowed.details["is_allowed"], forbidden.details["is_allowed"]) == (True, False)
+    assert needs is not None
+    weights = needs.snapshot_bytes + sum(needs.received_bytes.values())
+    assert allowed.details["disk_bytes"] == 2 * weights == said[True][1] - said[False][1]
+    assert 0.5 * weights < allowed.details["memory_bytes"] < 20 * weights
+    assert 0 < allowed.details["milliseconds"] < 10_000
 
 
 def test_without_problems_the_command_ends_well_and_with_one_in_code_2_and_one_line(clinics, monkeypatch, capsys):

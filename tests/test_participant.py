@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from crad.report.participant import participant_page, participant_record
+from crad.report.participant import (
+    committee_lines,
+    participant_cells,
+    participant_page,
+    participant_record,
+    shortfall,
+)
 
 
 def record_of(
@@ -79,6 +85,43 @@ def test_who_could_not_teach_and_who_means_something_else_are_named_beside_whose
     assert "Not learned from c: its network x:y is not built in." in page
     assert "behaves like our class" in page
     assert "of our 22 images of that class it called 90 % so" in page
+
+
+TOGETHER = {
+    "is_allowed": True,
+    "own_accuracy": 75.0,
+    "accuracy": 100.0,
+    "test_samples": 4,
+    "members": {"a": 2, "b": 1},
+    "left_out": {"c": "no snapshot of it is here"},
+    "believed": {"a": 1.0, "b": 0.25},
+    "rule": "support-all",
+    "file": "committee.safetensors",
+}
+
+
+def test_what_all_do_together_is_told_with_who_is_in_it_and_who_is_not():
+    record = told(committee=TOGETHER)
+    sentence = "Your model 75.0 %, all of you together 100.0 %, on 4 own test images."
+    assert committee_lines(record) == [
+        sentence,
+        "Together are a (round 2), b (round 1), by rule support-all: committee.safetensors, for crad predict.",
+        "What b says of itself counts for 25 %: our own validation images do not bear it out.",
+        "Left out of the committee: c: no snapshot of it is here.",
+    ]
+    page = participant_page(record, versions={})
+    assert all(line in page for line in committee_lines(record))
+    assert ["all of you together", "100.00"] in participant_cells(record)
+    deleted = {"is_allowed": False, "deleted": {"count": 4, "bytes": 2**20, "time": 1.0}}
+    assert "4 of them (1.00 MiB) were deleted" in committee_lines(told(committee=deleted))[0]
+    assert committee_lines(told()) == []
+
+
+def test_a_method_under_which_nobody_is_taught_is_not_blamed_for_it():
+    untaught = [record_of(1, hits=[2, 0], trust={}, missing=[])]
+    assert "In 1 of its rounds nobody's snapshot was used." in shortfall(told(joined=untaught, rounds_agreed=1))
+    assert shortfall(told(joined=untaught, rounds_agreed=1, is_taught=False)) == ""
+    assert shortfall(told(joined=[{**untaught[0], "is_preparation": True}], rounds_agreed=1)) == ""
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def join_command(site: SiteFile = PEER_TOML, quiet: Quiet = False, as_json: AsJs
     from crad.cli.terminal.progress import Display
     from crad.cli.terminal.signals import Terminated
     from crad.cli.terminal.terminal_tables import plain_table
-    from crad.report.participant import participant_cells, participant_verdict, shortfall
+    from crad.report.participant import committee_lines, participant_cells, participant_verdict, shortfall
     from crad.site.join import join
 
     settings, agreement = _read(site)
@@ -210,6 +210,8 @@ def join_command(site: SiteFile = PEER_TOML, quiet: Quiet = False, as_json: AsJs
     if not quiet:
         Console().print(plain_table(["own test images", "accuracy %"], participant_cells(outcome.record)))
         typer.echo(participant_verdict(outcome.record).sentence)
+        for line in committee_lines(outcome.record):
+            typer.echo(line)
     short = shortfall(outcome.record)
     if short:
         typer.echo(short)

@@ -139,6 +139,7 @@ class Agreement(BaseModel):
     max_snapshot_bytes: AtLeastOne = 512 * 2**20
     exchange: TextLine = HTTPS  # or the address of a bucket that all can reach, as fsspec writes it
     authority: AuthorityPem | None = None
+    committee: bool = False  # whether everybody's newest snapshot may be kept and asked after the last round
     settings: Annotated[dict[str, Any], AfterValidator(_complete_settings)] = Field({}, validate_default=True)
     members: Annotated[tuple[Member, ...], Field(min_length=1, max_length=MAX_MEMBERS)]
 
@@ -190,7 +191,7 @@ class Agreement(BaseModel):
 
     def canonical(self) -> dict[str, Any]:
         """Return what the hash is taken of: no addresses, keys and certificates as fingerprints, members by name."""
-        table = self.model_dump(mode="json", exclude={"members", "authority"})
+        table = _said(self.model_dump(mode="json", exclude={"members", "authority"}))
         authority = self.authority and fingerprint(x509.load_pem_x509_certificate(self.authority.encode()))
         members = {
             member.name: {"number": number, "architecture": member.architecture, **member.recognised_by}
@@ -207,6 +208,11 @@ class Agreement(BaseModel):
     def hash(self) -> str:
         """Return the sha256 of the canonical form: equal for members that have agreed on the same."""
         return hashlib.sha256(self.text).hexdigest()
+
+
+def _said(table: dict[str, Any]) -> dict[str, Any]:
+    """Return an agreement's values without what agreements of before it came do not say, where it means the same."""
+    return {name: value for name, value in table.items() if (name, value) != ("committee", False)}
 
 
 def _with_width(architecture: str) -> str:
@@ -234,7 +240,7 @@ def read_agreement(path: Path) -> Agreement:
 
 def agreement_to_toml(agreement: Agreement) -> str:
     """Return the agreement as a federation.toml, with every setting in full."""
-    table = agreement.model_dump(mode="json", exclude_none=True)
+    table = _said(agreement.model_dump(mode="json", exclude_none=True))
     return HEADER + "\n" + tomli_w.dumps(table, multiline_strings=True)
 
 

@@ -1,9 +1,11 @@
-"""Everything that left this machine: who got it, what it was, how many bytes.
+"""Everything that left this machine: who got it, what it was, how many bytes. And what became of what came.
 
 A line is written before its bytes are handed over, at most a megabyte each: whatever was cut off or killed,
 the ledger never says less than what left. A line is never removed and never says less than before. What is sent again
 and again, the same to the same member, is one line a minute whose count and bytes grow, so that nobody fills the disk
 by asking.
+
+At the end a line for every member says whether its snapshot was kept, as an agreement may allow, or deleted.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 from crad.errors import RunError
 from crad.files import FULL, full_disk
@@ -45,6 +48,19 @@ class Departure:
     sha256: str | None = None
     first: int = 0
     count: int = 1
+
+
+@dataclass(frozen=True)
+class ReceivedEntry:
+    """What became of snapshots of one member: `kept` after the last round, as agreed, or `deleted`."""
+
+    time: float  # seconds since 1970, when it had been done
+    sender: str
+    what: Literal["kept", "deleted"]
+    bytes: int
+    count: int = 1  # of snapshots, parts of them too
+    round: int | None = None
+    sha256: str | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +112,12 @@ class OutgoingLedger:
         except OSError as error:
             self.on_fault(error)
             raise
+
+    def note_received(self, entry: ReceivedEntry) -> None:
+        """Write down what became of something that came; OSError if it cannot be written."""
+        table = {key: value for key, value in asdict(entry).items() if value is not None}
+        with self._lock:
+            self._append(json.dumps(table).encode() + b"\n")
 
     def close(self) -> None:
         """Let go of the file."""
@@ -173,11 +195,25 @@ def _encode(entry: Departure, *, width: int = 0) -> bytes:
 
 def read_ledger(path: Path) -> Iterator[Departure]:
     """Yield the pieces that left, in order; a last line that a crash cut short is passed over."""
+    for number, table in _tables(path):
+        if "sender" not in table:
+            yield _parse(Departure, table, path=path, number=number)
+
+
+def read_received(path: Path) -> Iterator[ReceivedEntry]:
+    """Yield what became of what came, in order."""
+    for number, table in _tables(path):
+        if "sender" in table:
+            yield _parse(ReceivedEntry, table, path=path, number=number)
+
+
+def _tables(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield every whole line with its number."""
     try:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, start=1):
                 if line.endswith("\n"):
-                    yield _parse(line, path=path, number=number)
+                    yield number, _table(line, path=path, number=number)
     except FileNotFoundError:
         return
     except OSError as error:
@@ -192,11 +228,25 @@ def totals(path: Path) -> dict[str, dict[str, int]]:
     return {to: dict(sums[to]) for to in sorted(sums)}
 
 
-def _parse(line: str, *, path: Path, number: int) -> Departure:
+def _table(line: str, *, path: Path, number: int) -> dict[str, Any]:
     try:
-        return Departure(**json.loads(line))
+        return dict(json.loads(line))
     except (ValueError, TypeError) as error:
-        raise RunError(f"{path}, line {number} is no entry of a ledger: somebody or a fault has changed it") from error
+        raise _changed(path, number) from error
+
+
+Entry = TypeVar("Entry", Departure, ReceivedEntry)
+
+
+def _parse(kind: type[Entry], table: dict[str, Any], *, path: Path, number: int) -> Entry:
+    try:
+        return kind(**table)
+    except TypeError as error:
+        raise _changed(path, number) from error
+
+
+def _changed(path: Path, number: int) -> RunError:
+    return RunError(f"{path}, line {number} is no entry of a ledger: somebody or a fault has changed it")
 
 
 def _remove_unfinished_line(descriptor: int) -> None:

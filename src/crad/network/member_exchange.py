@@ -21,6 +21,7 @@ from crad.network.equivocation.witness import Witness, digest_of
 from crad.network.https.request_gate import Notice
 from crad.network.identity import Identity
 from crad.network.inbox import Inbox
+from crad.network.kept_snapshots import KeptSnapshots
 from crad.network.round_deadline import FetchStatus, RoundDeadline
 
 Refused = Callable[[str, str], None]  # the member's name, and why
@@ -41,6 +42,7 @@ class ExchangePolicy:
     on_refused: Refused = lambda name, reason: None
     notice: Notice = lambda text: None
     clock: Clock = SYSTEM_CLOCK
+    kept: KeptSnapshots | None = None  # where everybody's newest snapshot stays; None: nobody's outlives its rounds
 
 
 class MemberExchange(ABC):
@@ -92,6 +94,7 @@ class MemberExchange(ABC):
         self._note_own(envelope, kind)
         self._signatures.keep(round_index, kind, envelope)
         self._send(round_index, kind, message, envelope)
+        self._keep(self._own, kind, message, envelope)
 
     def collect(
         self,
@@ -123,7 +126,23 @@ class MemberExchange(ABC):
         got = {number: came[number] for number in wanted if number in came and not self._is_left_out(number)}
         for number, message in got.items():
             self.ledger.count(sender=number, receiver=receiver, payload_bytes=message.payload_bytes)
+            self._keep(number, kind, message, self.witness.envelope(round_index, self._name(number), kind))
         return got, [number for number in asked if number not in got]
+
+    def collect_late(self, round_index: int, *, peers: Iterable[int], kind: str, deadline_s: float) -> list[int]:
+        """Ask once more for what did not come in time, those who count as away too; return whose is still missing.
+
+        For what may be kept after the last round: nothing is learned from it, and who does not come costs no more than
+        this deadline.
+        """
+        before, self.attendance = self.attendance, Attendance(self._others, away_after=self._policy.away_after)
+        try:
+            _, missing = self.collect(
+                round_index, receiver=self._own, peers=peers, kind=kind, deadline_s=deadline_s, quorum=0
+            )
+        finally:
+            self.attendance = before
+        return missing
 
     def latest(self) -> int | None:
         """Return the round that a majority of all others has reached, by what they delivered; None before the first."""
@@ -140,6 +159,10 @@ class MemberExchange(ABC):
     @abstractmethod
     def readers_to_come(self) -> list[str]:
         """Return the others who still need us to be there for our newest round."""
+
+    @abstractmethod
+    def stop_receiving(self) -> None:
+        """Let nothing more come in: the rounds are over."""
 
     @abstractmethod
     def close(self) -> None:
@@ -199,6 +222,10 @@ class MemberExchange(ABC):
 
     def _is_left_out(self, number: int) -> bool:
         return number in self._policy.left_out or self.witness.is_proven(self._name(number))
+
+    def _keep(self, number: int, kind: str, message: Message, envelope: bytes | None) -> None:
+        if self._policy.kept is not None and kind == SNAPSHOT and envelope is not None:
+            self._policy.kept.keep(self._name(number), message, envelope)
 
     def _note_own(self, envelope: bytes, kind: str) -> None:
         raw = manifest_in(envelope)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from crad.aggregation import Rule, resolve_rule
 from crad.aggregation.committee_rule import CommitteeRule, settings_of, with_own_prior
-from crad.config import EvidenceSource, Recipe, TeacherPrior
+from crad.config import EvidenceSource, Experiment, Recipe, TeacherPrior
 from crad.data.dataset import Images
 from crad.data.readers.arrays import to_batch
 from crad.errors import AggregationError, ConfigError, CradError, RunError, unknown_name
@@ -289,28 +289,61 @@ def make_committee(
         try:
             member = _heard_member(models, one, cache, needs_counts=needs_counts)
             kept.append(replace(member, verified=known.columns.get(one)))
-        except _LeftOutError as error:
+        except LeftOutError as error:
             left_out[one] = str(error)
-    if not kept:
-        reasons = "; ".join(left_out.values())
+    return assemble_committee(
+        kept,
+        cache,
+        experiment=experiment,
+        rule=asked,
+        teacher_prior=prior,
+        client=client,
+        log_prior=log_prior,
+        evidence=known.source,
+        note=known.note,
+        temperature=temperature,
+        left_out=left_out,
+    )
+
+
+def assemble_committee(
+    members: Sequence[CommitteeMember],
+    models: MemberModels,
+    *,
+    experiment: Experiment,
+    rule: str | Rule,
+    teacher_prior: TeacherPrior,
+    client: int | None,
+    log_prior: tuple[float, ...] | None,
+    evidence: EvidenceSource,
+    note: str = "",
+    temperature: float | None = None,
+    left_out: Mapping[int, str] | None = None,
+) -> Committee:
+    """Make a committee of members that can be heard, under the settings of their run; none at all are refused.
+
+    `evidence` is what they are judged by: where it is not what they publish, each one's is in its `verified`.
+    """
+    if not members:
+        reasons = "; ".join((left_out or {}).values())
         raise RunError(f"nobody is left for a committee: {reasons}")
-    card = kept[0].card
+    card = members[0].card
     origin = {name: value for name, value in card.origin.items() if name != "client"}
     origin = origin if client is None else {"client": client, **origin}
     whole = replace(card, architecture=ARCHITECTURE, log_prior=log_prior, origin=origin)
     settings = {
-        "rule": asked,
-        "teacher_prior": prior,
+        "rule": rule,
+        "teacher_prior": teacher_prior,
         "temperature": experiment.temperature if temperature is None else temperature,
         "min_support": experiment.min_support,
         "epsilon": experiment.epsilon,
         "unsupported": experiment.unsupported,
-        "evidence": known.source,
+        "evidence": evidence,
     }
-    about = CommitteeCard(whole, tuple(kept), client, settings, known.note)
+    about = CommitteeCard(whole, tuple(members), client, settings, note)
     rule_of = about.committee_rule()
     about = replace(about, settings=settings_of(rule_of))
-    return Committee(about, CommitteePredictor(about, cache, rule_of), left_out=left_out)
+    return Committee(about, CommitteePredictor(about, models, rule_of), left_out=left_out)
 
 
 def _why_not(client: int, gain: MemberGain) -> str:
@@ -360,7 +393,7 @@ def _asked(models: RunModels, members: Sequence[int] | None) -> list[int]:
     return sorted(asked)
 
 
-class _LeftOutError(Exception):
+class LeftOutError(Exception):
     """A member that cannot be heard; the message says who and why."""
 
 
@@ -368,27 +401,32 @@ def _heard_member(models: RunModels, client: int, cache: MemberModels, *, needs_
     """Return a member that can be heard, tried once."""
     peer = models.peer_of(client)
     if models.states[peer["index"]] is None:
-        raise _LeftOutError(f"client {client} had learned nothing by round {models.round_index}")
+        raise LeftOutError(f"client {client} had learned nothing by round {models.round_index}")
     statistics = _published_statistics(peer, client)
-    if needs_counts and not any(statistics.counts):
-        raise _LeftOutError(f"client {client} published no validation samples of any class")
     try:
-        model = cache.get(client)
+        return heard_member(client, statistics, cache, needs_counts=needs_counts)
     except ConfigError:
         raise  # a network that must be passed again, which the caller can do
     except CradError as error:
-        raise _LeftOutError(f"client {client}: {error}") from error
+        raise LeftOutError(f"client {client}: {error}") from error
+
+
+def heard_member(client: int, statistics: Statistics, cache: MemberModels, *, needs_counts: bool) -> CommitteeMember:
+    """Return a member with what is published of it, tried once; LeftOutError if it cannot be heard."""
+    if needs_counts and not any(statistics.counts):
+        raise LeftOutError(f"client {client} published no validation samples of any class")
+    model = cache.get(client)
     rng = np.random.default_rng(0)
     probe = rng.integers(0, 256, (2, *model.card.input_shape), dtype=np.uint8)
     if not bool(model.logits(probe).isfinite().all()):
-        raise _LeftOutError(f"client {client} gives non-finite predictions")
+        raise LeftOutError(f"client {client} gives non-finite predictions")
     return CommitteeMember(client, model.card, statistics)
 
 
 def _published_statistics(peer: Record, client: int) -> Statistics:
     found = published_statistics(peer)
     if found is None:
-        raise _LeftOutError(f"client {client}'s class statistics in models.json are damaged")
+        raise LeftOutError(f"client {client}'s class statistics in models.json are damaged")
     return found
 
 

@@ -16,6 +16,8 @@ from crad.report.sections.page_table import PageTable
 from crad.report.tables import mib
 from crad.runs.records import Record
 
+DOUBTED = 0.5  # of a member's figures: less is worth a word
+
 
 def participant_record(
     *,
@@ -32,12 +34,15 @@ def participant_record(
     left_out: Mapping[str, str] = MappingProxyType({}),
     rounds_agreed: int | None = None,
     proven: Sequence[str] = (),
+    committee: Mapping[str, Any] | None = None,
+    is_taught: bool = True,
 ) -> Record:
     """Return `participant.json`: everything the participant's report says, from the records of both models.
 
     `refused` counts what the exchange refused, by member and reason; `left` is what left the machine, as the ledger
-    sums it up. `left_out` names the members that could not teach us, and why. Accuracies are percent of the own test
-    half.
+    sums it up. `left_out` names the members that could not teach us, and why. `committee` is what all models do
+    together, or what was deleted where they may not be kept. Under some methods nobody `is_taught` by others.
+    Accuracies are percent of the own test half.
     """
     federated, alone = joined_best["clients"][0], alone_best["clients"][0]
     return {
@@ -46,7 +51,7 @@ def participant_record(
         "member": member,
         "rounds_taken_part": len(joined),
         "rounds_agreed": len(joined) if rounds_agreed is None else rounds_agreed,
-        "rounds_without_others": sum(not client["trust"] for record in joined for client in record["clients"][:1]),
+        "rounds_without_others": _rounds_alone(joined) if is_taught else 0,
         "proven": list(proven),
         "last_round": joined[-1]["round"],
         "federated": _outcome(joined_best),
@@ -60,7 +65,14 @@ def participant_record(
         "confused": confused_members(joined, members, class_names),
         "left": dict(left),
         "private_counts": _budget(private_counts),
+        **({} if committee is None else {"committee": dict(committee)}),
     }
+
+
+def _rounds_alone(joined: Sequence[Record]) -> int:
+    """Count the rounds in which somebody should have taught us and nobody did."""
+    rounds = [record for record in joined if not record.get("is_preparation")]
+    return sum(not client["trust"] for record in rounds for client in record["clients"][:1])
 
 
 def _outcome(best: Mapping[str, Any]) -> Record:
@@ -123,11 +135,50 @@ def _budget(epsilon: float | None) -> Record:
 
 def participant_cells(record: Mapping[str, Any]) -> list[list[str]]:
     """Return the outcome for the terminal."""
+    together = _together(record)
     return [
         ["training alone", f"{record['alone']['local_accuracy']:.2f}"],
         ["with the federation", f"{record['federated']['local_accuracy']:.2f}"],
         ["difference", f"{record['difference']:+.2f}"],
+        *([] if together is None else [["all of you together", f"{together:.2f}"]]),
     ]
+
+
+def committee_lines(record: Mapping[str, Any]) -> list[str]:
+    """Say what all models do together, who is among them and who is not, or what was deleted; nothing if not known."""
+    made = record.get("committee")
+    if made is None:
+        return []
+    if not made["is_allowed"]:
+        deleted = made["deleted"]
+        return [
+            "The agreement does not let the others' snapshots be kept after the last round: "
+            f"{deleted['count']} of them ({mib(deleted['bytes'])} MiB) were deleted."
+        ]
+    if made["file"] is None:
+        lines = ["There is no committee: nobody else's snapshot could be used."]
+    else:
+        who = ", ".join(f"{name} (round {round_index})" for name, round_index in made["members"].items())
+        lines = [] if made["accuracy"] is None else [_together_sentence(made)]
+        lines.append(f"Together are {who}, by rule {made['rule']}: {made['file']}, for crad predict.")
+    doubted = [(name, share) for name, share in made.get("believed", {}).items() if share < DOUBTED]
+    lines += [
+        f"What {name} says of itself counts for {100 * share:.0f} %: our own validation images do not bear it out."
+        for name, share in doubted
+    ]
+    return [*lines, *(f"Left out of the committee: {name}: {why}." for name, why in made["left_out"].items())]
+
+
+def _together(record: Mapping[str, Any]) -> float | None:
+    accuracy: float | None = (record.get("committee") or {}).get("accuracy")
+    return accuracy
+
+
+def _together_sentence(made: Mapping[str, Any]) -> str:
+    return (
+        f"Your model {made['own_accuracy']:.1f} %, all of you together {made['accuracy']:.1f} %, on "
+        f"{made['test_samples']} own test images."
+    )
 
 
 def participant_page(record: Mapping[str, Any], *, versions: Mapping[str, str]) -> str:
@@ -150,6 +201,7 @@ def participant_page(record: Mapping[str, Any], *, versions: Mapping[str, str]) 
             "proven": record["proven"],
             "refused": _refusal_lines(record),
         },
+        together=committee_lines(record),
         left={"table": _ledger_table(record), "counts": _counts_sentence(record["private_counts"])},
     )
 
@@ -165,10 +217,13 @@ def participant_verdict(record: Mapping[str, Any]) -> Verdict:
 def _tiles(record: Mapping[str, Any]) -> list[Tile]:
     """Return the figures that a member looks for first."""
     sent = sum(size for pieces in record["left"].values() for size in pieces.values())
+    together = _together(record)
+    who = len((record.get("committee") or {}).get("members", ()))
     return [
         Tile("alone", f"{record['alone']['local_accuracy']:.2f} %", f"at round {record['alone']['round']}"),
         Tile("joined", f"{record['federated']['local_accuracy']:.2f} %", f"at round {record['federated']['round']}"),
         Tile("difference", f"{record['difference']:+.2f}", "points"),
+        *([] if together is None else [Tile("together", f"{together:.2f} %", f"{who} models asked at once")]),
         Tile("rounds", str(record["rounds_taken_part"]), f"of {record['rounds_agreed']} agreed"),
         Tile("sent", f"{mib(sent)} MiB", "in all rounds, to all receivers"),
     ]
@@ -182,6 +237,8 @@ def _headline(record: Mapping[str, Any]) -> Mapping[str, str]:
         f"training alone {record['alone']['local_accuracy']:.2f} % (round {record['alone']['round']}): "
         f"{record['difference']:+.2f} points on {images} test images, {100 / max(1, images):.1f} points each."
     )
+    if _together(record) is not None:
+        detail += f" {_together_sentence(record['committee'])}"
     return {
         "verdict": verdict.sentence,
         "kind": verdict.css_class,

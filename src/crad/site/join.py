@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +16,9 @@ from crad.federation.rounds import Step
 from crad.files import disk_faults, full_disk
 from crad.network.agreement import Agreement
 from crad.network.identity import load_identity
-from crad.network.ledger import totals
+from crad.network.kept_snapshots import KeptSnapshots
+from crad.network.ledger import OutgoingLedger, totals
+from crad.network.member_exchange import MemberExchange
 from crad.prediction.export import export_onnx, export_safetensors, trained_model
 from crad.prediction.model_card import make_card
 from crad.report.participant import participant_page, participant_record
@@ -22,13 +27,15 @@ from crad.runs.directory import RunDirectory
 from crad.runs.records import Record
 from crad.runs.summary import versions
 from crad.site.certificate import check_own_certificate, watched_certificate
+from crad.site.committee import build_committee, committee_record, write_committee
 from crad.site.local_peer import LocalPeer, prepare_local_peer
+from crad.site.received import delete_after_end, delete_received, deleted_record, note_kept
 from crad.site.refusals import read_refusals
 from crad.site.settings import Site
-from crad.site.state_folder import LEDGER, REFUSALS, STATUS, stale_state_warning, state_folder
+from crad.site.state_folder import EXCHANGE, KEPT, LEDGER, REFUSALS, STATUS, stale_state_warning, state_folder
 from crad.site.status import Status
 from crad.site.training import Trained, take_part, train_for_comparison
-from crad.site.transport import check_identity, open_exchange, wait_for_readers
+from crad.site.transport import check_identity, fetch_late, open_exchange, wait_for_readers
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,7 @@ class Joined:
 def join(agreement: Agreement, site: Site, *, callback: Callback) -> Joined:
     """Take part until the last round, train alone for comparison, and write what came of both."""
     with disk_faults(state_folder(agreement, site)):
+        delete_after_end(agreement, site)  # first of all: whatever is refused below, nothing of others stays
         identity = load_identity(site.keys)
         check_identity(agreement, identity, site.name)
         check_own_certificate(agreement, identity)
@@ -59,41 +67,61 @@ def _join(agreement: Agreement, site: Site, *, callback: Callback) -> Joined:
     if part.word_about_weights is not None:
         callback.on_notice(part.word_about_weights)
     disk = LedgerDisk(part.folder, notice=callback.on_notice)
-    with open_exchange(part, site, notice=callback.on_notice, on_fault=disk.note) as exchange:
+    kept = KeptSnapshots(part.folder / KEPT) if agreement.committee else None
+    with (
+        closing(OutgoingLedger(part.folder / LEDGER)) as ledger,
+        open_exchange(part, site, ledger=ledger, kept=kept, notice=callback.on_notice, on_fault=disk.note) as exchange,
+    ):
         federated = take_part(part, exchange, callback=CallbackList([disk, callback]))
+        if kept is None:
+            _forget_received(part, exchange, ledger, callback=callback)
         callback.on_notice(
             f"{_rounds_done(federated, agreement)}; now the same model without the others, for comparison"
         )
         alone = train_for_comparison(part, callback=CallbackList([disk, LambdaCallback(on_step=callback.on_step)]))
-        late = wait_for_readers(part, exchange, notice=callback.on_notice, check=disk.check)
+        outcome = Outcome(part, federated, alone, exchange, kept)
+        outcome.write_model(callback=callback)
+        outcome.write_report()  # whoever is stopped while it serves the others has it
+        until = time.monotonic() + (site.serve_s or agreement.deadline_s)
+        if kept is not None:
+            fetch_late(part, exchange, kept, until=until, notice=callback.on_notice)
+        late = wait_for_readers(part, exchange, until=until, notice=callback.on_notice, check=disk.check)
         if late:
-            callback.on_notice(f"not fetched by {', '.join(late)} within the agreed deadline; ending without them")
-    record = participant_record(
-        federation=agreement.name,
-        member=site.name,
-        members=[member.name for member in agreement.members],
-        class_names=agreement.classes,
-        joined=federated.rounds,
-        joined_best=federated.best,
-        alone_best=alone.best,
-        refused=read_refusals(part.folder / REFUSALS),
-        left=totals(part.folder / LEDGER),
-        private_counts=part.experiment.private_counts,
-        left_out=part.named_left_out,
-        rounds_agreed=agreement.rounds,
-        proven=exchange.witness.proven(),
-    )
-    _write_outcome(part, federated, record, callback=callback)
+            callback.on_notice(f"not fetched by {', '.join(late)} in time; ending without them")
+        exchange.stop_receiving()
+        _settle_received(part, kept, ledger)
+        record = outcome.write_report()
     Status(part.folder / STATUS).say(
         state="finished",
         federation=agreement.name,
         member=site.name,
+        round=agreement.rounds,
+        rounds=agreement.rounds,
         difference=record["difference"],
         taken_part=record["rounds_taken_part"],
         left_out=record["left_out"],
         confused=[confusion_sentence(entry) for entry in record["confused"]],
+        committee=record["committee"],
     )
     return Joined(record, part.folder)
+
+
+def _forget_received(part: LocalPeer, exchange: MemberExchange, ledger: OutgoingLedger, *, callback: Callback) -> None:
+    """Delete what came, since the agreement does not let it be kept after the last round."""
+    exchange.stop_receiving()
+    count = delete_received(part.folder, ledger, names=[member.name for member in part.agreement.members])
+    if count:
+        callback.on_notice(f"{count} snapshots of the others deleted, as agreed (committee is not set); see {LEDGER}")
+
+
+def _settle_received(part: LocalPeer, kept: KeptSnapshots | None, ledger: OutgoingLedger) -> None:
+    """Leave nothing of the others but what may be kept, and say in the ledger what that is."""
+    names = [member.name for member in part.agreement.members]
+    if kept is None:
+        delete_received(part.folder, ledger, names=names)  # what came in the last moment
+        return
+    shutil.rmtree(part.folder / EXCHANGE / "in", ignore_errors=True)
+    note_kept(kept, ledger, names=[name for name in names if name != names[part.number]])
 
 
 def _rounds_done(federated: Trained, agreement: Agreement) -> str:
@@ -124,19 +152,70 @@ class LedgerDisk(Callback):
         self.check()
 
 
-def _write_outcome(part: LocalPeer, federated: Trained, record: Record, *, callback: Callback) -> None:
-    """Write the selected model for use, and the report."""
-    directory = RunDirectory(part.folder)
-    architecture = part.context.architecture_of(part.number)
-    model = trained_model(part.context, part.method.roster(part.context)[part.number], federated.state)
-    prior_C = log_prior(part.context, (part.number,))
-    weights = part.folder / "model.safetensors"
-    origin = {"client": part.number, "federation": record["federation"], "member": record["member"]}
-    card = make_card(part.context.data, architecture=architecture.id, log_prior_C=prior_C, origin=origin)
-    export_safetensors(model, card, weights)
-    try:
-        export_onnx(model, card, part.folder / "model.onnx")
-    except ConfigError as error:
-        callback.on_notice(f"no model.onnx: {error}")
-    directory.write_json("participant.json", record)
-    directory.write_text("report.html", participant_page(record, versions=versions()))
+class Outcome:
+    """What a member has at the end: its model, the committee where there may be one, and the report on both."""
+
+    def __init__(
+        self, part: LocalPeer, federated: Trained, alone: Trained, exchange: MemberExchange, kept: KeptSnapshots | None
+    ) -> None:
+        self._part, self._federated, self._alone = part, federated, alone
+        self._exchange, self._kept = exchange, kept
+        self._made: tuple[object, Record] | None = None  # of which snapshots, and what came of them
+
+    def write_model(self, *, callback: Callback) -> None:
+        """Write the selected model for use."""
+        part = self._part
+        architecture = part.context.architecture_of(part.number)
+        model = trained_model(part.context, part.method.roster(part.context)[part.number], self._federated.state)
+        prior_C = log_prior(part.context, (part.number,))
+        origin = {"client": part.number, "federation": part.agreement.name, "member": self._name}
+        card = make_card(part.context.data, architecture=architecture.id, log_prior_C=prior_C, origin=origin)
+        export_safetensors(model, card, part.folder / "model.safetensors")
+        try:
+            export_onnx(model, card, part.folder / "model.onnx")
+        except ConfigError as error:
+            callback.on_notice(f"no model.onnx: {error}")
+
+    def write_report(self) -> Record:
+        """Write the committee from what is here by now, participant.json and the report; return the record."""
+        part, agreement = self._part, self._part.agreement
+        record = participant_record(
+            federation=agreement.name,
+            member=self._name,
+            members=[member.name for member in agreement.members],
+            class_names=agreement.classes,
+            joined=self._federated.rounds,
+            joined_best=self._federated.best,
+            alone_best=self._alone.best,
+            refused=read_refusals(part.folder / REFUSALS),
+            left=totals(part.folder / LEDGER),
+            private_counts=part.experiment.private_counts,
+            left_out=part.named_left_out,
+            rounds_agreed=agreement.rounds,
+            proven=self._exchange.witness.proven(),
+            committee=self._committee(),
+            is_taught=part.method.teachers != "nobody",
+        )
+        directory = RunDirectory(part.folder)
+        directory.write_json("participant.json", record)
+        directory.write_text("report.html", participant_page(record, versions=versions()))
+        return record
+
+    def _committee(self) -> Record:
+        """Return what came of the committee, or of what was deleted; the same snapshots are not tried twice."""
+        part, kept = self._part, self._kept
+        if kept is None:
+            return {"is_allowed": False, "deleted": deleted_record(part.folder)}
+        proven = self._exchange.witness.proven()
+        of_what = (proven, [kept.round_of(member.name) for member in part.agreement.members])
+        if self._made is None or self._made[0] != of_what:
+            refused = {name: list(why)[-1] for name, why in read_refusals(part.folder / REFUSALS).items()}
+            made = build_committee(part, kept, proven=proven, refused=refused)
+            write_committee(part, made)
+            own = self._federated.best["clients"][0]["local_accuracy"]
+            self._made = (of_what, committee_record(part, made, own_accuracy=own))
+        return self._made[1]
+
+    @property
+    def _name(self) -> str:
+        return self._part.agreement.members[self._part.number].name

@@ -69,6 +69,10 @@ device = "auto"
 # After so many missed rounds in a row a member is no longer waited for, until it delivers again.
 # away_after = 2
 
+# How many seconds we go on serving after the last round, for members that have not fetched our last snapshot; the
+# federation's deadline_s unless said here. Long where members finish at very different times.
+# serve_s = 86400
+
 # The way out to the other members, where there is no direct one.
 # proxy = "http://proxy.example.org:3128"
 """
@@ -113,6 +117,7 @@ class Site(BaseModel):
     store: str | None = None  # our own address of the store, if the agreement's is not how we reach it
     store_options: dict[str, Any] = Field(default_factory=dict, repr=False)  # keys, say: they stay here
     away_after: AtLeastOne = AWAY_AFTER  # missed rounds, until a member is no longer waited for
+    serve_s: Positive | None = None  # after the last round, for those who come late; None: the agreed deadline_s
     proxy: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
 
 

@@ -8,6 +8,8 @@ from crad.network.agreement import Agreement
 from crad.site.settings import Site
 
 LEDGER, REFUSALS, STATUS = "ledger.jsonl", "refused.jsonl", "status.json"
+EXCHANGE = "exchange"  # own and others' snapshots of the last two rounds, what we signed, proofs
+KEPT, COMMITTEE = "committee", "committee.safetensors"  # everybody's newest snapshot, and all of them as one predictor
 HASH_LETTERS = 12  # of the federation's hash in a folder's name
 
 

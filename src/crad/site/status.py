@@ -12,7 +12,9 @@ from typing import Any
 from crad.errors import RunError
 from crad.files import write_atomically
 from crad.network.agreement import Agreement
+from crad.report.participant import committee_lines
 from crad.runs.records import Record
+from crad.site.received import delete_after_end
 from crad.site.settings import Site
 from crad.site.state_folder import STATUS, state_folder
 
@@ -31,7 +33,8 @@ class Status:
 
 
 def read_status(agreement: Agreement, site: Site) -> Record:
-    """Return what the own part said last."""
+    """Return what the own part said last; what a crash left of others' snapshots after the end is deleted first."""
+    delete_after_end(agreement, site)
     path = state_folder(agreement, site) / STATUS
     try:
         status: Record = json.loads(path.read_text(encoding="utf-8"))
@@ -46,7 +49,7 @@ def status_line(status: Record) -> str:
     """Return the status in one line for people."""
     where = f"{status.get('member', '?')} in {status.get('federation', '?')}: {status.get('state', '?')}"
     parts = [where + (f", round {status['round']} of {status['rounds']}" if "rounds" in status else "")]
-    if status.get("taken_part", status.get("round")) != status.get("round"):
+    if "round" in status and status.get("taken_part", status["round"]) != status["round"]:
         parts.append(f"took part in {status['taken_part']} of {status['round']} rounds so far")
     if "validation_accuracy" in status:
         parts.append(f"validation {status['validation_accuracy']:.1f} %")
@@ -61,6 +64,7 @@ def status_line(status: Record) -> str:
     if status.get("left_out"):
         parts.append(f"left out as teachers: {'; '.join(f'{n} ({why})' for n, why in status['left_out'].items())}")
     parts.extend(status.get("confused", []))
+    parts.extend(committee_lines(status))
     if not status["is_running"] and status.get("state") != "finished":
         parts.append("its process has ended: crad peer join continues")
     return "; ".join([*parts, f"said {status['age_s']:.0f} s ago"])

@@ -92,6 +92,13 @@ class HttpsExchange(MemberExchange):
         waited = [number for number in self._others if number not in gone and not self._is_left_out(number)]
         return [self._name(number) for number in waited if self._name(number) not in have]
 
+    def stop_receiving(self) -> None:
+        """End the fetches from those whom the last round did not wait for, and wait until none of them writes."""
+        self._stop_background()
+        until = self._clock.now() + LEAVE_S
+        for worker in self._workers.values():
+            worker.join(max(0.0, until - self._clock.now()))
+
     def close(self) -> None:
         """Let go of all connections to others; the server is its owner's to stop."""
         self._stop_background()

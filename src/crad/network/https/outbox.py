@@ -69,7 +69,7 @@ class Outbox:
         entry = Published(envelope, body, manifest, message.payload_bytes)
         with writing_into(folder):
             folder.mkdir(exist_ok=True)
-            _place_body(message, body)
+            place_body(message, body)
             write_atomically(folder / f"{kind}.envelope", envelope)
         with self._lock:
             before = self._published.get((round_index, kind))
@@ -139,7 +139,7 @@ def _reader_mark(body: Path, name: str) -> Path:
     return body.with_name(f"{body.name}{READ_BY}{name}")
 
 
-def _place_body(message: Message, path: Path) -> None:
+def place_body(message: Message, path: Path) -> None:
     """Give the message's file, which nobody changes, a second name; a copy where that cannot be."""
     with replacing(path) as beside:
         if message.file is None or not _link(message.file, beside):

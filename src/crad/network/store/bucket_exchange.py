@@ -5,7 +5,7 @@ Whoever owns the store can withhold a snapshot, but neither forge nor alter one:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +171,25 @@ class BucketExchange(MemberExchange):
     def check_store(self) -> None:
         """Write, read and remove something small; StoreError says what does not work."""
         self._bucket.probe()
+
+    def collect_late(self, round_index: int, *, peers: Iterable[int], kind: str, deadline_s: float) -> list[int]:
+        """Look once who has put up what did not come in time, and fetch that; nobody else is waited for."""
+        asked = list(peers)
+        there = [number for number in asked if self._is_announced(number, round_index, kind)]
+        missing = super().collect_late(round_index, peers=there, kind=kind, deadline_s=deadline_s) if there else []
+        return [number for number in asked if number not in there or number in missing]
+
+    def _is_announced(self, number: int, round_index: int, kind: str) -> bool:
+        try:
+            return self._bucket.announced(number, round_index, kind) is not None
+        except SnapshotError as error:
+            self._refuse(self._name(number), str(error))
+        except (StoreError, FileNotFoundError) as error:
+            self._say_trouble(str(error))
+        return False
+
+    def stop_receiving(self) -> None:
+        """Do nothing: of a store nothing is fetched but while a round waits for it."""
 
     def close(self) -> None:
         """Let go of the connection to the store."""

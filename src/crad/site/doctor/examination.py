@@ -6,6 +6,7 @@ from pathlib import Path
 
 from crad.errors import CradError
 from crad.network.agreement import HTTPS, Agreement, read_agreement
+from crad.site.doctor.committee_cost import check_committee
 from crad.site.doctor.estimate import estimate
 from crad.site.doctor.findings import Findings
 from crad.site.doctor.keys import check_keys
@@ -38,6 +39,7 @@ def examine(site_file: Path, findings: Findings) -> None:
         speeds = check_store(agreement, site, identity, findings)
     if needs is not None:
         estimate(needs, speeds, findings)
+        check_committee(needs, findings)
 
 
 def _read(site_file: Path, findings: Findings) -> tuple[Site, Agreement] | None:

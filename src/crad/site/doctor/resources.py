@@ -7,6 +7,7 @@ import shutil
 from crad.device import available_memory_bytes
 from crad.federation.exchange import KEPT_ROUNDS
 from crad.federation.teachers import PREPARED_BYTES
+from crad.site.doctor.committee_cost import committee_disk_bytes
 from crad.site.doctor.findings import Findings, size_text
 from crad.site.doctor.own_model import ResourceNeeds
 from crad.site.settings import Site
@@ -20,10 +21,11 @@ FLOAT_BYTES = 4
 
 
 def check_disk(needs: ResourceNeeds, site: Site, findings: Findings) -> None:
-    """Check the room for two rounds of snapshots, our own and the others', and for checkpoints with moments."""
+    """Check the room for two rounds of everybody's snapshots, for checkpoints with moments, and for a committee."""
     own, received = needs.snapshot_bytes, sum(needs.received_bytes.values())
     state = (1 + moments_kept(needs.local_peer.experiment)) * own
-    need = KEPT_ROUNDS * (own + received) + STATES * state + COPIES * own
+    committee = committee_disk_bytes(needs) if needs.local_peer.agreement.committee else 0
+    need = KEPT_ROUNDS * (own + received) + STATES * state + COPIES * own + committee
     free = shutil.disk_usage(needs.local_peer.folder).free
     text = f"{size_text(free)} free for {site.state}, about {size_text(need)} needed"
     advice = "free some, or choose another state in peer.toml"

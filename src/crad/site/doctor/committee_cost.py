@@ -1,0 +1,88 @@
+"""What all members' models would cost as one predictor, and whether the agreement lets them be kept for it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from crad.federation.peer import new_model
+from crad.models import ModelSize, estimate_size
+from crad.prediction.committee import KEPT_BYTES
+from crad.prediction.committee_choice import TIMED_IMAGES, measured_cost
+from crad.prediction.model_card import make_card
+from crad.prediction.trained_model import TorchPredictor
+from crad.site.committee import last_exchange
+from crad.site.doctor.findings import Findings, size_text
+from crad.site.doctor.own_model import ResourceNeeds
+from crad.training.evaluation import EVALUATION_BATCH
+
+COPIES = 2  # of everybody's weights: the snapshots as they were signed, and the file that predicts
+
+
+def committee_disk_bytes(needs: ResourceNeeds) -> int:
+    """Return what stays on disk after the last round, ours and of everybody who can be heard here."""
+    return COPIES * (needs.snapshot_bytes + sum(needs.received_bytes.values()))
+
+
+def check_committee(needs: ResourceNeeds, findings: Findings) -> None:
+    """Say what a committee takes, from the agreed networks, and whether there will be one."""
+    part = needs.local_peer
+    is_allowed = part.agreement.committee
+    if last_exchange(part) is None or not needs.received_bytes:
+        reason = "nobody can be heard here" if last_exchange(part) else f"{part.method.name} exchanges no models"
+        findings.ok("committee", f"none: {reason}", is_allowed=is_allowed)
+        return
+    findings.on_step("timing the largest network of the committee")
+    disk, memory, milliseconds = committee_disk_bytes(needs), _memory_bytes(needs), _milliseconds(needs)
+    members = 1 + len(needs.received_bytes)
+    cost = (
+        f"{members} models: {size_text(disk)} on disk, {size_text(memory)} of memory, about {milliseconds:.0f} ms for "
+        f"{TIMED_IMAGES} images"
+    )
+    allowed = f"the agreement allows it: all together at the end are {cost}"
+    forbidden = (
+        "the agreement does not allow it (committee = true would): what comes from others is deleted after the last "
+        f"round; it would be {cost}"
+    )
+    findings.ok(
+        "committee",
+        allowed if is_allowed else forbidden,
+        is_allowed=is_allowed,
+        members=members,
+        disk_bytes=disk,
+        memory_bytes=memory,
+        milliseconds=milliseconds,
+        images=TIMED_IMAGES,
+    )
+
+
+def _memory_bytes(needs: ResourceNeeds) -> int:
+    """Return what predicting holds at once: weights, as many as are kept, and the largest layer of a batch."""
+    sizes = _sizes(needs)
+    weights, largest = sum(size.nbytes for size in sizes), max(size.nbytes for size in sizes)
+    held = weights if weights <= KEPT_BYTES else KEPT_BYTES + largest
+    return held + EVALUATION_BATCH * max(size.activation_bytes for size in sizes)
+
+
+def _milliseconds(needs: ResourceNeeds) -> float:
+    """Time the largest network here, and take the others' time to be as their operations are to its."""
+    part = needs.local_peer
+    data = part.context.data
+    module = new_model(part.context, needs.largest, seed=0).cpu().requires_grad_(False)
+    predictor = TorchPredictor(module, make_card(data, architecture=needs.largest.id))
+    images = np.resize(data.dataset.train_images, (TIMED_IMAGES, *data.dataset.train_images.shape[1:]))
+    timed = measured_cost(partial(predictor.logits, images), predictor.nbytes)
+    flops = estimate_size(needs.largest, part.context.input_shape).flops
+    return timed.milliseconds * sum(size.flops for size in _sizes(needs)) / max(1, flops)
+
+
+def _sizes(needs: ResourceNeeds) -> list[ModelSize]:
+    """Return the size of everybody's network who can be heard here, our own first."""
+    part = needs.local_peer
+    numbers = [part.number, *(part.agreement.number(name) for name in needs.received_bytes)]
+    known: dict[str, ModelSize] = {}
+    for architecture in map(part.context.architecture_of, numbers):
+        if architecture.id not in known:
+            known[architecture.id] = estimate_size(architecture, part.context.input_shape)
+    return [known[part.context.architecture_of(number).id] for number in numbers]
