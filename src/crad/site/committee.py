@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from crad.aggregation import resolve_rule
+from crad.aggregation.member_tally import MemberTally, count_member, evidence_of
 from crad.aggregation.verification import Tally, credibility
 from crad.config import EvidenceSource, TeacherPrior
 from crad.data.dataset import Images, Labels
 from crad.errors import CradError, SnapshotError
 from crad.federation.class_statistics import stack_statistics
-from crad.federation.committee_evidence import MemberTally, count_member, evidence_of
 from crad.federation.committee_score import prior_of_members
 from crad.federation.peer import SNAPSHOT, new_model, training_indices
 from crad.federation.rounds import draw_active
