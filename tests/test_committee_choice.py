@@ -156,7 +156,15 @@ def quadrants(tmp_path_factory):
 @pytest.fixture(scope="module")
 def lied_to(tiny, quadrants, tmp_path_factory):
     """Two of six clients have turned all labels around, and believe them."""
-    settings = {"clients": 6, "alpha": 2.0, "rounds": 2, "lr": 0.05, "models": ("cnn6",), "distill_weight": 0.1, "committee": True}
+    settings = {
+        "clients": 6,
+        "alpha": 2.0,
+        "rounds": 2,
+        "lr": 0.05,
+        "models": ("cnn6",),
+        "distill_weight": 0.1,
+        "committee": True,
+    }
     experiment = change(tiny, dataset=str(quadrants), method="crad", attack="label-flip", attackers=2, **settings)
     return crad.run(experiment, output=tmp_path_factory.mktemp("lied") / "run")
 

@@ -25,8 +25,8 @@ from crad.errors import ConfigError
 from crad.federation.message import Manifest, Message, Statistics, pack, read_state
 from crad.network.agreement import agreement_to_toml, differences, make_agreement, read_agreement
 from crad.network.envelope import seal
-from crad.network.kept_snapshots import KeptSnapshots
 from crad.network.ledger import read_ledger, read_received
+from crad.network.store.kept_snapshots import KeptSnapshots
 from crad.prediction.committee import make_committee
 from crad.prediction.run_models import complete_models, stored_models
 from crad.prediction.trained_model import Probabilities

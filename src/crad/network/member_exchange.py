@@ -21,8 +21,8 @@ from crad.network.equivocation.witness import Witness, digest_of
 from crad.network.https.request_gate import Notice
 from crad.network.identity import Identity
 from crad.network.inbox import Inbox
-from crad.network.kept_snapshots import KeptSnapshots
 from crad.network.round_deadline import FetchStatus, RoundDeadline
+from crad.network.store.kept_snapshots import KeptSnapshots
 
 Refused = Callable[[str, str], None]  # the member's name, and why
 PROOFS, SIGNED, SNAPSHOT = "proofs", "signed", "snapshot"

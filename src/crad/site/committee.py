@@ -28,7 +28,7 @@ from crad.federation.rounds import draw_active
 from crad.federation.teachers import Snapshot, TeacherCache
 from crad.federation.topology import RoundParticipants
 from crad.models import Architecture
-from crad.network.kept_snapshots import KeptSnapshots
+from crad.network.store.kept_snapshots import KeptSnapshots
 from crad.prediction.committee import Committee, LeftOutError, MemberModels, assemble_committee, heard_member
 from crad.prediction.committee_card import CommitteeMember, columns_of
 from crad.prediction.export import export_model

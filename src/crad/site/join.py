@@ -16,9 +16,9 @@ from crad.federation.rounds import Step
 from crad.files import disk_faults, full_disk
 from crad.network.agreement import Agreement
 from crad.network.identity import load_identity
-from crad.network.kept_snapshots import KeptSnapshots
 from crad.network.ledger import OutgoingLedger, totals
 from crad.network.member_exchange import MemberExchange
+from crad.network.store.kept_snapshots import KeptSnapshots
 from crad.prediction.export import export_onnx, export_safetensors, trained_model
 from crad.prediction.model_card import make_card
 from crad.report.participant import participant_page, participant_record

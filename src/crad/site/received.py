@@ -15,8 +15,8 @@ from crad.federation.message import encode
 from crad.federation.tasks import load_tensors
 from crad.files import write_whole, writing_into
 from crad.network.agreement import Agreement
-from crad.network.kept_snapshots import KeptSnapshots
 from crad.network.ledger import OutgoingLedger, ReceivedEntry, read_received
+from crad.network.store.kept_snapshots import KeptSnapshots
 from crad.runs.directory import RunDirectory
 from crad.runs.records import Record
 from crad.site.settings import Site

@@ -12,10 +12,10 @@ from crad.network.agreement import HTTPS, Agreement
 from crad.network.https.https_exchange import HttpsExchange
 from crad.network.https.server import SnapshotServer
 from crad.network.identity import Identity, fingerprint, load_identity
-from crad.network.kept_snapshots import KeptSnapshots
 from crad.network.ledger import OutgoingLedger
 from crad.network.member_exchange import ExchangePolicy, MemberExchange
 from crad.network.store.bucket_exchange import BucketExchange
+from crad.network.store.kept_snapshots import KeptSnapshots
 from crad.runs.checkpoint import latest_round
 from crad.runs.directory import RunDirectory
 from crad.site.committee import last_exchange, missing_snapshots
