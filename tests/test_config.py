@@ -264,7 +264,7 @@ def test_a_value_that_cannot_work_is_refused_with_its_key_and_itself(key, value)
 
 
 @pytest.mark.parametrize(
-    ("key", "allowed"), [("unsupported", "'consensus' or 'zero'"), ("partition", "'dirichlet', 'iid' or 'shards'")]
+    ("key", "allowed"), [("unsupported", "'consensus' or 'zero'"), ("partition", "'quantity' or 'natural'")]
 )
 def test_a_wrong_choice_is_answered_with_the_choices(key, allowed):
     assert allowed in refusal_of({key: "x"})

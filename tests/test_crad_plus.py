@@ -17,6 +17,7 @@ import crad
 from crad.aggregation import Tally, TeacherStats, credibility, judge, verify
 from crad.aggregation.filters import FILTERS, weighted_median
 from crad.config import PUBLISHED, RECIPES, Experiment
+from crad.data.preprocessing import make_preprocessor
 from crad.errors import ConfigError
 from crad.federation.attacks import CLAIMED_SAMPLES, draw_attackers
 from crad.federation.context import build_run_context
@@ -458,6 +459,9 @@ def test_equal_evidence_gives_the_published_consensus():
 # --- matching on more of the function
 
 
+PIXELS = make_preprocessor([0.0], [1.0], augmentation="none", device="cpu")
+
+
 def block(size: int = 9) -> Block:
     generator = torch.Generator().manual_seed(3)
     return Block(torch.randn(size, 1, 4, 4, generator=generator), torch.arange(size) % 3)
@@ -465,7 +469,7 @@ def block(size: int = 9) -> Block:
 
 def test_mixed_samples_are_what_their_shares_say():
     given = block()
-    made = augment_block(given, "mixup", seed=5, purpose=("test",))
+    made = augment_block(given, "mixup", preprocessor=PIXELS, seed=5, purpose=("test",))
     assert made.share is not None
     assert made.mixed_with is not None
     assert made.is_changed is not None
@@ -478,9 +482,11 @@ def test_mixed_samples_are_what_their_shares_say():
         partner = [other for other in range(9) if torch.allclose(rest, given.inputs[other], atol=1e-4)]
         assert len(partner) == 1
         assert made.mixed_with[row] == given.labels[partner[0]]
-    again = augment_block(given, "mixup", seed=5, purpose=("test",))
+    again = augment_block(given, "mixup", preprocessor=PIXELS, seed=5, purpose=("test",))
     assert torch.equal(made.inputs, again.inputs)
-    assert not torch.equal(made.inputs, augment_block(given, "mixup", seed=6, purpose=("test",)).inputs)
+    assert not torch.equal(
+        made.inputs, augment_block(given, "mixup", preprocessor=PIXELS, seed=6, purpose=("test",)).inputs
+    )
 
 
 @pytest.mark.parametrize("matching", ["mixup", "strong"])
@@ -518,7 +524,7 @@ def test_mixed_labels_share_the_loss():
 
 def test_strongly_changed_samples_keep_their_label_and_the_others_their_pixels():
     given = block(8)
-    made = augment_block(given, "strong", seed=5, purpose=("test",))
+    made = augment_block(given, "strong", preprocessor=PIXELS, seed=5, purpose=("test",))
     assert made.share is None
     assert made.is_changed is not None
     assert made.is_changed.tolist() == [False, True] * 4
@@ -527,4 +533,4 @@ def test_strongly_changed_samples_keep_their_label_and_the_others_their_pixels()
         assert not torch.equal(made.inputs[row], given.inputs[row])
         grey = int((made.inputs[row] == 0).sum())
         assert 1 <= grey <= 4, "a square of half the side at most"
-    assert augment_block(given, "same", seed=5, purpose=("test",)) is given
+    assert augment_block(given, "same", preprocessor=PIXELS, seed=5, purpose=("test",)) is given

@@ -61,15 +61,15 @@ def test_a_data_set_tells_its_classes_channels_and_padded_size():
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
-        ({"train_images": np.zeros((3, 8, 8, 3), np.float32)}, ["toy: train_images", "float32", "uint8"]),
-        ({"test_images": some_images(3, shape=(8, 8, 2))}, ["toy: test_images", "(3, 8, 8, 2)", "1 or 3"]),
-        ({"train_images": some_images(2, shape=(8, 8, 3))}, ["2 train images but 3 train labels"]),
-        ({"test_images": some_images(0, shape=(8, 8, 3)), "test_labels": np.zeros(0, np.int64)}, ["empty"]),
+        ({"train_samples": np.zeros((3, 8, 8, 3), np.float32)}, ["toy: train_images", "float32", "uint8"]),
+        ({"test_samples": some_images(3, shape=(8, 8, 2))}, ["toy: test_images", "(3, 8, 8, 2)", "1 or 3"]),
+        ({"train_samples": some_images(2, shape=(8, 8, 3))}, ["2 train images but 3 train labels"]),
+        ({"test_samples": some_images(0, shape=(8, 8, 3)), "test_labels": np.zeros(0, np.int64)}, ["empty"]),
         ({"train_labels": np.array([0, 7, 1])}, ["train_labels", "label 7 at index 1", "0..2"]),
         ({"test_labels": np.array([0, 1, -1])}, ["test_labels", "label -1 at index 2"]),
-        ({"train_images": some_images(3, shape=(7, 8, 3))}, ["7x8x3", "8 or more"]),
+        ({"train_samples": some_images(3, shape=(7, 8, 3))}, ["7x8x3", "8 or more"]),
         ({"class_names": ("a",)}, ["1 class", "at least 2"]),
-        ({"test_images": some_images(3, shape=(9, 8, 3))}, ["8x8x3", "9x8x3"]),
+        ({"test_samples": some_images(3, shape=(9, 8, 3))}, ["8x8x3", "9x8x3"]),
         ({"pad_to": 7}, ["8x8x3", "pad to 7"]),
         ({"train_labels": np.array([[0], [1], [2]])}, ["(3, 1)"]),
     ],
@@ -666,8 +666,8 @@ def test_an_unknown_name_is_answered_with_the_known_ones():
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path):
-    (tmp_path / "images.csv").write_text("a,b")
-    refusal(lambda: load_dataset(str(tmp_path / "images.csv"), seed=1), "images.csv", ".npz")
+    (tmp_path / "images.hdf5").write_text("a,b")
+    refusal(lambda: load_dataset(str(tmp_path / "images.hdf5"), seed=1), "images.hdf5", ".npz", ".csv")
 
 
 def test_a_known_data_set_that_is_not_there_says_where_it_looked_and_how_to_get_it(tmp_path):

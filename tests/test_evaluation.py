@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from crad.config import Experiment
-from crad.data.preprocessing import ImageSet, Preprocessor, fit_preprocessor, image_set
+from crad.data.preprocessing import ImagePreprocessor, ImageSet, fit_preprocessor, image_set
 from crad.inference.engine import TeacherEngine
 from crad.models import Architecture, build_model
 from crad.training import epoch, evaluation
@@ -44,7 +44,7 @@ class TableModel(nn.Module):
 
 
 def unchanged_pixels(augmentation="none"):
-    return Preprocessor(torch.zeros(1, 1, 1, 1), torch.ones(1, 1, 1, 1), augmentation)
+    return ImagePreprocessor(torch.zeros(1, 1, 1, 1), torch.ones(1, 1, 1, 1), augmentation)
 
 
 def one_pixel_images(values, labels):
@@ -113,7 +113,7 @@ def test_batches_change_nothing_and_the_last_one_may_be_smaller(monkeypatch):
 
 def test_images_are_normalised_but_never_augmented():
     images = one_pixel_images([10, 12], [0, 1])
-    preprocessor = Preprocessor(torch.full((1, 1, 1, 1), 10.0), torch.full((1, 1, 1, 1), 2.0), "crop-flip")
+    preprocessor = ImagePreprocessor(torch.full((1, 1, 1, 1), 10.0), torch.full((1, 1, 1, 1), 2.0), "crop-flip")
     assert score(TableModel(ANSWERS), images, preprocessor=preprocessor, num_classes=3).hits == (1, 1, 0)
 
 

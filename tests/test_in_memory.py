@@ -117,7 +117,7 @@ def test_labels_from_0_stay_as_they_are_also_where_the_first_class_is_absent():
         ([0, 3], ["a", "b", "c"], "y_train: label 3 at index 1 names none of the 3 classes: number them 0..2 or 1..3"),
         (["a", "bee"], ["a", "bees"], "unknown class 'bee'. Did you mean 'bees'?"),
         ([0.5, 1.0], None, "y_train has dtype float64, expected whole numbers or strings"),
-        ([[1, 0], [0, 1]], None, "y_train has shape (2, 2), expected [N]: one class per image"),
+        ([[1, 0], [0, 1]], None, "y_train has shape (2, 2), expected [N]: one class per sample"),
         ([0, 1], ["a", "a"], "classes has 'a' twice"),
     ],
 )
@@ -143,8 +143,10 @@ def test_every_layout_and_type_gives_the_same_images():
 @pytest.mark.parametrize(
     ("x", "reason"),
     [
-        (np.zeros((4, 13)), "x_train has shape (4, 13): expected images [N, H, W]"),
-        (np.zeros((4, 13)), "tables, texts and signals are not supported yet"),
+        (np.zeros(4), "x_train has shape (4,): expected images [N, H, W]"),
+        (np.zeros((4, 2, 2, 2, 2)), "texts and signals are not supported yet"),
+        (np.full((4, 13), np.inf), "column 'x0' has an infinite value; a gap is NaN"),
+        (np.full((4, 13), "a"), "x_train is <U1 of shape (4, 13), expected numbers [N, F]"),
         (np.zeros((4, 16, 16, 4), np.uint8), "x_train has shape (4, 16, 16, 4): expected images"),
         (np.full((4, 16, 16), 200.0), "x_train has floats 200 to 200, expected uint8 pixels 0..255, or 0..1"),
         (np.full((4, 16, 16), 0.3333), "leave out normalisation"),
@@ -159,10 +161,14 @@ def test_what_is_no_image_is_refused_in_one_line(x, reason):
     assert "\n" not in str(refusal.value)
 
 
-def test_data_that_comes_by_site_is_refused_for_now():
+def test_images_can_say_whose_they_are():
     x = np.zeros((4, 8, 8), np.uint8)
-    with pytest.raises(DataError, match=r"site: data that comes divided by site is not supported yet"):
-        crad.Dataset.from_arrays(x, [0, 1] * 2, x, [0, 1] * 2, site=["a", "b", "a", "b"])
+    data = crad.Dataset.from_arrays(x, [0, 1] * 2, x, [0, 1] * 2, site=["b", "a", "b", "a"])
+    assert data.site_names == ("a", "b")
+    assert data.train_sites is not None
+    assert data.train_sites.tolist() == [1, 0, 1, 0]
+    with pytest.raises(DataError, match="site has 3 entries for 4 training samples"):
+        crad.Dataset.from_arrays(x, [0, 1] * 2, x, [0, 1] * 2, site=["b", "a", "b"])
 
 
 def test_torch_data_sets_with_tensors_or_pillow_images(arrays):

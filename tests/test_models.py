@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from crad.errors import ConfigError
-from crad.models import ARCHITECTURES, POOL, Architecture, build_model, resolve_architecture
+from crad.models import FAMILIES, POOL, Architecture, build_model, resolve_architecture
 
-NAMES = sorted(ARCHITECTURES)
+NAMES = sorted(FAMILIES["image"])
 SMALL = 0.125
 
 
@@ -44,7 +44,7 @@ def num_parameters(model: nn.Module) -> int:
 
 def test_pool_is_the_papers() -> None:
     assert POOL == ("resnet18", "resnet18-half", "cnn6")
-    assert set(POOL) <= set(ARCHITECTURES)
+    assert set(POOL) <= set(FAMILIES["image"])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from crad.config import Experiment
-from crad.data.preprocessing import channel_statistics, make_preprocessor
+from crad.data.preprocessing import ImagePreprocessor, channel_statistics, make_preprocessor
 from crad.data.site_data import load_own_data, write_shard
 from crad.engines.serial import SerialEngine
 from crad.errors import DataError
@@ -74,18 +74,19 @@ def shard_file(context: RunContext, client: int, path: Path) -> Path:
 
 def own_context(context: RunContext, client: int, folder: Path, *, secret: int = 1) -> RunContext:
     data = context.data.dataset
+    height, width = data.image_size
     own = load_own_data(
         str(shard_file(context, client, folder / f"{client}.npz")),
         classes=data.class_names,
-        image_shape=(*data.image_size, data.in_channels),
+        image_shape=(height, width, data.in_channels),
         augmentation=data.augmentation,
         held_out=0.2,
         rng=stream(0, "unused"),
     )
     means, deviations = channel_statistics(data.train_images)
-    preprocessor = make_preprocessor(
-        means, deviations, augmentation=context.data.preprocessor.augmentation, device="cpu"
-    )
+    simulated = context.data.preprocessor
+    assert isinstance(simulated, ImagePreprocessor)
+    preprocessor = make_preprocessor(means, deviations, augmentation=simulated.augmentation, device="cpu")
     return build_site_context(
         context.experiment, own, client=client, preprocessor=preprocessor, device="cpu", secret=secret
     )

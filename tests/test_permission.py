@@ -21,7 +21,7 @@ from crad.errors import ConfigError, RunError, SnapshotError
 from crad.federation.message import encoded_bytes
 from crad.federation.peer import Peer, new_model
 from crad.federation.teachers import TeacherCache
-from crad.models import ARCHITECTURES, Allowance, Architecture, InputShape, build_model, estimate_size
+from crad.models import FAMILIES, Allowance, Architecture, InputShape, build_model, estimate_size
 from crad.network.agreement import Agreement, agreement_to_toml, make_agreement
 from crad.runs.directory import RunDirectory
 from crad.site.doctor import Findings, examine
@@ -203,7 +203,7 @@ SHAPES = [InputShape(10, 3, (32, 32)), InputShape(3, 1, (8, 24))]
 
 @pytest.mark.parametrize("shape", SHAPES, ids=["colour", "grey"])
 @pytest.mark.parametrize("width", [0.125, 1.0])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", FAMILIES["image"])
 def test_the_estimate_is_the_size_of_the_real_network(name, width, shape):
     architecture = Architecture(name, width)
     size = estimate_size(architecture, shape)

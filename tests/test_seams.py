@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 import crad
 from crad.aggregation import RULES, Evidence, Rule, Selection
 from crad.aggregation.filters import keep_all
+from crad.data.kinds import KINDS, Words
+from crad.data.kinds.table import TableKind
 from crad.engines.serial import SerialEngine
 from crad.federation.context import build_run_context
 from crad.federation.exchange import MemoryExchange
@@ -18,6 +21,7 @@ from crad.federation.roster import Roster
 from crad.federation.topology import RoundParticipants, Routes
 from crad.methods import resolve_method
 from crad.methods.distillation import distil, distillation_method
+from crad.models import ARCHITECTURES, FAMILIES, InputShape
 from crad.report import charts
 from crad.report.charts.chart import CHARTS, ReportChart, on_page
 from crad.runs.callbacks import Callback, LambdaCallback
@@ -153,3 +157,50 @@ def test_an_exchange_is_all_that_the_loop_knows_of_a_transport(tiny, tmp_path):
     assert (len(records), exchange.published) == (2, 2 * experiment.clients)
     usual = crad.run(experiment).rounds
     assert [one["validation_accuracy"] for one in records] == [one["validation_accuracy"] for one in usual]
+
+
+class Signals(TableKind):
+    """Recordings [N, T, channels]: what a kind says of itself, as far as it is not said for rows already."""
+
+    name = "signal"
+    words = Words("signal", "signals")
+    models = ("wave",)
+
+    def is_source(self, name_or_path: str) -> bool:
+        return False
+
+    def check(self, samples, dataset, *, where):
+        assert samples.ndim == 3
+
+    def to_tensor(self, samples, form):
+        return torch.from_numpy(samples).transpose(1, 2).contiguous()
+
+    def batch(self, x, form):
+        return np.asarray(x, dtype=np.float32)
+
+    def picture(self, dataset, sample):
+        return {"row": [["loudest", f"{sample.max():.1f}"]]}
+
+
+def wave(shape: InputShape, *, width: float) -> nn.Module:
+    """One convolution in time."""
+    assert shape.image_size == (20,)
+    conv = nn.Conv1d(shape.in_channels, 4, kernel_size=5)
+    return nn.Sequential(conv, nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, shape.num_classes))
+
+
+def test_a_kind_of_data_is_an_entry_with_its_families(monkeypatch, tmp_path):
+    monkeypatch.setitem(KINDS, "signal", Signals())
+    monkeypatch.setitem(FAMILIES, "signal", {"wave": wave})
+    monkeypatch.setitem(ARCHITECTURES, "wave", wave)
+    labels = np.arange(60) % 2
+    samples = np.random.default_rng(0).normal(size=(60, 20, 2)).astype(np.float32)
+    samples[labels == 1] += 2
+    data = crad.Dataset("noises", samples, labels, samples, labels, ("soft", "loud"), kind="signal")
+    common = {"clients": 2, "partition": "iid", "batch_size": 8, "workers": 1, "proxy_size": 0}
+    experiment = crad.Experiment(rounds=8, optimizer="adamw", lr=0.03, **common)
+    result = crad.run(experiment, data=data, output=tmp_path / "run")
+    assert result.experiment.models == ("wave",)
+    assert result.summary["global_accuracy"] > 80
+    assert result.models[0].predict(samples[:2]).shape == (2,)
+    assert "test signals" in (tmp_path / "run" / "report.html").read_text()

@@ -75,8 +75,8 @@ def test_roles_are_what_the_hand_kept_lists_said():
     assert names_of("method") == ("method", "method_settings")
     assert names_of("extent") == ("preset", "seed", "rounds", "eval_every", "committee_rule")
     assert " ".join(names_of("world")) == (
-        "dataset clients active partition alpha classes_per_client held_out train_limit test_limit resize "
-        "attack attackers"
+        "dataset clients active partition alpha label site ignore categories missing classes_per_client held_out "
+        "train_limit test_limit resize attack attackers"
     )
     assert " ".join(names_where(lambda one: one.sets_pace)) == (
         "dataset clients active train_limit test_limit resize models width local_epochs batch_size"
@@ -91,6 +91,11 @@ def test_roles_are_what_the_hand_kept_lists_said():
     )
     later = {name: setting_of(name).before for name in Experiment.model_fields}
     assert {name: value for name, value in later.items() if value is not ALWAYS_THERE} == {
+        "label": None,
+        "site": None,
+        "ignore": None,
+        "categories": None,
+        "missing": None,
         "resize": None,
         "optimizer": "sgd",
         "lr_schedule": "constant",
@@ -186,7 +191,7 @@ def test_a_new_setting_is_made_known_in_one_place(tmp_path):
 
 
 def test_the_key_in_files_and_hashes_is_the_older_name():
-    assert older_names() == {"matching": "distill_augment"}
+    assert older_names() == {"data": "dataset", "matching": "distill_augment"}
     assert experiment_hash(Experiment()) == IDENTITIES["crad"]
     assert experiment_hash(Experiment(distill_augment="mixup")) == IDENTITIES["mixup"]
     assert experiment_hash(Experiment(method="crad-plus", distill_augment="strong")) == IDENTITIES["crad-plus, strong"]
@@ -331,7 +336,7 @@ def test_what_a_flag_wants_follows_from_the_type_of_its_setting():
         "method": "NAME",
         "method_settings": "NAME=VALUE,...",
         "preset": "[paper|mini|demo]",
-        "partition": "[dirichlet|iid|shards]",
+        "partition": "NAME",  # five of them: its help names them
         "unsupported": "[consensus|zero]",
         "local_loss": "[plain|balanced]",
         "attack": "NAME",  # nine of them: its help names them

@@ -9,7 +9,7 @@ from torch import nn
 import crad
 from crad.errors import ConfigError
 from crad.federation.attacks import output_layer
-from crad.models import ARCHITECTURES, Architecture, build_model
+from crad.models import FAMILIES, Architecture, build_model
 from tests.conftest import change
 
 
@@ -36,7 +36,7 @@ class Convolutional(nn.Module):
         return self.conv(images).mean(dim=(2, 3))
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", FAMILIES["image"])
 def test_the_output_layer_of_every_family_is_found(name):
     model = build_model(Architecture(name, 0.125), num_classes=5, in_channels=3, image_size=(8, 8), seed=1)
     assert output_layer(model, torch.randn(2, 3, 8, 8), 5) in {

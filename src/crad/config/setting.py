@@ -17,7 +17,7 @@ NONE = "none"
 
 Unsupported = Literal["consensus", "zero"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
-PartitionKind = Literal["dirichlet", "iid", "shards"]
+PartitionKind = Literal["dirichlet", "iid", "shards", "quantity", "natural"]
 OptimizerKind = Literal["sgd", "adamw"]
 LrSchedule = Literal["constant", "cosine"]
 LocalLoss = Literal["plain", "balanced"]
@@ -50,6 +50,13 @@ def _whole_or_auto(value: object) -> object:
     raise ValueError("expected auto or a whole number of at least 1")
 
 
+def _comma_separated(value: object) -> object:
+    if isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
+        return ",".join(value) or None
+    return value
+
+
+Names = Annotated[str, BeforeValidator(_comma_separated)]  # several, as a flag has them; a list is understood too
 TeacherPrecision = Literal["fp32", "bf16"]
 EngineKind = Literal["auto", "serial", "processes", "ray"]
 Workers = Annotated[int | Literal["auto"], BeforeValidator(_whole_or_auto)]
@@ -98,6 +105,7 @@ class Setting:
     before: object = ALWAYS_THERE  # at this value a run is what it was before the setting came: no part of a hash
     is_unsaid_before: bool = False  # of a recipe: agreements leave it out at `before`; the first four are always said
     stored_as: str | None = None  # an older name: the key in files and hashes, and a hidden flag
+    also_called: str | None = None  # another name that people guess: understood as a key and a hidden flag
     metavar: str | None = None  # what the flag wants; left out: what the field's type says
     words: Mapping[object, str] = field(default_factory=dict)  # values as the name of a run says them
     is_said_alone: bool = False  # the value says what it is: "cifar10", not "dataset cifar10"

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from crad.data.dataset import Dataset, Images, Labels, Splits, build_dataset, check_images, with_channels
+from crad.data.dataset import Dataset, Labels, Splits, build_dataset, check_images, with_channels
 from crad.data.labels import number_labels
 from crad.data.readers.cifar import read_cifar
 from crad.data.readers.embedded import read_digits, read_mnist5k
 from crad.data.readers.image_folder import read_image_folder
 from crad.data.readers.npz import read_npz
+from crad.data.readers.table_file import TableOptions
 from crad.data.subsets import balanced_subset
 from crad.errors import ConfigError, DataError, unknown_name
 from crad.plugins import is_object, passed_object
@@ -168,19 +169,39 @@ def load_dataset(
     train_limit: int | None = None,
     test_limit: int | None = None,
     resize: int | None = None,
+    table: TableOptions | None = None,
     seed: int,
     data_dir: Path | None = None,
 ) -> Dataset:
-    """Load a known data set, a .npz file, a folder of images or what was passed; the limits keep a balanced subset."""
+    """Load a known data set, a .npz file, a folder of images, a table or what was passed.
+
+    The limits keep a balanced subset; `table` says which of a table's columns is what.
+    """
+    from crad.data.kinds import ReadOptions, kind_of_source  # late: they need torch, and a list of names does not
+
     if is_object(name_or_path):
         if resize is not None:
             raise ConfigError("resize is for files: bring arrays that are passed in Python to their size before")
+        if table not in (None, TableOptions()):
+            raise ConfigError(
+                "label, site and other columns are for files: name them when the data set is made in Python"
+            )
         dataset: Dataset = passed_object("data set", name_or_path)
     else:
-        dataset = read_found(as_asked(locate(name_or_path, data_dir=data_dir), resize=resize))
-    train = _limit(dataset.train_images, dataset.train_labels, limit=train_limit, split="train", seed=seed)
-    test = _limit(dataset.test_images, dataset.test_labels, limit=test_limit, split="test", seed=seed)
-    return replace(dataset, train_images=train[0], train_labels=train[1], test_images=test[0], test_labels=test[1])
+        options = ReadOptions(resize, table or TableOptions(), data_dir)
+        dataset = kind_of_source(name_or_path).read(name_or_path, options)
+    if train_limit is not None:
+        kept = _limit(dataset.train_labels, limit=train_limit, split="train", dataset=dataset, seed=seed)
+        dataset = replace(
+            dataset,
+            train_samples=dataset.train_samples[kept],
+            train_labels=dataset.train_labels[kept],
+            train_sites=None if dataset.train_sites is None else dataset.train_sites[kept],
+        )
+    if test_limit is not None:
+        kept = _limit(dataset.test_labels, limit=test_limit, split="test", dataset=dataset, seed=seed)
+        dataset = replace(dataset, test_samples=dataset.test_samples[kept], test_labels=dataset.test_labels[kept])
+    return dataset
 
 
 def data_directory() -> Path:
@@ -261,16 +282,17 @@ def _locate_path(text: str) -> FoundFile:
     if path.suffix.lower() == ".npz":
         return FoundFile(path.stem, "npz file", path, partial(read_npz, path), None)
     if path.exists():
-        raise DataError(f"{path}: expected a .npz file or a folder of class folders with images")
+        raise DataError(
+            f"{path}: expected a table (.csv, .parquet), a .npz file or a folder of class folders with images"
+        )
     raise unknown_name("data set", text, DATASETS)
 
 
-def _limit(images: Images, labels: Labels, *, limit: int | None, split: str, seed: int) -> tuple[Images, Labels]:
-    if limit is None:
-        return images, labels
+def _limit(labels: Labels, *, limit: int, split: str, dataset: Dataset, seed: int) -> Labels:
+    """Return where the samples of a balanced subset are."""
     if not 1 <= limit <= len(labels):
+        words = dataset.kind_of_data.words
         raise DataError(
-            f"{split}_limit is {limit}, but there are only {len(labels)} {split} images: lower it or say none"
+            f"{split}_limit is {limit}, but there are only {len(labels)} {split} {words.several}: lower it or say none"
         )
-    kept = balanced_subset(labels, size=limit, rng=stream(seed, "subset", split))
-    return images[kept], labels[kept]
+    return balanced_subset(labels, size=limit, rng=stream(seed, "subset", split))

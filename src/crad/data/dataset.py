@@ -1,18 +1,23 @@
-"""A data set in memory, and what makes one acceptable. Every reader ends in `build_dataset`.
+"""A data set in memory, of any kind, and what makes one acceptable. Readers of images end in `build_dataset`.
 
-N images, H height, W width, C channels (1 or 3).
+What a kind of data is, and what only it knows, stands in `crad.data.kinds`. N samples; of images H height, W width, C
+channels (1 or 3); of tables F columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from crad.data.columns import Column
 from crad.errors import DataError
+
+if TYPE_CHECKING:
+    from crad.data.kinds.kind import Kind
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
@@ -37,9 +42,9 @@ class Splits:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Training and test images [N, H, W, C] with their labels [N], and how to augment and pad them.
+    """Training and test samples with their labels [N]: images uint8 [N, H, W, C], or rows of a table float32 [N, F].
 
-    From memory: `Dataset.from_arrays`, `Dataset.from_torch`, `Dataset.from_huggingface`; then
+    From memory: `Dataset.from_arrays`, `Dataset.from_frame`, `Dataset.from_torch`, `Dataset.from_huggingface`; then
     `crad.run(experiment, data=dataset)`. Data sets with a name and files are settings: `crad.Experiment(dataset=...)`.
 
     Example:
@@ -50,13 +55,17 @@ class Dataset:
     """
 
     name: str
-    train_images: Images
+    train_samples: NDArray[Any]
     train_labels: Labels
-    test_images: Images
+    test_samples: NDArray[Any]
     test_labels: Labels
     class_names: tuple[str, ...]
-    augmentation: str  # "crop-flip", "flips" or "none"
-    pad_to: int | None  # zero pad both sides to this many pixels; None leaves the images as they are
+    augmentation: str = "none"  # of images: "crop-flip", "flips" or "none"
+    pad_to: int | None = None  # zero pad both sides to this many pixels; None leaves the images as they are
+    kind: str = "image"  # a name in crad.data.kinds.KINDS
+    columns: tuple[Column, ...] = ()  # of a table: its schema
+    train_sites: Labels | None = None  # whose training sample it is, places in `site_names`; None: nobody knows
+    site_names: tuple[str, ...] = ()
 
     @classmethod
     def from_arrays(
@@ -70,15 +79,16 @@ class Dataset:
         *,
         name: str = "arrays",
         augmentation: str | None = None,
+        columns: Sequence[str] | None = None,
     ) -> Dataset:
         """Make a data set of arrays in memory: numpy, torch, or anything that numpy understands.
 
         Images are uint8 [N, H, W], [N, H, W, C] or [N, C, H, W] with 1 or 3 channels (floats in 0..1, as torchvision's
-        ToTensor makes them of such pixels, are turned back exactly). Labels are strings, or whole numbers: with
-        `classes`, places in that list counted from 0, or from 1 where they are 1..C; without, every value that occurs
-        is a class of that name. `name` is what records call the data, beside its hash. `augmentation` is "none",
-        "crop-flip" or "flips"; by default colour images get "crop-flip". `site` (whose sample it is) is kept for data
-        that comes divided, which is not supported yet.
+        ToTensor makes them of such pixels, are turned back exactly). Numbers [N, F] are the rows of a table, NaN a gap;
+        `columns` names them. Labels are strings, or whole numbers: with `classes`, places in that list counted from 0,
+        or from 1 where they are 1..C; without, every value that occurs is a class of that name. `name` is what records
+        call the data, beside its hash. `augmentation` is "none", "crop-flip" or "flips"; by default colour images get
+        "crop-flip". `site` says of every training sample whose it is, for `Experiment(partition="natural")`.
 
         Example:
             >>> import crad, numpy as np
@@ -89,14 +99,51 @@ class Dataset:
         """
         from crad.data.readers.arrays import dataset_from_arrays
 
-        if site is not None:
-            raise DataError(
-                "site: data that comes divided by site is not supported yet; leave it out, and "
-                "crad.Experiment(partition=...) divides the samples among the clients"
-            )
         return dataset_from_arrays(
-            x_train, y_train, x_test, y_test, classes=classes, name=name, augmentation=augmentation
+            x_train,
+            y_train,
+            x_test,
+            y_test,
+            classes=classes,
+            name=name,
+            augmentation=augmentation,
+            site=site,
+            columns=columns,
         )
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: Any,  # noqa: ANN401  # pandas is no dependency
+        label: str,
+        site: str | None = None,
+        *,
+        test: Any = None,  # noqa: ANN401
+        ignore: Sequence[str] = (),
+        categories: Sequence[str] = (),
+        missing: Mapping[str, object] | None = None,
+        name: str = "frame",
+    ) -> Dataset:
+        """Read a pandas DataFrame as a table: one column is the label, one perhaps the site, the others are inputs.
+
+        `test` is a second frame with the same columns; without it a fifth of every class (of every site) is held back
+        for the common test. `ignore` names columns that are no input, `categories` columns of numbers that are codes,
+        `missing` a code that means a gap: {"chol": 0}.
+
+        Example:
+            >>> import crad, pandas as pd
+            >>> columns = {"age": range(40), "ward": ["a", "b"] * 20, "ill": ["no", "no", "yes", "yes"] * 10}
+            >>> frame = pd.DataFrame(columns)
+            >>> crad.Dataset.from_frame(frame, label="ill", site="ward").class_names
+            ('no', 'yes')
+        """
+        from crad.data.kinds.table import dataset_of_tables
+        from crad.data.readers.table_file import TableOptions, raw_table_of_frame
+
+        codes = {column: str(code) for column, code in (missing or {}).items()}
+        options = TableOptions(label, site, tuple(ignore), tuple(categories), codes)
+        second = None if test is None else raw_table_of_frame(test, where=f"{name} (test)")
+        return dataset_of_tables(raw_table_of_frame(frame, where=name), second, options, name=name)
 
     @classmethod
     def from_torch(
@@ -161,9 +208,27 @@ class Dataset:
         )
 
     def __repr__(self) -> str:
-        sides = _shape(self.train_images.shape[1:])
-        sizes = f"{len(self.train_labels)} training and {len(self.test_labels)} test images {sides}"
+        words = self.kind_of_data.words
+        sides = _shape(self.train_samples.shape[1:])
+        sizes = f"{len(self.train_labels)} training and {len(self.test_labels)} test {words.several} {sides}"
         return f"<Dataset {self.name}: {sizes}, {self.num_classes} classes>"
+
+    @property
+    def train_images(self) -> NDArray[Any]:
+        """Return the training samples, by the name that images have."""
+        return self.train_samples
+
+    @property
+    def test_images(self) -> NDArray[Any]:
+        """Return the test samples, by the name that images have."""
+        return self.test_samples
+
+    @property
+    def kind_of_data(self) -> Kind:
+        """Return what knows about samples of this kind."""
+        from crad.data.kinds import KINDS
+
+        return KINDS[self.kind]
 
     @property
     def num_classes(self) -> int:
@@ -178,14 +243,13 @@ class Dataset:
 
     @property
     def in_channels(self) -> int:
-        """Return 1 for grayscale, 3 for colour."""
-        return int(self.train_images.shape[3])
+        """Return 1 for grayscale, 3 for colour; of a table how many columns it has."""
+        return int(self.train_samples.shape[-1])
 
     @property
-    def image_size(self) -> tuple[int, int]:
-        """Return height and width after padding, as a model sees them."""
-        height, width = self.train_images.shape[1:3]
-        return (self.pad_to or int(height), self.pad_to or int(width))
+    def image_size(self) -> tuple[int, ...]:
+        """Return height and width after padding, as a model sees them; a row has no sides."""
+        return tuple(self.pad_to or int(side) for side in self.train_samples.shape[1:-1])
 
 
 def build_dataset(
@@ -207,9 +271,9 @@ def build_dataset(
     is_colour = train_images.ndim == 4 and train_images.shape[3] == 3
     dataset = Dataset(
         name=name,
-        train_images=train_images,
+        train_samples=train_images,
         train_labels=train_labels,
-        test_images=with_channels(splits.test_images),
+        test_samples=with_channels(splits.test_images),
         test_labels=test_labels,
         class_names=splits.class_names or _numbered_classes(train_labels, test_labels, where=where),
         augmentation=augmentation or ("crop-flip" if is_colour else "none"),
@@ -224,22 +288,26 @@ def check_dataset(dataset: Dataset, *, where: str | None = None) -> None:
     where = where or dataset.name
     if dataset.num_classes < 2:
         raise DataError(f"{where}: {dataset.num_classes} class, expected at least 2 to tell apart")
-    for split, images, labels in (
-        ("train", dataset.train_images, dataset.train_labels),
-        ("test", dataset.test_images, dataset.test_labels),
+    words = dataset.kind_of_data.words
+    for split, samples, labels in (
+        ("train", dataset.train_samples, dataset.train_labels),
+        ("test", dataset.test_samples, dataset.test_labels),
     ):
-        check_images(images, where=f"{where}: {split}_images")
+        dataset.kind_of_data.check(samples, dataset, where=f"{where}: {split}_{words.several}")
         _check_labels(labels, num_classes=dataset.num_classes, where=f"{where}: {split}_labels")
-        if len(images) != len(labels):
-            raise DataError(f"{where}: {len(images)} {split} images but {len(labels)} {split} labels")
-    train_shape, test_shape = dataset.train_images.shape[1:], dataset.test_images.shape[1:]
+        if len(samples) != len(labels):
+            raise DataError(f"{where}: {len(samples)} {split} {words.several} but {len(labels)} {split} labels")
+    train_shape, test_shape = dataset.train_samples.shape[1:], dataset.test_samples.shape[1:]
     if train_shape != test_shape:
         raise DataError(
-            f"{where}: train images are {_shape(train_shape)} but test images {_shape(test_shape)}:"
+            f"{where}: train {words.several} are {_shape(train_shape)} but test {words.several} {_shape(test_shape)}:"
             " resize them to one shape"
         )
     if dataset.pad_to is not None and max(train_shape[:2]) > dataset.pad_to:
         raise DataError(f"{where}: images are {_shape(train_shape)}, too large to pad to {dataset.pad_to} pixels")
+    sites = dataset.train_sites
+    if sites is not None and sites.shape != dataset.train_labels.shape:
+        raise DataError(f"{where}: {len(sites)} sites for {len(dataset.train_labels)} training {words.several}")
 
 
 def check_images(images: NDArray[Any], *, where: str, is_small_allowed: bool = False) -> None:
@@ -266,7 +334,7 @@ def _check_labels(labels: NDArray[Any], *, num_classes: int, where: str) -> None
 
 
 def untaught_warning(dataset: Dataset) -> str | None:
-    """Say which classes only the test images have; None where there are none. Mostly a label is misspelt there."""
+    """Say which classes only the test samples have; None where there are none. Mostly a label is misspelt there."""
     names = dataset.untaught_classes
     if not names:
         return None
@@ -291,7 +359,7 @@ def _flat_labels(labels: NDArray[Any], *, where: str, split: str) -> Labels:
         labels = labels[:, 0]
     if labels.ndim != 1:
         raise DataError(
-            f"{where}: {split}_labels has shape {labels.shape}, expected [N] or [N, 1]: one class per image"
+            f"{where}: {split}_labels has shape {labels.shape}, expected [N] or [N, 1]: one class per sample"
         )
     return labels.astype(np.int64)
 

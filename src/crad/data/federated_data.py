@@ -1,19 +1,22 @@
-"""A federation's data, divided: the data set, who holds which part of it, and how images become inputs."""
+"""A federation's data, divided: the data set, who holds which part of it, and how samples become inputs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from crad.config import Experiment
 from crad.data.catalog import load_dataset
 from crad.data.dataset import Dataset
-from crad.data.partition import Shard, class_counts, make_partition
-from crad.data.preprocessing import ImageSet, Preprocessor, fit_preprocessor, image_set, image_tensor
+from crad.data.partition import Shard, Sites, class_counts, make_partition
+from crad.data.preprocessing import ImageSet, Preprocessor
+from crad.data.readers.table_file import options_of
 from crad.data.site_data import OwnData
 from crad.data.subsets import split_proxy
 from crad.randomness import stream
@@ -29,6 +32,7 @@ class FederatedData:
     shards: tuple[Shard, ...]
     proxy: NDArray[np.int64]  # indices of images that no client holds
     preprocessor: Preprocessor
+    is_natural: bool = False  # every shard is what one site holds, in the order of the data set's site names
     num_classes: int = field(init=False)  # C
 
     def __post_init__(self) -> None:
@@ -36,18 +40,18 @@ class FederatedData:
 
     def images(self, indices: NDArray[np.int64]) -> ImageSet:
         """Return the training images at these indices, on the device."""
-        return self._image_set(self.dataset.train_images[indices], self.dataset.train_labels[indices])
+        return self._image_set(self.dataset.train_samples[indices], self.dataset.train_labels[indices])
 
     @cached_property
     def proxy_inputs(self) -> Tensor:
         """Return the proxy images, prepared as inputs; their labels are never looked at."""
-        images = image_tensor(self.dataset.train_images[self.proxy], pad_to=self.dataset.pad_to)
+        images = self.dataset.kind_of_data.to_tensor(self.dataset.train_samples[self.proxy], self.dataset)
         return self.preprocessor.inputs(images.to(self.preprocessor.device))
 
     @cached_property
     def global_test(self) -> ImageSet:
         """Return the data set's own test images, for reporting only; an organisation of its own has none."""
-        return self._image_set(self.dataset.test_images, self.dataset.test_labels)
+        return self._image_set(self.dataset.test_samples, self.dataset.test_labels)
 
     @cached_property
     def held_out(self) -> ImageSet:
@@ -73,8 +77,10 @@ class FederatedData:
     def _counts(self, parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
         return class_counts(self.dataset.train_labels, num_classes=self.num_classes, parts=parts)
 
-    def _image_set(self, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> ImageSet:
-        return image_set(images, labels, pad_to=self.dataset.pad_to, device=self.preprocessor.device)
+    def _image_set(self, samples: NDArray[Any], labels: NDArray[np.int64]) -> ImageSet:
+        device = self.preprocessor.device
+        tensor = self.dataset.kind_of_data.to_tensor(samples, self.dataset)
+        return ImageSet(tensor.to(device), torch.from_numpy(labels.astype(np.int64)).to(device))
 
 
 def build_federated_data(experiment: Experiment, dataset: Dataset | None = None, *, device: str) -> FederatedData:
@@ -84,22 +90,28 @@ def build_federated_data(experiment: Experiment, dataset: Dataset | None = None,
         train_limit=experiment.train_limit,
         test_limit=experiment.test_limit,
         resize=experiment.resize,
+        table=options_of(experiment),
         seed=experiment.seed,
     )
     labels = dataset.train_labels
     proxy_size = min(experiment.proxy_size, len(labels) // PROXY_FRACTION)
     proxy, private = split_proxy(labels, size=proxy_size, rng=stream(experiment.seed, "proxy"))
-    shards = make_partition(labels[private], num_classes=dataset.num_classes, experiment=experiment)
+    shards = make_partition(
+        labels[private], num_classes=dataset.num_classes, experiment=experiment, sites=_sites(dataset, private)
+    )
     return FederatedData(
         dataset=dataset,
         shards=tuple(_in_whole(shard, private) for shard in shards),
         proxy=proxy,
-        preprocessor=fit_preprocessor(
-            dataset.train_images,
-            augmentation=dataset.augmentation if experiment.augment else "none",
-            device=device,
-        ),
+        preprocessor=dataset.kind_of_data.preprocessor(dataset, is_augmented=experiment.augment, device=device),
+        is_natural=experiment.partition == "natural",
     )
+
+
+def _sites(dataset: Dataset, private: NDArray[np.int64]) -> Sites | None:
+    if dataset.train_sites is None:
+        return None
+    return Sites(dataset.train_sites[private], dataset.site_names)
 
 
 def build_own_data(own: OwnData, *, client: int, clients: int, preprocessor: Preprocessor) -> FederatedData:

@@ -19,6 +19,7 @@ from crad.randomness import stream
 Indices = NDArray[np.int64]
 
 MIN_SAMPLES = 10  # per client, METHOD section 3
+SHOWN_SITES = 6  # of many in one line
 MAX_DRAWS = 1000  # of a whole Dirichlet partition before giving up
 
 
@@ -36,12 +37,24 @@ class Shard:
         return np.sort(np.concatenate([self.train, self.validation, self.test]))
 
 
-def make_partition(labels: Indices, *, num_classes: int, experiment: Experiment) -> tuple[Shard, ...]:
+@dataclass(frozen=True)
+class Sites:
+    """Whose sample each one is: places in a list of names."""
+
+    of_sample: Indices
+    names: tuple[str, ...]
+
+
+def make_partition(
+    labels: Indices, *, num_classes: int, experiment: Experiment, sites: Sites | None = None
+) -> tuple[Shard, ...]:
     """Divide the labelled samples among the clients as the experiment says, then hold out a part of each shard."""
-    divide = PARTITIONS[experiment.partition]
-    rng = stream(experiment.seed, "partition")
-    _check_enough(labels, num_clients=experiment.clients)
-    parts = divide(labels, num_classes, experiment, rng)
+    if experiment.partition == "natural":
+        parts = natural_partition(sites, num_clients=experiment.clients)
+    else:
+        rng = stream(experiment.seed, "partition")
+        _check_enough(labels, num_clients=experiment.clients)
+        parts = PARTITIONS[experiment.partition](labels, num_classes, experiment, rng)
     return tuple(
         split_shard(part, held_out=experiment.held_out, rng=stream(experiment.seed, "peer", i, "held-out"))
         for i, part in enumerate(parts)
@@ -97,6 +110,51 @@ def shards_partition(
     return _deal(labels, sizes_CN, rng)
 
 
+def natural_partition(sites: Sites | None, *, num_clients: int) -> list[Indices]:
+    """Give every client the samples of one site, in the order of the sites' names."""
+    check_sites(sites, num_clients=num_clients)
+    assert sites is not None, "checked"
+    parts = [np.flatnonzero(sites.of_sample == place) for place in range(len(sites.names))]
+    for name, part in zip(sites.names, parts, strict=True):
+        if len(part) < MIN_SAMPLES:
+            raise PartitionError(
+                f"site {name!r} holds {len(part)} samples to divide, fewer than {MIN_SAMPLES}: join it with another "
+                "site, or take its rows out"
+            )
+    return parts
+
+
+def check_sites(sites: Sites | None, *, num_clients: int) -> None:
+    """Refuse a natural partition of data that does not say whose sample it is, or says it of other clients."""
+    if sites is None:
+        raise PartitionError(
+            "partition is 'natural', but the data does not say whose sample it is: name the column with site, or "
+            "give Dataset.from_arrays its sites"
+        )
+    if len(sites.names) != num_clients:
+        raise PartitionError(
+            f"clients is {num_clients}, but there are {len(sites.names)} sites ({_listed(sites.names)}): leave clients "
+            "out, and each site is one"
+        )
+
+
+def quantity_partition(labels: Indices, *, num_clients: int, alpha: float, rng: np.random.Generator) -> list[Indices]:
+    """Draw the clients' sizes from Dirichlet(alpha), the samples themselves by lot: much and little of the same."""
+    for _ in range(MAX_DRAWS):
+        ends = np.rint(np.cumsum(rng.dirichlet(np.full(num_clients, alpha))) * len(labels)).astype(np.int64)
+        ends[-1] = len(labels)
+        if np.diff(ends, prepend=0).min() >= MIN_SAMPLES:
+            return [np.sort(part) for part in np.split(rng.permutation(len(labels)), ends[:-1])]
+    raise PartitionError(
+        f"no quantity partition of {len(labels)} samples with alpha {alpha:g} gave all {num_clients} clients at least "
+        f"{MIN_SAMPLES} in {MAX_DRAWS} draws: use fewer clients, more data or a larger alpha"
+    )
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:SHOWN_SITES]) + (f" and {len(names) - SHOWN_SITES} more" if names[SHOWN_SITES:] else "")
+
+
 def split_shard(indices: Indices, *, held_out: float, rng: np.random.Generator) -> Shard:
     """Hold out a share of a shard: the first half for validation, the second for testing; at least one each."""
     num_held_out = max(2, round(held_out * len(indices)))
@@ -131,6 +189,9 @@ PARTITIONS: dict[str, Divide] = {
         num_clients=experiment.clients,
         classes_per_client=experiment.classes_per_client,
         rng=rng,
+    ),
+    "quantity": lambda labels, num_classes, experiment, rng: quantity_partition(
+        labels, num_clients=experiment.clients, alpha=experiment.alpha, rng=rng
     ),
 }
 

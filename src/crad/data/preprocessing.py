@@ -1,12 +1,13 @@
-"""From uint8 arrays to model inputs: padding, augmentation and normalisation, vectorised on tensors.
+"""From arrays to model inputs: what every kind of data does, and how images do it, vectorised on tensors.
 
-Shapes: N samples, images as uint8 [N,channels,H,W].
+Shapes: N samples, B inputs of a block, images as uint8 [N,channels,H,W].
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,21 +16,48 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 CROP_PADDING = 4
+SQUARE = 0.5  # side of the grey square in a strongly changed image, as a share of the image's
+BRIGHTNESS, CONTRAST = 0.4, 0.4  # at most so many standard deviations up or down; at most such a factor less or more
 
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Labelled images on one device."""
+    """Labelled samples on one device, as they lie in the data: not yet inputs."""
 
-    images: Tensor  # uint8 [N,channels,H,W]
+    images: Tensor  # uint8 [N,channels,H,W]; rows of a table float32 [N,F]
     labels: Tensor  # int64 [N]
 
     def __len__(self) -> int:
         return len(self.labels)
 
 
+class Preprocessor(Protocol):
+    """How samples of one data set become inputs, and how they are changed at random while training."""
+
+    @property
+    def device(self) -> torch.device:
+        """Return where samples are made inputs."""
+        ...
+
+    def inputs(self, images: Tensor) -> Tensor:
+        """Return what a network takes, as float32."""
+        ...
+
+    def augment(self, images: Tensor, *, generator: torch.Generator) -> Tensor:
+        """Change samples at random, still as they lie in the data; draws come from the CPU generator."""
+        ...
+
+    def mix(self, inputs: Tensor, others: Tensor, share_B: Tensor, *, generator: torch.Generator) -> Tensor:
+        """Mix inputs with others; a share of each stays its own."""
+        ...
+
+    def change_strongly(self, inputs: Tensor, *, generator: torch.Generator) -> Tensor:
+        """Change inputs so far that they are just still what they were."""
+        ...
+
+
 @dataclass(frozen=True)
-class Preprocessor:
+class ImagePreprocessor:
     """How images of one data set become inputs: its statistics and its augmentation."""
 
     mean: Tensor  # [1,channels,1,1], of pixel values in 0..255
@@ -43,11 +71,28 @@ class Preprocessor:
     def inputs(self, images: Tensor) -> Tensor:
         """Normalise to float inputs, channels last in memory as the convolutions like it."""
         normalised = (images.float() - self.mean) / self.std
-        return normalised.contiguous(memory_format=torch.channels_last)
+        return in_usual_layout(normalised)
 
     def augment(self, images: Tensor, *, generator: torch.Generator) -> Tensor:
         """Move and mirror images randomly, still uint8; draws come from the CPU generator."""
         return AUGMENTATIONS[self.augmentation](images, generator)
+
+    def mix(self, inputs: Tensor, others: Tensor, share_B: Tensor, *, generator: torch.Generator) -> Tensor:
+        """Lay two images over each other."""
+        weight = share_B.view(-1, 1, 1, 1)
+        return in_usual_layout(weight * inputs + (1 - weight) * others)
+
+    def change_strongly(self, inputs: Tensor, *, generator: torch.Generator) -> Tensor:
+        """Give images another brightness and contrast per channel and a grey square somewhere."""
+        device, (size, channels, height, width) = inputs.device, inputs.shape
+        shift = BRIGHTNESS * (2 * torch.rand(size, channels, 1, 1, generator=generator) - 1)
+        scale = 1 + CONTRAST * (2 * torch.rand(size, channels, 1, 1, generator=generator) - 1)
+        centre = torch.rand(2, size, generator=generator) * torch.tensor([[height], [width]])
+        reach = torch.tensor([[height], [width]]) * SQUARE / 2
+        rows = (torch.arange(height) - centre[0, :, None]).abs() < reach[0]
+        columns = (torch.arange(width) - centre[1, :, None]).abs() < reach[1]
+        is_grey = (rows[:, :, None] & columns[:, None, :]).unsqueeze(1).to(device)
+        return torch.where(is_grey, 0.0, inputs * scale.to(device) + shift.to(device))
 
 
 def image_set(
@@ -67,7 +112,12 @@ def image_tensor(images: NDArray[np.uint8], *, pad_to: int | None) -> Tensor:
     return tensor
 
 
-def fit_preprocessor(train_images: NDArray[np.uint8], *, augmentation: str, device: str) -> Preprocessor:
+def in_usual_layout(inputs: Tensor) -> Tensor:
+    """Return inputs as networks like them in memory: images channels last, all others as they are read."""
+    return inputs.contiguous(memory_format=torch.channels_last) if inputs.dim() == 4 else inputs.contiguous()
+
+
+def fit_preprocessor(train_images: NDArray[np.uint8], *, augmentation: str, device: str) -> ImagePreprocessor:
     """Normalise by the training images' own mean and standard deviation."""
     means, deviations = channel_statistics(train_images)
     return make_preprocessor(means, deviations, augmentation=augmentation, device=device)
@@ -88,10 +138,10 @@ def channel_statistics(train_images: NDArray[np.uint8]) -> tuple[list[float], li
 
 def make_preprocessor(
     means: Sequence[float], deviations: Sequence[float], *, augmentation: str, device: str
-) -> Preprocessor:
+) -> ImagePreprocessor:
     """Normalise by a given mean and standard deviation per channel."""
     shape = (1, len(means), 1, 1)
-    return Preprocessor(
+    return ImagePreprocessor(
         mean=torch.tensor(means, dtype=torch.float32, device=device).view(shape),
         std=torch.tensor(deviations, dtype=torch.float32, device=device).view(shape),
         augmentation=augmentation,

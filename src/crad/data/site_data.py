@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from crad.data.catalog import locate, read_found
 from crad.data.dataset import Dataset, Images, Labels, Splits, build_dataset
+from crad.data.kinds import kind_of_source
 from crad.data.labels import number_texts
 from crad.data.partition import MIN_SAMPLES, Shard
 from crad.data.readers.npz import read_npz
@@ -77,9 +78,9 @@ def load_own_data(
     train, validation, test = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     dataset = replace(
         whole,
-        train_images=np.concatenate([images for images, _ in parts]),
+        train_samples=np.concatenate([images for images, _ in parts]),
         train_labels=np.concatenate([labels for _, labels in parts]),
-        test_images=whole.test_images[:0],
+        test_samples=whole.test_images[:0],
         test_labels=whole.test_labels[:0],
         class_names=tuple(classes),
     )
@@ -111,6 +112,7 @@ def draft_dataset(source: str, *, own_classes: OwnClasses | None) -> Dataset:
 
     Where the owner says "as agreed" of labels without names, the numbers are the names.
     """
+    _refuse_tables(source)
     found = locate(source)
     splits = _with_numbers(found.read(), own_classes, where=source)
     in_file = splits.class_names if found.source is None else found.source.class_names
@@ -134,7 +136,16 @@ def _check_length(dataset: Dataset, names: Sequence[str], *, where: str) -> None
         )
 
 
+def _refuse_tables(source: str) -> None:
+    if kind_of_source(source).name != "image":
+        raise DataError(
+            f"{source}: organisations federate images only so far; a table can be simulated, one client per site: "
+            "crad run --partition natural"
+        )
+
+
 def _read(source: str) -> Splits:
+    _refuse_tables(source)
     if source.lower().endswith(".npz"):
         return read_npz(Path(source).expanduser(), with_validation=True)
     found = locate(source)
@@ -197,6 +208,8 @@ def _validation(splits: Splits, whole: Dataset, to_agreed: Labels, *, where: str
 
 def write_shard(dataset: Dataset, shard: Shard, path: Path) -> None:
     """Write one client's shard of a divided data set as a file that `load_own_data` reads back in the same order."""
+    if dataset.kind != "image":
+        raise DataError(f"{dataset.name}: a table is not written as .npz: organisations federate images only so far")
     parts = {"train": shard.train, "val": shard.validation, "test": shard.test}
     arrays: dict[str, NDArray[Any]] = {"class_names": np.array(dataset.class_names)}
     for name, where in parts.items():

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 import crad
 from crad.config import Experiment
-from crad.data.dataset import Dataset
 from crad.device import peak_memory_bytes, tune_malloc
-from crad.engines.shared_arrays import ARRAYS
+from crad.engines.shared_arrays import assemble_dataset
 from crad.errors import ConfigError
 from crad.federation.context import build_run_context
 from crad.federation.message import Message
@@ -38,6 +37,7 @@ class Order:
 
     experiment: dict[str, Any]
     dataset: dict[str, Any]  # without its arrays
+    arrays: tuple[str, ...]  # their names
     path: tuple[str, ...]  # where the driver imports from
     versions: dict[str, str]
 
@@ -52,8 +52,7 @@ class Host:
         torch.set_num_threads(1)
         sys.path.extend(entry for entry in order.path if entry not in sys.path)
         experiment = Experiment(**order.experiment)
-        parts: dict[str, Any] = {**order.dataset, **dict(zip(ARRAYS, arrays, strict=True))}
-        dataset = Dataset(**parts)
+        dataset = assemble_dataset(order.dataset, dict(zip(order.arrays, arrays, strict=True)))
         method = resolve_method(experiment.method, experiment.method_settings)
         self._runner = TaskRunner(build_run_context(experiment, dataset), method)
         self._messages: dict[Reference, Message] = {}

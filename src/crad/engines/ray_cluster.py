@@ -27,7 +27,7 @@ from crad.device import peak_memory_bytes
 from crad.engines import count_cores
 from crad.engines.processes import GRACE_SECONDS, MAX_DEATHS
 from crad.engines.ray_actor import Host, Order, Raw, Reference, own_versions
-from crad.engines.shared_arrays import ARRAYS, describe_dataset
+from crad.engines.shared_arrays import arrays_of, describe_dataset
 from crad.errors import ConfigError, CradError, RunError
 from crad.federation.context import RunContext
 from crad.federation.message import Message
@@ -60,7 +60,7 @@ class RayEngine:
         try:
             self.workers = self._count_workers(wanted, is_asked_for=workers != "auto")
             self._order = _order_for(context)
-            self._arrays = [ray.put(np.ascontiguousarray(getattr(context.data.dataset, name))) for name in ARRAYS]
+            self._arrays = [ray.put(np.ascontiguousarray(array)) for array in arrays_of(context.data.dataset).values()]
             self._fill_seats()
         except BaseException:
             self.close()
@@ -244,6 +244,7 @@ def _order_for(context: RunContext) -> Order:
     return Order(
         experiment={**context.experiment.model_dump(), "device": context.device},
         dataset=describe_dataset(context.data.dataset),
+        arrays=tuple(arrays_of(context.data.dataset)),
         path=tuple(str(Path(entry).absolute()) for entry in sys.path),
         versions=own_versions(),
     )

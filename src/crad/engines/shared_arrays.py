@@ -8,22 +8,40 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from crad.data.columns import columns_from_json, columns_to_json
 from crad.data.dataset import Dataset
 
-ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
+ARRAYS = ("train_samples", "train_labels", "test_samples", "test_labels", "train_sites")
 ALIGNMENT = 64
 
 
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
-    """Return everything of a data set but its arrays."""
-    return {name: value for name, value in vars(dataset).items() if name not in ARRAYS}
+    """Return everything of a data set but its arrays, as plain values."""
+    rest = {name: value for name, value in vars(dataset).items() if name not in ARRAYS}
+    return {**rest, "columns": columns_to_json(dataset.columns)}
+
+
+def arrays_of(dataset: Dataset) -> dict[str, NDArray[Any]]:
+    """Return the arrays that a data set has, by name."""
+    arrays = {name: getattr(dataset, name) for name in ARRAYS}
+    return {name: array for name, array in arrays.items() if array is not None}
+
+
+def assemble_dataset(described: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Dataset:
+    """Put a data set together again from its arrays and the rest, which may have been JSON."""
+    rest = {
+        "class_names": tuple(described["class_names"]),
+        "site_names": tuple(described["site_names"]),
+        "columns": columns_from_json(described["columns"]),
+    }
+    return Dataset(**{**described, **rest, **arrays})
 
 
 def write_arrays(dataset: Dataset, file: BinaryIO) -> list[dict[str, Any]]:
     """Write the arrays one after the other, and say where each one lies."""
     places = []
-    for name in ARRAYS:
-        array = np.ascontiguousarray(getattr(dataset, name))
+    for name, given in arrays_of(dataset).items():
+        array = np.ascontiguousarray(given)
         file.write(bytes(-file.tell() % ALIGNMENT))
         places.append({"name": name, "shape": array.shape, "dtype": array.dtype.str, "offset": file.tell()})
         file.write(array.data)

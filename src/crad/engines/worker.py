@@ -21,9 +21,8 @@ from multiprocessing.reduction import recv_handle
 from typing import Any
 
 from crad.config import Experiment
-from crad.data.dataset import Dataset
 from crad.device import peak_memory_bytes, reset_peak_memory
-from crad.engines.shared_arrays import map_arrays
+from crad.engines.shared_arrays import assemble_dataset, map_arrays
 from crad.engines.task_json import outcome_to_bytes, task_from_bytes
 from crad.errors import CradError
 from crad.federation.context import build_run_context
@@ -62,8 +61,7 @@ def _set_up(order: dict[str, Any], data: int) -> TaskRunner:
     experiment = Experiment(**order["experiment"])
     content = memoryview(mmap.mmap(data, 0, access=mmap.ACCESS_READ))
     os.close(data)  # the mapping stays
-    parts: dict[str, Any] = {**order["dataset"], **map_arrays(content, order["arrays"])}
-    dataset = Dataset(**{**parts, "class_names": tuple(parts["class_names"])})
+    dataset = assemble_dataset(order["dataset"], map_arrays(content, order["arrays"]))
     context = build_run_context(experiment, dataset)
     reset_peak_memory(context.device)  # of the run before
     return TaskRunner(context, resolve_method(experiment.method, experiment.method_settings))

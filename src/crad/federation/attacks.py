@@ -163,7 +163,7 @@ class SimulatedAdversary(Adversary):
 
     def triggered_images(self) -> ImageSet | None:
         """Return the common test images of all other classes with the trigger and the target's label."""
-        if not self._attack.is_measured:
+        if not self._attack.is_measured or self._data.dataset.kind != "image":
             return None
         test = self._data.global_test
         others = test.labels != TARGET_CLASS
@@ -179,9 +179,14 @@ class SimulatedAdversary(Adversary):
 
 def make_adversary(experiment: Experiment, data: FederatedData) -> Adversary:
     """Return who attacks in a run, and how; nobody unless the settings say so."""
-    return (
-        Adversary() if experiment.attack is None else SimulatedAdversary(ATTACKS[experiment.attack], experiment, data)
-    )
+    if experiment.attack is None:
+        return Adversary()
+    attack, kind = ATTACKS[experiment.attack], data.dataset.kind
+    if attack.has_trigger and kind != "image":
+        raise ConfigError(
+            f"attack {experiment.attack!r} puts a patch into images, and this is a {kind}: choose another attack"
+        )
+    return SimulatedAdversary(attack, experiment, data)
 
 
 def published_weights(peer: Publisher, round_index: int) -> dict[str, Tensor]:

@@ -51,7 +51,14 @@ class RunContext:
     @cached_property
     def input_shape(self) -> InputShape:
         """Return what every network of this federation is built for."""
-        return InputShape(self.data.num_classes, self.data.dataset.in_channels, self.data.dataset.image_size)
+        dataset = self.data.dataset
+        return InputShape(
+            self.data.num_classes,
+            dataset.in_channels,
+            dataset.image_size,
+            dataset.kind,
+            tuple(column.size for column in dataset.columns),
+        )
 
     @cached_property
     def recipe(self) -> Recipe:

@@ -25,7 +25,14 @@ from crad.federation.context import RunContext
 from crad.federation.message import Message, Statistics, pack
 from crad.federation.peer_evaluation import Evaluation
 from crad.inference.engine import TeacherEngine
-from crad.models import Architecture, InputShape, build_model, load_first_weights
+from crad.models import (
+    Architecture,
+    InputShape,
+    build_model,
+    fit_own_statistics,
+    has_own_statistics,
+    load_first_weights,
+)
 from crad.randomness import torch_seed
 from crad.training.evaluation import ClassScore, score_with_priors
 from crad.training.losses import log_shares
@@ -112,10 +119,15 @@ class Peer:
         return [self.data.shards[client] for client in self.clients]
 
     def first_model(self) -> nn.Module:
-        """Build its network again as it was before it had learned anything here, with weights from its file, if any."""
+        """Build its network again as it was before it had learned anything here, with weights from its file, if any.
+
+        One that prepares its inputs itself gets the statistics of the own training part; with a file they came along.
+        """
         model = untrained_model(self.context, self._member)
         if self.architecture.weights is not None:
             load_first_weights(model, self.architecture.weights, name=self.architecture.id)
+        elif has_own_statistics(model):
+            fit_own_statistics(model, self.data.preprocessor.inputs(self.train.images))
         return model
 
     def snapshot(self, round_index: int, *, with_cross_entropy: bool = False) -> Message:
@@ -296,7 +308,7 @@ def log_prior(context: RunContext, clients: Sequence[int], *, peer: int | None =
 
 
 def new_model(context: RunContext, architecture: Architecture, *, seed: int) -> nn.Module:
-    """Build an untrained model for this federation's images and classes, on its device."""
+    """Build an untrained model for this federation's samples and classes, on its device."""
     if context.allowance is not None and not context.allowance.has(architecture):
         # The name may be a partner's, and building it would import whatever it says.
         raise ConfigError(f"model {architecture.id!r} is not allowed here: see architectures in peer.toml")

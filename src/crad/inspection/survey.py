@@ -5,14 +5,12 @@ Shapes: N clients that can teach, B images, C classes.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from crad.data.contact_sheet import contact_sheet
 from crad.inspection.cases import FAILURE_RULE, SUCCESS_RULE, find_cases
 from crad.inspection.panel import Panel
 from crad.runs.records import Record
@@ -42,6 +40,7 @@ def make_survey(panel: Panel) -> Record:
         "searched_images": len(searched),
         "rules": {"success": SUCCESS_RULE, "failure": FAILURE_RULE},
         "classes": list(panel.context.data.dataset.class_names),
+        **_words_record(panel),
         "teachers": [_teacher_record(panel, k) for k in range(len(panel.teachers))],
         "images": [_image_record(panel, image) for image in images],
         "probabilities": _rounded(q_NBC[:, shown].transpose(0, 1)),
@@ -59,6 +58,12 @@ def make_survey(panel: Panel) -> Record:
             if case.image in images
         ],
     }
+
+
+def _words_record(panel: Panel) -> Record:
+    """Return what samples are called where they are no images."""
+    kind = panel.context.data.dataset.kind_of_data
+    return {} if kind.name == "image" else {"words": {"one": kind.words.one, "several": kind.words.several}}
 
 
 def _most_students(panel: Panel) -> int:
@@ -89,12 +94,11 @@ def _teacher_record(panel: Panel, k: int) -> Record:
 
 
 def _image_record(panel: Panel, image: int) -> Record:
-    pixels = panel.context.data.dataset.test_images[image : image + 1]
-    picture = contact_sheet(pixels, columns=1, gap=0)
+    dataset = panel.context.data.dataset
     return {
         "index": image,
         "label": int(panel.context.data.global_test.labels[image]),
-        "png": base64.b64encode(picture).decode(),
+        **dataset.kind_of_data.picture(dataset, dataset.test_samples[image]),
     }
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from crad.data.contact_sheet import contact_sheet
 from crad.data.preprocessing import Preprocessor
-from crad.errors import SnapshotError
+from crad.errors import ConfigError, SnapshotError
 from crad.federation.context import RunContext
 from crad.federation.message import Message, open_message, pack
 from crad.federation.method import CommonImages, Learned, Payload, Phase, RoundContext, one_peer_per_client
@@ -67,7 +67,12 @@ class FedGd(DigestSpec):
     sheet_every: Annotated[int, Field(ge=1)] = 5  # rounds between two contact sheets
 
     def roster(self, context: RunContext) -> list[PeerSpec]:
-        """Return the clients, and one member without data that paints."""
+        """Return the clients, and one member without data that paints; refuse data that is no image."""
+        if context.data.dataset.kind != "image":
+            raise ConfigError(
+                f"method 'fedgd' paints images only, and this is a {context.data.dataset.kind}: choose another method, "
+                "such as crad"
+            )
         clients = one_peer_per_client(context)
         painter = PeerSpec(len(clients), clients=(), architecture=Architecture(GENERATOR), build=build_generator)
         return [*clients, painter]
@@ -206,7 +211,8 @@ class FedGd(DigestSpec):
 def build_generator(context: RunContext, seed: int) -> nn.Module:
     """Build the painter of this federation's kind of images."""
     dataset = context.data.dataset
-    return Generator(num_classes=dataset.num_classes, out_channels=dataset.in_channels, image_size=dataset.image_size)
+    height, width = dataset.image_size
+    return Generator(num_classes=dataset.num_classes, out_channels=dataset.in_channels, image_size=(height, width))
 
 
 def as_inputs(pixels: Tensor, preprocessor: Preprocessor) -> Tensor:

@@ -68,8 +68,16 @@ def local_blocks(
         )
         for number, drawn in enumerate(blocks):
             of_block = (*purpose, "block", number)
-            is_same = distill_augment == "same"
-            yield drawn if is_same else augment_block(drawn, distill_augment, seed=experiment.seed, purpose=of_block)
+            if distill_augment == "same":
+                yield drawn
+                continue
+            yield augment_block(
+                drawn,
+                distill_augment,
+                preprocessor=peer.data.preprocessor,
+                seed=experiment.seed,
+                purpose=of_block,
+            )
 
 
 def train_peer(peer: Peer, block: Block, loss_of: BlockLoss, meter: LossMeter) -> None:

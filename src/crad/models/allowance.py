@@ -18,18 +18,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from crad.errors import ConfigError, CradError, printable
-from crad.models.registry import ARCHITECTURES, Architecture, build_model, resolve_foreign
+from crad.models.registry import (
+    ARCHITECTURES,
+    Architecture,
+    InputShape,
+    build_model,
+    check_fits_kind,
+    resolve_architecture,
+    resolve_foreign,
+)
 
 MEGABYTE, GIGAFLOP = 10**6, 10**9
-
-
-@dataclass(frozen=True)
-class InputShape:
-    """What a network is built for: one image, and how many classes it tells apart."""
-
-    num_classes: int
-    in_channels: int
-    image_size: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -114,8 +113,11 @@ def estimate_size(architecture: Architecture, shape: InputShape) -> ModelSize:
 
 
 def _sketch(architecture: Architecture, shape: InputShape) -> nn.Module:
+    check_fits_kind(architecture.name, shape.kind)
     if architecture.name in ARCHITECTURES:
-        return ARCHITECTURES[architecture.name](**vars(shape), width=architecture.width)
+        return ARCHITECTURES[architecture.name](shape, width=architecture.width)
+    if shape.kind != "image":
+        return resolve_architecture(architecture.name)(shape, width=architecture.width)
     model = resolve_foreign(architecture.name)(shape.num_classes, shape.in_channels, shape.image_size)
     if not isinstance(model, nn.Module):
         raise TypeError("no module")  # building it for once says so better

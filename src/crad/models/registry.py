@@ -1,6 +1,6 @@
 """Architectures by name: ours, timm's (`timm:NAME`), another package's (an entry point), a user's own (`module:build`).
 
-Shapes: B images, C classes, D channels, H and W the sides of the image.
+Shapes: B samples, C classes, D channels, H and W the sides of the image.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from crad.errors import ConfigError
 from crad.models.cnn6 import Cnn6, Cnn6Wide
 from crad.models.resnet import ResNet18
+from crad.models.table import BLOCKS, EMBEDDING, HEADS, DeepMlp, PreparedRows, TableEncoder, TabTransformer, mlp
 from crad.models.timm_models import build_timm, check_timm, is_timm
 from crad.plugins import call_foreign, resolve
 
@@ -26,14 +27,25 @@ MAX_WIDTH = 4.0
 MIN_CHANNELS = 4
 WEIGHTS = ":weights="  # before the file, in an entry of the setting `models`
 # A network that is not ours, from the number of classes, the channels and the sides of the images.
-ForeignBuilder = Callable[[int, int, tuple[int, int]], object]
+ForeignBuilder = Callable[[int, int, tuple[int, ...]], object]
+
+
+@dataclass(frozen=True)
+class InputShape:
+    """What a network is built for: one sample [in_channels, *image_size], and how many classes it tells apart."""
+
+    num_classes: int
+    in_channels: int  # of images; of a table its columns
+    image_size: tuple[int, ...]  # height and width; nothing for a row
+    kind: str = "image"  # of the data; a key of FAMILIES
+    columns: tuple[int, ...] = ()  # of a table: how many categories each column has, 0 for numbers
 
 
 class Builder(Protocol):
     """Makes an architecture's untrained network from torch's current random state."""
 
-    def __call__(self, *, num_classes: int, in_channels: int, image_size: tuple[int, int], width: float) -> nn.Module:
-        """Build a network; image sides are (height, width); `width` is the factor on the channel counts."""
+    def __call__(self, shape: InputShape, *, width: float) -> nn.Module:
+        """Build a network for such samples; `width` is the factor on the channel counts."""
         ...
 
 
@@ -74,18 +86,37 @@ class Architecture:
 
 
 def build_model(
-    architecture: Architecture, *, num_classes: int, in_channels: int, image_size: tuple[int, int], seed: int
+    architecture: Architecture,
+    *,
+    num_classes: int,
+    in_channels: int,
+    image_size: tuple[int, ...],
+    kind: str = "image",
+    columns: tuple[int, ...] = (),
+    seed: int,
 ) -> nn.Module:
     """Build the untrained network; its weights depend on the seed alone, and torch's random state is left as it was."""
-    if min(image_size) < MIN_SIDE:
+    if kind == "image" and min(image_size) < MIN_SIDE:
         sides = "x".join(map(str, image_size))
         raise ConfigError(f"images of {sides} are too small: both sides must be at least {MIN_SIDE}")
     if num_classes < 1 or in_channels < 1:
         raise ConfigError(f"a model needs a class and a channel, got {num_classes} and {in_channels}")
+    shape = InputShape(num_classes, in_channels, image_size, kind, columns)
+    check_fits_kind(architecture.name, kind)
     build = resolve_architecture(architecture.name)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs as well
-        return build(num_classes=num_classes, in_channels=in_channels, image_size=image_size, width=architecture.width)
+        return build(shape, width=architecture.width)
+
+
+def check_fits_kind(name: str, kind: str) -> None:
+    """Refuse a family that is for another kind of data, naming those that fit; a user's own is taken at their word."""
+    others = [other for other, families in FAMILIES.items() if name in families or (other == "image" and is_timm(name))]
+    if others and kind not in others:
+        fitting = ", ".join(FAMILIES[kind])
+        raise ConfigError(
+            f"model {name!r} is for data of kind {others[0]!r}, and this is of kind {kind!r}: choose {fitting}"
+        )
 
 
 def resolve_architecture(name: str) -> Builder:
@@ -123,58 +154,79 @@ def scale_channels(channels: Sequence[int], width: float) -> list[int]:
 
 
 def _resnet18(channels: Sequence[int]) -> Builder:
-    def build(*, num_classes: int, in_channels: int, image_size: tuple[int, int], width: float) -> nn.Module:
-        return ResNet18(scale_channels(channels, width), num_classes=num_classes, in_channels=in_channels)
+    def build(shape: InputShape, *, width: float) -> nn.Module:
+        return ResNet18(scale_channels(channels, width), num_classes=shape.num_classes, in_channels=shape.in_channels)
 
     return build
 
 
-def _cnn6(*, num_classes: int, in_channels: int, image_size: tuple[int, int], width: float) -> nn.Module:
+def _cnn6(shape: InputShape, *, width: float) -> nn.Module:
     *widths, hidden_width = scale_channels((32, 64, 128, 256), width)
     return Cnn6(
         widths,
         hidden_width=hidden_width,
-        num_classes=num_classes,
-        in_channels=in_channels,
-        image_size=image_size,
+        num_classes=shape.num_classes,
+        in_channels=shape.in_channels,
+        image_size=_sides(shape),
     )
 
 
-def _cnn6_wide(*, num_classes: int, in_channels: int, image_size: tuple[int, int], width: float) -> nn.Module:
-    return Cnn6Wide(scale_channels((64, 128, 256), width), num_classes=num_classes, in_channels=in_channels)
+def _cnn6_wide(shape: InputShape, *, width: float) -> nn.Module:
+    return Cnn6Wide(scale_channels((64, 128, 256), width), num_classes=shape.num_classes, in_channels=shape.in_channels)
 
 
-ARCHITECTURES: dict[str, Builder] = {
-    "resnet18": _resnet18((64, 128, 256, 512)),
-    "resnet18-half": _resnet18((32, 64, 128, 256)),
-    "cnn6": _cnn6,
-    "cnn6-wide": _cnn6_wide,
+def _sides(shape: InputShape) -> tuple[int, int]:
+    height, width = shape.image_size
+    return height, width
+
+
+def _mlp(shape: InputShape, *, width: float) -> nn.Module:
+    return mlp(shape.columns, scale_channels((64, 64), width), num_classes=shape.num_classes)
+
+
+def _mlp_deep(shape: InputShape, *, width: float) -> nn.Module:
+    [hidden_width] = scale_channels((96,), width)
+    deep = DeepMlp(TableEncoder(shape.columns).width, hidden_width, blocks=3, num_classes=shape.num_classes)
+    return PreparedRows(shape.columns, deep)
+
+
+def _tab_transformer(shape: InputShape, *, width: float) -> nn.Module:
+    embedding = HEADS * max(1, round(EMBEDDING * width / HEADS))
+    return TabTransformer(shape.columns, width=embedding, heads=HEADS, blocks=BLOCKS, num_classes=shape.num_classes)
+
+
+FAMILIES: dict[str, dict[str, Builder]] = {  # by the kind of data that they are for
+    "image": {
+        "resnet18": _resnet18((64, 128, 256, 512)),
+        "resnet18-half": _resnet18((32, 64, 128, 256)),
+        "cnn6": _cnn6,
+        "cnn6-wide": _cnn6_wide,
+    },
+    "table": {"mlp": _mlp, "mlp-deep": _mlp_deep, "tab-transformer": _tab_transformer},
 }
+ARCHITECTURES: dict[str, Builder] = {name: build for families in FAMILIES.values() for name, build in families.items()}
 POOL = ("resnet18", "resnet18-half", "cnn6")  # what the paper deals out to its clients in turn
 
 
-def _build_foreign(
-    name: str,
-    build: ForeignBuilder,
-    *,
-    num_classes: int,
-    in_channels: int,
-    image_size: tuple[int, int],
-    width: float,
-) -> nn.Module:
-    """Build a user's network, tried on two black images before anything trusts it; width is not its concern."""
-    images_BDHW = torch.zeros(2, in_channels, *image_size)
-    batch = f"a batch of {list(images_BDHW.shape)}"
-    call = f"build({num_classes}, {in_channels})"
-    model = call_foreign("model", name, call, build, num_classes, in_channels, image_size)
+def _build_foreign(name: str, build: ForeignBuilder, shape: InputShape, *, width: float) -> nn.Module:
+    """Build a user's network, tried on two empty samples before anything trusts it; width is not its concern.
+
+    For a table it is given prepared values: `in_channels` is their number, and no gap is among them.
+    """
+    encoder = TableEncoder(shape.columns) if shape.kind == "table" else None
+    in_channels = shape.in_channels if encoder is None else encoder.width
+    samples_BDHW = torch.zeros(2, in_channels, *shape.image_size)
+    batch = f"a batch of {list(samples_BDHW.shape)}"
+    call = f"build({shape.num_classes}, {in_channels})"
+    model = call_foreign("model", name, call, build, shape.num_classes, in_channels, shape.image_size)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model {name!r}: {call} must return a torch.nn.Module, got {type(model).__name__}")
-    logits_BC = call_foreign("model", name, batch, _try_forward, model, images_BDHW)
-    fault = _fault_of_logits(logits_BC, (len(images_BDHW), num_classes))
+    logits_BC = call_foreign("model", name, batch, _try_forward, model, samples_BDHW)
+    fault = _fault_of_logits(logits_BC, (len(samples_BDHW), shape.num_classes))
     if fault:
-        expected = f"finite floats of shape [{len(images_BDHW)}, {num_classes}]"
+        expected = f"finite floats of shape [{len(samples_BDHW)}, {shape.num_classes}]"
         raise ConfigError(f"model {name!r}: {batch} must give {expected}, got {fault}")
-    return model
+    return model if encoder is None else PreparedRows(shape.columns, model)
 
 
 @torch.no_grad()

@@ -36,7 +36,7 @@ def check_timm(name: str) -> None:
     )
 
 
-def build_timm(name: str, num_classes: int, in_channels: int, image_size: tuple[int, int]) -> torch.nn.Module:
+def build_timm(name: str, num_classes: int, in_channels: int, image_size: tuple[int, ...]) -> torch.nn.Module:
     """Build timm's untrained network for these images; a vision transformer is made for their size."""
     check_timm(name)
     timm, own = _timm(name), name.removeprefix(PREFIX)

@@ -21,8 +21,6 @@ from torch import Tensor
 from crad.aggregation import Rule, resolve_rule
 from crad.aggregation.committee_rule import CommitteeRule, settings_of, with_own_prior
 from crad.config import EvidenceSource, Experiment, Recipe, TeacherPrior
-from crad.data.dataset import Images
-from crad.data.readers.arrays import to_batch
 from crad.errors import AggregationError, ConfigError, CradError, RunError, unknown_name
 from crad.federation.committee_score import prior_of_members
 from crad.federation.message import Statistics
@@ -38,7 +36,7 @@ from crad.prediction.committee_choice import (
 )
 from crad.prediction.known_members import known_members, published_statistics
 from crad.prediction.run_models import RunModels
-from crad.prediction.trained_model import Face, Predictor, Probabilities, TorchPredictor, TrainedModel
+from crad.prediction.trained_model import Face, Predictor, Probabilities, Samples, TorchPredictor, TrainedModel
 from crad.runs.records import Record
 from crad.training.evaluation import EVALUATION_BATCH
 from crad.training.losses import log_count_shares
@@ -146,7 +144,7 @@ class Committee(TrainedModel):
         predictor = self.torch_predictor
         judged: Face = face or ("global" if self.client is None else "local")
         self._check_face(judged)
-        images = to_batch(x, self.card.input_shape, resize=self.card.resize)
+        images = self.card.kind_of_data.batch(x, self.card)
         labels_B = self._places_of(y, len(images))
         path, choice = choose(
             predictor.answers_of(images, judged),
@@ -190,7 +188,8 @@ class Committee(TrainedModel):
 
     def __repr__(self) -> str:
         sides = "x".join(map(str, self.card.input_shape))
-        return f"<Committee of {len(self.members)} by rule {self.rule!r}: images {sides}, {len(self.classes)} classes>"
+        words = self.card.kind_of_data.words.several
+        return f"<Committee of {len(self.members)} by rule {self.rule!r}: {words} {sides}, {len(self.classes)} classes>"
 
 
 @dataclass(frozen=True)
@@ -219,7 +218,7 @@ class CommitteePredictor:
         prior = about.model.log_prior
         self._log_prior_C = None if prior is None else torch.tensor(prior)
 
-    def __call__(self, images: Images, face: Face) -> Probabilities:
+    def __call__(self, images: Samples, face: Face) -> Probabilities:
         """Return class probabilities [N, C]."""
         parts = [np.empty((0, self._about.model.num_classes), dtype=np.float32)]
         for start in range(0, len(images), self._block):
@@ -231,16 +230,16 @@ class CommitteePredictor:
             parts.append(said_BC.numpy())
         return np.concatenate(parts)
 
-    def logits(self, images: Images) -> Tensor:
+    def logits(self, images: Samples) -> Tensor:
         """Return what every member gives for raw images, [K,B,C]."""
         return torch.stack([self.models.get(member.client).logits(images) for member in self._about.members])
 
-    def answers_of(self, images: Images, face: Face) -> Callable[[Sequence[int]], Tensor]:
+    def answers_of(self, images: Samples, face: Face) -> Callable[[Sequence[int]], Tensor]:
         """Run every member once; return a function from some of them, by their places, to what they say together."""
         logits_KBC = self.logits(images)
         return lambda members: self._faced(self.rule.select(members).probabilities(logits_KBC[list(members)]), face)
 
-    def costs(self, images: Images) -> list[CommitteeCost]:
+    def costs(self, images: Samples) -> list[CommitteeCost]:
         """Measure what every member takes, on copies of some of these images."""
         batch = np.resize(images, (TIMED_IMAGES, *images.shape[1:]))
         costs = []
@@ -417,7 +416,7 @@ def heard_member(client: int, statistics: Statistics, cache: MemberModels, *, ne
         raise LeftOutError(f"client {client} published no validation samples of any class")
     model = cache.get(client)
     rng = np.random.default_rng(0)
-    probe = rng.integers(0, 256, (2, *model.card.input_shape), dtype=np.uint8)
+    probe = rng.integers(0, 256, (2, *model.card.input_shape), dtype=np.uint8).astype(model.card.kind_of_data.dtype)
     if not bool(model.logits(probe).isfinite().all()):
         raise LeftOutError(f"client {client} gives non-finite predictions")
     return CommitteeMember(client, model.card, statistics)

@@ -17,12 +17,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
 from crad.aggregation import RULES
 from crad.aggregation.committee_rule import CommitteeRule, with_own_prior
+from crad.data.preprocessing import make_preprocessor
 from crad.errors import ConfigError, RunError, install_hint, unknown_name
 from crad.federation.context import RunContext
 from crad.federation.peer import PeerSpec, first_model
@@ -42,7 +44,7 @@ class WithPreparation(torch.nn.Module):
 
     def __init__(self, model: torch.nn.Module, card: ModelCard) -> None:
         super().__init__()
-        self.model, self.prepare = model, Preparation(card)
+        self.model, self.prepare = model, preparation_of(card)
         self.log_prior_C = torch.nn.Buffer(_log_prior(card))
 
     def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,7 +58,7 @@ class CommitteeGraph(torch.nn.Module):
 
     def __init__(self, members: Sequence[torch.nn.Module], card: ModelCard, rule: CommitteeRule) -> None:
         super().__init__()
-        self.members, self.prepare = torch.nn.ModuleList(members), Preparation(card)
+        self.members, self.prepare = torch.nn.ModuleList(members), preparation_of(card)
         self.log_prior_C = torch.nn.Buffer(_log_prior(card))
         self.rule = rule
 
@@ -67,12 +69,17 @@ class CommitteeGraph(torch.nn.Module):
         return said_BC, with_own_prior(said_BC, self.log_prior_C)
 
 
+def preparation_of(card: ModelCard) -> torch.nn.Module:
+    """Return what comes before the network in a graph: nothing for rows, which it prepares itself."""
+    return Preparation(card) if card.kind == "image" else torch.nn.Identity()
+
+
 class Preparation(torch.nn.Module):
     """Raw pixels uint8 [B,H,W,channels] become a network's inputs."""
 
     def __init__(self, card: ModelCard) -> None:
         super().__init__()
-        preprocessor = card.preprocessor()
+        preprocessor = make_preprocessor(card.mean, card.std, augmentation="none", device="cpu")
         self.mean, self.std = torch.nn.Buffer(preprocessor.mean), torch.nn.Buffer(preprocessor.std)
         height, width, _ = card.input_shape
         below, right = (max(0, (card.pad_to or 0) - side) for side in (height, width))
@@ -185,13 +192,13 @@ def _check_onnx() -> None:
 
 
 def _write_graph(whole: torch.nn.Module, card: ModelCard, path: Path, *, metadata: Mapping[str, str]) -> None:
-    example = torch.zeros(2, *card.input_shape, dtype=torch.uint8)
+    example = torch.from_numpy(np.zeros((2, *card.input_shape), dtype=card.kind_of_data.dtype))
     with warnings.catch_warnings(), _quiet("torch.onnx"):
         warnings.simplefilter("ignore")  # the exporter's own: deprecations inside torch, operators that we do not use
         program = torch.onnx.export(
             whole.eval(),
             (example,),
-            input_names=["pixels"],
+            input_names=[card.kind_of_data.input_name],
             output_names=list(FACE_NAMES),
             dynamic_shapes=({0: torch.export.Dim("batch")},),
             external_data=False,

@@ -1,4 +1,4 @@
-"""What travels with a trained model so that it takes raw images and names classes: in memory, in a run, in a file."""
+"""What travels with a trained model so that it takes raw samples and names classes: in memory, in a run, in a file."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
+from crad.data.columns import Column, columns_from_json, columns_to_json
 from crad.data.federated_data import FederatedData
-from crad.data.preprocessing import Preprocessor, make_preprocessor
+from crad.data.kinds import KINDS, Kind
+from crad.data.preprocessing import ImagePreprocessor, Preprocessor
 from crad.errors import RunError
 from crad.models import Architecture, InputShape
 
@@ -24,17 +26,24 @@ ONE_FACE = "trained with the plain loss: both faces are the same"
 
 @dataclass(frozen=True)
 class ModelCard:
-    """How raw images become a model's inputs, what its outputs are called, and where it comes from."""
+    """How raw samples become a model's inputs, what its outputs are called, and where it comes from."""
 
     architecture: str
     class_names: tuple[str, ...]
-    input_shape: tuple[int, int, int]  # of a raw image: height, width, channels
+    input_shape: tuple[int, ...]  # of a raw sample: height, width, channels of an image; the columns of a row
     pad_to: int | None  # a border of zero pixels up to this side, before anything else
-    mean: tuple[float, ...]  # per channel, of pixel values 0..255
+    mean: tuple[float, ...]  # per channel, of pixel values 0..255; a table's are in the network
     std: tuple[float, ...]
     log_prior: tuple[float, ...] | None = None  # of the owner's classes; None: both faces are the same
     origin: Mapping[str, Any] = field(default_factory=dict)  # client, round, method, data set, seed
     resize: int | None = None  # images of any size are brought to this side, before anything else
+    kind: str = "image"  # of the data
+    columns: tuple[Column, ...] = ()  # of a table: its schema
+
+    @property
+    def kind_of_data(self) -> Kind:
+        """Return what knows about samples of this kind."""
+        return KINDS[self.kind]
 
     @property
     def num_classes(self) -> int:
@@ -42,36 +51,26 @@ class ModelCard:
         return len(self.class_names)
 
     @property
-    def image_size(self) -> tuple[int, int]:
-        """Return height and width as the network sees them."""
-        height, width, _ = self.input_shape
-        return (self.pad_to or height, self.pad_to or width)
+    def image_size(self) -> tuple[int, ...]:
+        """Return height and width as the network sees them; nothing for a row."""
+        return tuple(self.pad_to or side for side in self.input_shape[:-1])
 
     @property
     def network_shape(self) -> InputShape:
         """Return what the network is built for."""
-        return InputShape(self.num_classes, self.input_shape[2], self.image_size)
+        sizes = tuple(column.size for column in self.columns)
+        return InputShape(self.num_classes, self.input_shape[-1], self.image_size, self.kind, sizes)
 
     def preprocessor(self) -> Preprocessor:
-        """Return the normalisation, on the CPU and without augmentation."""
-        return make_preprocessor(self.mean, self.std, augmentation="none", device="cpu")
+        """Return how samples become inputs, on the CPU and without augmentation."""
+        return self.kind_of_data.preprocessor_of(self)
 
     def to_metadata(self) -> dict[str, str]:
         """Return all of it as texts, for the metadata of a file; values other than texts are JSON."""
-        height, width, channels = self.input_shape
         plain: dict[str, Any] = {
             "classes": list(self.class_names),
-            "image_shape": [*self.image_size, channels],
-            "mean": list(self.mean),
-            "std": list(self.std),
+            **(self._image_metadata() if self.kind == "image" else self._table_metadata()),
             **({} if self.log_prior is None else {"log_prior": list(self.log_prior)}),
-            "input": {"dtype": "uint8", "layout": "NHWC", "height": height, "width": width, "channels": channels},
-            "preprocessing": {
-                "resize": self.resize,  # not in an ONNX graph, which takes images of the size above
-                "pad_to": self.pad_to,
-                "mean": list(self.mean),
-                "std": list(self.std),
-            },
             "outputs": {"global": "probabilities", "local": "local_probabilities"},
             "origin": dict(self.origin),
         }
@@ -82,28 +81,44 @@ class ModelCard:
             **{name: json.dumps(value) for name, value in plain.items()},
         }
 
+    def _image_metadata(self) -> dict[str, Any]:
+        height, width, channels = self.input_shape
+        return {
+            "image_shape": [*self.image_size, channels],
+            "mean": list(self.mean),
+            "std": list(self.std),
+            "input": {"dtype": "uint8", "layout": "NHWC", "height": height, "width": width, "channels": channels},
+            "preprocessing": {
+                "resize": self.resize,  # not in an ONNX graph, which takes images of the size above
+                "pad_to": self.pad_to,
+                "mean": list(self.mean),
+                "std": list(self.std),
+            },
+        }
+
+    def _table_metadata(self) -> dict[str, Any]:
+        return {
+            "columns": columns_to_json(self.columns),
+            "input": {
+                "dtype": "float32",
+                "layout": "NF",
+                "columns": [column.name for column in self.columns],
+                "gap": "NaN",
+                "category": "its place in the column's categories from 0 on; their number: an unknown one",
+            },
+        }
+
     @classmethod
     def from_metadata(cls, about: Mapping[str, str], *, where: str) -> ModelCard:
         """Read what `to_metadata` wrote, or an earlier version; `where` opens the refusal of anything else."""
         try:
-            read = {name: json.loads(about[name]) for name in ("classes", "image_shape", "mean", "std")}
-            shape, pad_to, resize = read["image_shape"], None, None
-            if "input" in about:
-                given, prepared = json.loads(about["input"]), json.loads(about["preprocessing"])
-                shape, pad_to = [given[key] for key in ("height", "width", "channels")], prepared["pad_to"]
-                resize = prepared.get("resize")
             prior = json.loads(about["log_prior"]) if "log_prior" in about else None
-            height, width, channels = map(int, shape)
             card = cls(
                 architecture=about["architecture"],
-                class_names=tuple(map(str, read["classes"])),
-                input_shape=(height, width, channels),
-                pad_to=None if pad_to is None else int(pad_to),
-                mean=tuple(map(float, read["mean"])),
-                std=tuple(map(float, read["std"])),
+                class_names=tuple(map(str, json.loads(about["classes"]))),
                 log_prior=None if prior is None else tuple(map(float, prior)),
                 origin=json.loads(about.get("origin", "{}")),
-                resize=None if resize is None else int(resize),
+                **(_table_form(about) if "columns" in about else _image_form(about)),
             )
             card._check()
         except (KeyError, ValueError, TypeError, AttributeError) as error:
@@ -111,8 +126,12 @@ class ModelCard:
         return card
 
     def _check(self) -> None:
-        if not (len(self.mean) == len(self.std) == self.input_shape[2] and min(self.input_shape) > 0):
+        if self.kind == "image" and not (
+            len(self.mean) == len(self.std) == self.input_shape[2] and min(self.input_shape) > 0
+        ):
             raise ValueError("mean, std or the image shape")
+        if self.kind == "table" and not self.columns:
+            raise ValueError("columns")
         if self.resize not in (None, self.input_shape[0]):
             raise ValueError("the size that images are brought to")
         if self.log_prior is not None and len(self.log_prior) != self.num_classes:
@@ -124,6 +143,29 @@ class ModelCard:
         return replace(self, architecture=architecture, log_prior=log_prior, origin={**self.origin, **origin})
 
 
+def _table_form(about: Mapping[str, str]) -> dict[str, Any]:
+    columns = columns_from_json(json.loads(about["columns"]))
+    shape: tuple[int, ...] = (len(columns),)
+    return {"input_shape": shape, "pad_to": None, "mean": (), "std": (), "kind": "table", "columns": columns}
+
+
+def _image_form(about: Mapping[str, str]) -> dict[str, Any]:
+    read = {name: json.loads(about[name]) for name in ("image_shape", "mean", "std")}
+    shape, pad_to, resize = read["image_shape"], None, None
+    if "input" in about:
+        given, prepared = json.loads(about["input"]), json.loads(about["preprocessing"])
+        shape, pad_to = [given[key] for key in ("height", "width", "channels")], prepared["pad_to"]
+        resize = prepared.get("resize")
+    height, width, channels = map(int, shape)
+    return {
+        "input_shape": (height, width, channels),
+        "pad_to": None if pad_to is None else int(pad_to),
+        "mean": tuple(map(float, read["mean"])),
+        "std": tuple(map(float, read["std"])),
+        "resize": None if resize is None else int(resize),
+    }
+
+
 def make_card(
     data: FederatedData,
     *,
@@ -132,14 +174,16 @@ def make_card(
     origin: Mapping[str, Any] | None = None,
 ) -> ModelCard:
     """Describe a model that was trained on this data."""
-    height, width, channels = data.dataset.train_images.shape[1:]
+    statistics = data.preprocessor if isinstance(data.preprocessor, ImagePreprocessor) else None
     return ModelCard(
         architecture=architecture,
         class_names=data.dataset.class_names,
-        input_shape=(int(height), int(width), int(channels)),
+        input_shape=tuple(map(int, data.dataset.train_samples.shape[1:])),
         pad_to=data.dataset.pad_to,
-        mean=tuple(data.preprocessor.mean.flatten().tolist()),
-        std=tuple(data.preprocessor.std.flatten().tolist()),
+        mean=() if statistics is None else tuple(statistics.mean.flatten().tolist()),
+        std=() if statistics is None else tuple(statistics.std.flatten().tolist()),
+        kind=data.dataset.kind,
+        columns=data.dataset.columns,
         log_prior=None if log_prior_C is None else tuple(log_prior_C.tolist()),
         origin=origin or {},
     )

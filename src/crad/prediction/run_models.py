@@ -20,21 +20,22 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from crad.config import Experiment
-from crad.data.dataset import Images, Labels
+from crad.data.columns import columns_from_json
+from crad.data.dataset import Labels
 from crad.data.federated_data import build_federated_data
 from crad.errors import ConfigError, CradError, RunError
 from crad.federation.attacks import published_weights
 from crad.federation.class_statistics import class_statistics
 from crad.federation.context import RunContext, build_run_context
 from crad.federation.message import Statistics
-from crad.federation.peer import PeerSpec, log_prior, training_indices
+from crad.federation.peer import PeerSpec, log_prior, training_images, training_indices
 from crad.federation.peer_evaluation import Evaluation
 from crad.federation.tasks import load_tensors
 from crad.methods import resolve_method
-from crad.models import InputShape, load_first_weights
+from crad.models import InputShape, TableEncoder, load_first_weights, set_own_statistics
 from crad.plugins import OBJECT, is_object, passing
 from crad.prediction.model_card import ModelCard, make_card
-from crad.prediction.trained_model import TorchPredictor, TrainedModel, empty_network
+from crad.prediction.trained_model import Samples, TorchPredictor, TrainedModel, empty_network
 from crad.randomness import torch_seed
 from crad.runs.checkpoint import evaluations_at, saved_rounds, states_at
 from crad.runs.directory import RunDirectory
@@ -71,6 +72,7 @@ def models_record(context: RunContext, members: Sequence[PeerSpec]) -> Record:
                 "log_prior": None if prior_C is None else prior_C.tolist(),
                 "train_counts": _train_counts(context, member),
                 "validation_counts": [held_out[client] for client in member.clients],
+                **_own_statistics(context, member),
             }
         )
     return {
@@ -80,8 +82,21 @@ def models_record(context: RunContext, members: Sequence[PeerSpec]) -> Record:
         "pad_to": card.pad_to,
         "mean": list(card.mean),
         "std": list(card.std),
+        **({} if card.kind == "image" else {"kind": card.kind, **card.kind_of_data.schema(context.data.dataset)}),
         "peers": peers,
     }
+
+
+def _own_statistics(context: RunContext, member: PeerSpec) -> Record:
+    """Return by what a peer's network prepares rows before it has learned anything; images are prepared for all alike.
+
+    Later they lie among its weights; who never took part has none.
+    """
+    if context.input_shape.kind != "table":
+        return {}
+    encoder = TableEncoder(context.input_shape.columns)
+    encoder.fit(training_images(context, member.index, member.clients).images.cpu())
+    return {"own_statistics": {name: tensor.tolist() for name, tensor in encoder.state_dict().items()}}
 
 
 def with_statistics(record: Record, context: RunContext, evaluations: Mapping[int, Evaluation]) -> Record:
@@ -178,20 +193,23 @@ class RunModels(Sequence[TrainedModel]):
         first = peer.get("weights")
         if is_needed and first is not None:
             load_first_weights(module, Path(first), name=peer["architecture"])
+        elif is_needed and "own_statistics" in peer:
+            set_own_statistics(module, peer["own_statistics"])
         return module
 
     def _card(self, client: int, peer: Record) -> ModelCard:
-        height, width, channels = self.record["input_shape"]
         prior = peer["log_prior"]
         return ModelCard(
             architecture=peer["architecture"],
             class_names=tuple(self.record["classes"]),
-            input_shape=(height, width, channels),
+            input_shape=tuple(self.record["input_shape"]),
             pad_to=self.record["pad_to"],
             mean=tuple(self.record["mean"]),
             std=tuple(self.record["std"]),
             log_prior=None if prior is None else tuple(prior),
             resize=self.experiment.resize,
+            kind=self.record.get("kind", "image"),
+            columns=columns_from_json(self.record.get("columns", ())),
             origin={
                 "client": client,
                 "round": self.round_index,
@@ -253,7 +271,7 @@ def complete_models(models: RunModels, directory: RunDirectory) -> RunModels:
     return replace(models, record=with_statistics(record, context, evaluations))
 
 
-def validation_half(models: RunModels, client: int, *, directory: RunDirectory | None) -> tuple[Images, Labels]:
+def validation_half(models: RunModels, client: int, *, directory: RunDirectory | None) -> tuple[Samples, Labels]:
     """Return a client's own validation images and labels, from the run's data as it was divided."""
     experiment = models.experiment
     if is_object(experiment.dataset) and experiment.dataset not in models.objects:
@@ -268,7 +286,7 @@ def validation_half(models: RunModels, client: int, *, directory: RunDirectory |
     where = data.shards[client].validation
     if not len(where):
         raise RunError(f"client {client} has no validation images to choose members on: leave the size out")
-    return data.dataset.train_images[where], data.dataset.train_labels[where]
+    return data.dataset.train_samples[where], data.dataset.train_labels[where]
 
 
 def stored_weights(state: Path) -> dict[str, Tensor]:

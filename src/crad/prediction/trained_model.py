@@ -1,6 +1,6 @@
-"""A trained model for use: raw images in, class names or probabilities out.
+"""A trained model for use: raw samples in, class names or probabilities out.
 
-Shapes: N images, C classes.
+Shapes: N samples, C classes.
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from crad.data.dataset import Images
-from crad.data.preprocessing import image_tensor
-from crad.data.readers.arrays import to_batch
 from crad.errors import ConfigError, unknown_name
 from crad.inference.engine import TeacherEngine
 from crad.models import ARCHITECTURES, Architecture, build_model
@@ -26,12 +23,13 @@ from crad.training.evaluation import EVALUATION_BATCH, PREPARED_FROM, evaluation
 Face = Literal["global", "local"]
 FACES: tuple[Face, ...] = get_args(Face)
 Probabilities = NDArray[np.float32]  # [N, C]
+Samples = NDArray[Any]  # [N, ...] as a kind of data has them
 
 
 class Predictor(Protocol):
-    """Runs a model on raw images uint8 [N, H, W, channels]."""
+    """Runs a model on raw samples: images uint8 [N, H, W, channels], rows of a table float32 [N, F]."""
 
-    def __call__(self, images: Images, face: Face) -> Probabilities:
+    def __call__(self, images: Samples, face: Face) -> Probabilities:
         """Return class probabilities [N, C]."""
         ...
 
@@ -78,7 +76,7 @@ class TrainedModel:
     def predict_proba(self, x: object, face: Face = "global") -> Probabilities:
         """Return class probabilities [N, C] of raw images: numpy or torch, uint8 [N,H,W], [N,H,W,C] or [N,C,H,W].
 
-        A single image is a batch of one.
+        Of a table: a frame with its columns, or numbers [N, F] in their order. A single sample is a batch of one.
 
         Example:
             >>> result.models[0].predict_proba(x_test, face="local").sum(axis=1)  # doctest: +SKIP
@@ -86,12 +84,12 @@ class TrainedModel:
         """
         if face not in FACES:
             raise unknown_name("face", face, FACES)
-        images = to_batch(x, self.card.input_shape, resize=self.card.resize)
-        return self._predictor(images, face)
+        return self._predictor(self.card.kind_of_data.batch(x, self.card), face)
 
     def __repr__(self) -> str:
         sides = "x".join(map(str, self.card.input_shape))
-        return f"<TrainedModel {self.card.architecture}: images {sides}, {len(self.classes)} classes>"
+        words = self.card.kind_of_data.words
+        return f"<TrainedModel {self.card.architecture}: {words.several} {sides}, {len(self.classes)} classes>"
 
 
 class TorchPredictor:
@@ -104,7 +102,7 @@ class TorchPredictor:
         self._log_prior_C = None if prior is None else torch.tensor(prior)
         self._is_ours = Architecture.parse(card.architecture).name in ARCHITECTURES
 
-    def __call__(self, images: Images, face: Face) -> Probabilities:
+    def __call__(self, images: Samples, face: Face) -> Probabilities:
         """Return class probabilities [N, C]."""
         logits_BC = self.logits(images)
         if face == "local" and self._log_prior_C is not None:
@@ -113,15 +111,15 @@ class TorchPredictor:
         return said
 
     @torch.no_grad()
-    def logits(self, images: Images) -> torch.Tensor:
+    def logits(self, images: Samples) -> torch.Tensor:
         """Return what the network itself gives for raw images, [N, C], without any prior."""
         parts = [torch.empty(0, self.card.num_classes)]
         with repeatable(0, device="cpu"), evaluation_mode(self.module):
             is_prepared = self._is_ours and len(images) >= PREPARED_FROM
             run = TeacherEngine(device="cpu").prepare(self.module, key="own") if is_prepared else self.module
             for start in range(0, len(images), EVALUATION_BATCH):
-                pixels = image_tensor(images[start : start + EVALUATION_BATCH], pad_to=self.card.pad_to)
-                parts.append(run(self._preprocessor.inputs(pixels)))
+                samples = self.card.kind_of_data.to_tensor(images[start : start + EVALUATION_BATCH], self.card)
+                parts.append(run(self._preprocessor.inputs(samples)))
         return torch.cat(parts)
 
     @property
@@ -136,12 +134,13 @@ class OnnxPredictor:
     def __init__(self, session: Any, card: ModelCard) -> None:  # noqa: ANN401  # onnxruntime has no types
         self._session, self._card = session, card
 
-    def __call__(self, images: Images, face: Face) -> Probabilities:
+    def __call__(self, images: Samples, face: Face) -> Probabilities:
         """Return class probabilities [N, C]."""
         name = "probabilities" if face == "global" else "local_probabilities"
         parts = [np.empty((0, self._card.num_classes), dtype=np.float32)]
         for start in range(0, len(images), EVALUATION_BATCH):
-            [said] = self._session.run([name], {"pixels": images[start : start + EVALUATION_BATCH]})
+            batch = {self._card.kind_of_data.input_name: images[start : start + EVALUATION_BATCH]}
+            [said] = self._session.run([name], batch)
             parts.append(said)
         return np.concatenate(parts)
 

@@ -47,6 +47,8 @@ def name_objects(
     models: Sequence[AnyModel] | None = None,
     method: AnyMethod | None = None,
     rule: Rule | str | None = None,
+    label: str | None = None,
+    site: str | None = None,
 ) -> Passed:
     """Return the experiment with these in place of its own names; what is None stays as it is."""
     if rule is not None and method is not None:
@@ -58,6 +60,7 @@ def name_objects(
         objects[settings["dataset"]] = data
     elif data is not None:
         settings["dataset"] = str(data)
+    settings |= {name: value for name, value in (("label", label), ("site", site)) if value is not None}
     if models is not None:
         settings["models"] = tuple(_name_model(objects, one) for one in _listed(models))
     if method is not None:

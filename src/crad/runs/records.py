@@ -27,6 +27,7 @@ Record = dict[str, Any]
 
 def partition_record(data: FederatedData) -> Record:
     """Return who holds what, and which data it was: `partition.json`."""
+    kind = data.dataset.kind_of_data
     return {
         "class_names": list(data.dataset.class_names),
         "counts": data.shard_counts().tolist(),
@@ -37,6 +38,8 @@ def partition_record(data: FederatedData) -> Record:
         "train_images": len(data.dataset.train_labels),
         "global_test_size": len(data.dataset.test_labels),
         "data_sha256": data_fingerprint(data.dataset),
+        **({} if kind.name == "image" else {"kind": kind.name, "samples": kind.words.several}),
+        **({"sites": list(data.dataset.site_names)} if data.is_natural else {}),
     }
 
 
@@ -209,9 +212,12 @@ def _hits(score: ClassScore) -> Record:
 
 
 def data_fingerprint(dataset: Dataset) -> str:
-    """Return a hash of a data set's arrays."""
+    """Return a hash of a data set's arrays; of a table also of what its columns are, and of whose rows they are."""
     digest = hashlib.sha256()
-    for array in (dataset.train_labels, dataset.train_images, dataset.test_labels, dataset.test_images):
+    arrays = [dataset.train_labels, dataset.train_samples, dataset.test_labels, dataset.test_samples]
+    for array in [*arrays, *([] if dataset.train_sites is None else [dataset.train_sites])]:
         digest.update(str(array.shape).encode())
         digest.update(np.ascontiguousarray(array).data)
+    if dataset.columns or dataset.site_names:
+        digest.update(repr((dataset.columns, dataset.site_names)).encode())
     return digest.hexdigest()

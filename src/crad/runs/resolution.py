@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from crad.config import Experiment
-from crad.data.catalog import absolute_name
+from crad.data.catalog import absolute_name, load_dataset
+from crad.data.dataset import Dataset
+from crad.data.kinds import Kind, kind_of_source
+from crad.data.readers.table_file import options_of
 from crad.methods import check_recipe, resolve_method
 from crad.models import WEIGHTS
+from crad.plugins import is_object, passed_object
 
 
 def resolve_experiment(experiment: Experiment) -> Experiment:
@@ -16,6 +21,7 @@ def resolve_experiment(experiment: Experiment) -> Experiment:
 
     A data file or folder and a file of weights is named by its full path, and every setting of the method stands there.
     """
+    experiment = _for_its_data(experiment)
     method = resolve_method(experiment.method, experiment.method_settings)
     own = {name: value for name, value in method.settings.items() if isinstance(value, bool | int | float | str)}
     check_recipe(experiment, method)
@@ -25,6 +31,31 @@ def resolve_experiment(experiment: Experiment) -> Experiment:
         "method_settings": {**own, **experiment.method_settings},
     }
     return Experiment(**{**experiment.model_dump(), **asdict(experiment.recipe), **whole})
+
+
+def _for_its_data(experiment: Experiment) -> Experiment:
+    """Return the experiment with the models of its kind of data and a client per site, where nobody says otherwise."""
+    usual, changed = Experiment(preset=experiment.preset), dict[str, Any]()
+    kind = _kind_of(experiment)
+    if kind.name != "image" and experiment.models == usual.models:
+        changed["models"] = kind.models
+    if experiment.partition == "natural" and experiment.clients == usual.clients:
+        names = _dataset_of(experiment).site_names
+        changed |= {"clients": len(names)} if names else {}
+    return Experiment(**{**experiment.model_dump(), **changed}) if changed else experiment
+
+
+def _kind_of(experiment: Experiment) -> Kind:
+    if not is_object(experiment.dataset):
+        return kind_of_source(experiment.dataset)
+    data: Dataset = passed_object("data set", experiment.dataset)
+    return data.kind_of_data
+
+
+def _dataset_of(experiment: Experiment) -> Dataset:
+    return load_dataset(
+        experiment.dataset, resize=experiment.resize, table=options_of(experiment), seed=experiment.seed
+    )
 
 
 def _with_full_path(model: str) -> str:

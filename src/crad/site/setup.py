@@ -10,7 +10,6 @@ import tomli_w
 from cryptography.hazmat.primitives.serialization import Encoding
 from pydantic import ValidationError
 
-from crad.data.preprocessing import channel_statistics
 from crad.data.site_data import draft_dataset
 from crad.errors import ConfigError, first_fault
 from crad.files import read_toml
@@ -47,17 +46,13 @@ def draft_agreement(name: str, site: Site, member: Member, settings: Mapping[str
     Labels without names are called what that member's peer.toml says; where it says "as agreed", by their numbers.
     """
     dataset = draft_dataset(str(site.data), own_classes=site.classes)
-    means, deviations = channel_statistics(dataset.train_images)
     own = {key: value for key, value in settings.items() if key in Agreement.model_fields and key != "settings"}
     rest = {key: value for key, value in settings.items() if key not in own}
     return make_agreement(
         {
             "name": name,
             "classes": list(dataset.class_names),
-            "image_shape": [*dataset.image_size, dataset.in_channels],
-            "mean": means,
-            "std": deviations,
-            "augmentation": dataset.augmentation,
+            **dataset.kind_of_data.schema(dataset),
             **own,
             "settings": rest,
             "members": [member.model_dump(mode="json", exclude_none=True)],

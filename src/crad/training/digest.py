@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from crad.data.preprocessing import in_usual_layout
 from crad.randomness import torch_stream
 from crad.training.evaluation import EVALUATION_BATCH, evaluation_mode
 
@@ -48,7 +49,7 @@ def digest(
     for chosen in torch.split(order.to(inputs_BDHW.device), batch_size):
         if len(chosen) < 2:
             break  # batch norm needs two samples
-        batch = inputs_BDHW[chosen].contiguous(memory_format=torch.channels_last)
+        batch = in_usual_layout(inputs_BDHW[chosen])
         loss = loss_of(model(batch), target_BC[chosen])
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]

@@ -59,6 +59,7 @@ def print_verdict(console: Console, verdict: JoiningVerdict | None) -> None:
 def partition_table(partition: Mapping[str, Any], *, width: int) -> Table:
     """Clients x classes: numbers while they fit, one shaded cell per class (or per few classes) where they do not."""
     counts: list[list[int]] = partition["counts"]
+    names = partition.get("sites") or [str(client) for client in range(len(counts))]
     highest = max(1, max(max(row) for row in counts))
     table = Table(box=None, title="Private samples per client and class", title_justify="left", pad_edge=False)
     table.add_column("client", justify="right")
@@ -69,14 +70,14 @@ def partition_table(partition: Mapping[str, Any], *, width: int) -> Table:
             table.add_column(str(label), justify="right", min_width=cell_width - 1)
         table.add_column("all", justify="right")
         for client, row in enumerate(counts):
-            table.add_row(str(client), *(_shaded(value, highest) for value in row), str(sum(row)))
+            table.add_row(names[client], *(_shaded(value, highest) for value in row), str(sum(row)))
     else:
         per_cell = math.ceil(num_classes / max(10, width - 24))
         table.add_column(f"classes 0 to {num_classes - 1}" + (f", {per_cell} per cell" if per_cell > 1 else ""))
         table.add_column("all", justify="right")
         for client, row in enumerate(counts):
             cells = [max(row[start : start + per_cell]) for start in range(0, num_classes, per_cell)]
-            table.add_row(str(client), "".join(_shade(value, highest) for value in cells), str(sum(row)))
+            table.add_row(names[client], "".join(_shade(value, highest) for value in cells), str(sum(row)))
     return table
 
 

@@ -7,19 +7,21 @@ C channels (1 or 3).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from crad.data.columns import Column, Rows, numeric_columns
 from crad.data.dataset import MAX_CLASSES, Dataset, Images, Labels, Splits, build_dataset
 from crad.errors import ConfigError, DataError, unknown_name
 
 CHANNELS = (1, 3)
 WHOLE_LEVEL = 1e-3  # how far a float pixel may be from one of the 256 levels
 IMAGES_ONLY = (
-    "expected images [N, H, W], [N, H, W, C] or [N, C, H, W] with 1 or 3 channels; tables, texts and signals are not "
-    "supported yet"
+    "expected images [N, H, W], [N, H, W, C] or [N, C, H, W] with 1 or 3 channels, or rows of a table [N, F]; texts "
+    "and signals are not supported yet"
 )
 
 
@@ -32,9 +34,22 @@ def dataset_from_arrays(
     classes: Sequence[str] | None,
     name: str,
     augmentation: str | None,
+    site: Sequence[object] | None = None,
+    columns: Sequence[str] | None = None,
 ) -> Dataset:
     """Bring four arrays into the package's own form; see `Dataset.from_arrays`."""
     train_labels, test_labels, class_names = encode_labels(y_train, y_test, classes)
+    sites = None if site is None else _site_texts(site, len(train_labels))
+    if _to_numpy(x_train, where="x_train").ndim == 2:
+        from crad.data.kinds.table import make_table  # late: it needs torch, and readers that call this file do not
+
+        rows = to_rows(x_train, where="x_train"), to_rows(x_test, where="x_test")
+        schema = _columns_of(rows[0], columns)
+        if augmentation not in (None, "none"):
+            raise DataError(f"augmentation is {augmentation!r}, and rows of a table have none: leave it out")
+        return make_table(rows[0], train_labels, rows[1], test_labels, class_names, schema, sites, name=name)
+    if columns is not None:
+        raise DataError("columns name those of a table [N, F], and x_train holds images: leave them out")
     splits = Splits(
         to_images(x_train, where="x_train"),
         train_labels,
@@ -42,7 +57,14 @@ def dataset_from_arrays(
         test_labels,
         class_names,
     )
-    return build_dataset(splits, name=name, where=name, augmentation=augmentation)
+    dataset = build_dataset(splits, name=name, where=name, augmentation=augmentation)
+    return dataset if sites is None else with_sites(dataset, sites)
+
+
+def with_sites(dataset: Dataset, sites: Sequence[str]) -> Dataset:
+    """Return a data set that knows whose training sample each one is."""
+    names, places = np.unique(np.array(sites, dtype=str), return_inverse=True)
+    return replace(dataset, train_sites=places.astype(np.int64), site_names=tuple(names.tolist()))
 
 
 def dataset_from_items(
@@ -101,6 +123,15 @@ def to_images(x: object, *, where: str) -> Images:
     return _to_pixels(array, where=where)
 
 
+def to_rows(x: object, *, where: str) -> Rows:
+    """Return numbers of any type as float32 [N, F]; NaN is a gap."""
+    array = _to_numpy(x, where=where)
+    if array.ndim != 2 or array.dtype.kind not in "fiub":
+        raise DataError(f"{where} is {array.dtype} of shape {array.shape}, expected numbers [N, F], one row each")
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(array, dtype=np.float32)
+
+
 def to_batch(x: object, shape: tuple[int, int, int], *, resize: int | None = None, where: str = "x") -> Images:
     """Return one image or several as uint8 [N, H, W, C] of this very shape [H, W, C]; refuse any other size.
 
@@ -118,6 +149,20 @@ def to_batch(x: object, shape: tuple[int, int, int], *, resize: int | None = Non
             "channels): resize or convert them as those it was trained on"
         )
     return images
+
+
+def _site_texts(site: Sequence[object], samples: int) -> list[str]:
+    texts = [str(_plain(one)) for one in site]
+    if len(texts) != samples:
+        raise DataError(f"site has {len(texts)} entries for {samples} training samples: say of each whose it is")
+    return texts
+
+
+def _columns_of(rows: Rows, names: Sequence[str] | None) -> tuple[Column, ...]:
+    said = [str(name) for name in names] if names is not None else [f"x{place}" for place in range(rows.shape[1])]
+    if len(said) != rows.shape[1] or len(set(said)) != len(said):
+        raise DataError(f"columns has {len(set(said))} different names for {rows.shape[1]} columns of x_train")
+    return numeric_columns(said)
 
 
 def _is_alone(given: tuple[int, ...], shape: tuple[int, int, int]) -> bool:
@@ -161,7 +206,7 @@ def flat_labels(y: object, *, where: str) -> NDArray[Any]:
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1:
-        raise DataError(f"{where} has shape {labels.shape}, expected [N]: one class per image")
+        raise DataError(f"{where} has shape {labels.shape}, expected [N]: one class per sample")
     if labels.dtype.kind == "S":
         return np.char.decode(labels, "utf-8")
     if labels.dtype.kind == "O" and all(isinstance(one, str) for one in labels):

@@ -34,10 +34,11 @@ def read_inputs(
         return [path.name], read_pictures([path], channels=channels, resize=resize)
     if suffix not in (".npy", ".npz"):
         raise DataError(f"{path}: expected an image ({', '.join(sorted(SUFFIXES))}), a folder of images, .npy or .npz")
-    return [], _read_array(path, key)
+    return [], read_array_file(path, key)
 
 
-def _read_array(path: Path, key: str | None) -> NDArray[Any]:
+def read_array_file(path: Path, key: str | None) -> NDArray[Any]:
+    """Return the array in a .npy file, or the one of this name in a .npz."""
     with open_arrays(path) as archive:
         if not isinstance(archive, np.lib.npyio.NpzFile):
             if key is not None:

@@ -52,10 +52,10 @@ def sentence(runs: Sequence[RunRecords]) -> str:
     seeds = list(dict.fromkeys(str(run.summary["seed"]) for run in runs))
     who = f"{summary['clients']} clients" + (f", {active} active" if active != summary["clients"] else "")
     how = f"{summary['partition']}" + (f" alpha {summary['alpha']:g}" if summary["partition"] == "dirichlet" else "")
-    hardware = summary["hardware"]
+    hardware, samples = summary["hardware"], runs[0].partition.get("samples", "images")
     return (
         f"{names} on {summary['dataset']} ({summary['train_images']} training and {summary['test_images']} test "
-        f"images): {who}, {how}, {summary['rounds']} rounds, preset {summary['preset']}, "
+        f"{samples}): {who}, {how}, {summary['rounds']} rounds, preset {summary['preset']}, "
         f"{'seeds' if len(seeds) > 1 else 'seed'} {', '.join(seeds)}, on {hardware['processor']} "
         f"({hardware['device']})."
     )

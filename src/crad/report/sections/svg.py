@@ -78,11 +78,17 @@ def partition_heat_map(partition: Mapping[str, Any]) -> HeatMap:
     counts = partition["counts"]
     return _lay_out(
         counts,
-        rows=[f"client {i}" for i in range(len(counts))],
+        rows=[_called(partition, client) for client in range(len(counts))],
         columns=partition["class_names"],
         title="Private samples per client and class",
         row_title="rows: clients, columns: classes",
     )
+
+
+def _called(partition: Mapping[str, Any], client: int) -> str:
+    """Return a client by its number, and by its site where it is one."""
+    sites = partition.get("sites")
+    return f"client {client}" if sites is None else f"client {client}, {sites[client]}"
 
 
 def _draw(picture: HeatMap) -> str:

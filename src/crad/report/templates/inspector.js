@@ -14,6 +14,17 @@ const whole = (share) => Math.floor(share * 100 + 0.5);
 const samples = (count) => String(Math.floor(count * 100 + 0.5) / 100);
 const at = (share) => `left:${Math.min(100, Math.max(0, share * 100))}%`;
 
+/** A sample among others: a picture, or of a row its number. */
+function smallSample(sample, name) {
+  if (sample.png) return make("img", { src: `data:image/png;base64,${sample.png}`, alt: name });
+  return make("span", { class: "row-number" }, `row ${sample.index}`);
+}
+
+/** A row as a list of its columns; nothing for a picture. */
+function wholeRow(sample) {
+  return (sample.row ?? []).flatMap(([column, value]) => [make("dt", {}, column), make("dd", {}, value)]);
+}
+
 class Inspector {
   constructor(frame, inspections) {
     this.frame = frame;
@@ -60,6 +71,11 @@ class Inspector {
     });
   }
 
+  /** What one sample and several are called; inspections of images do not say it. */
+  get words() {
+    return this.run.words ?? { one: "image", several: "images" };
+  }
+
   choose(change) {
     this.choice = { ...this.choice, ...change };
     this.show();
@@ -75,7 +91,7 @@ class Inspector {
     const names = { success: "Where the rule did clearly well", failure: "Where it did clearly badly" };
     const groups = Object.entries(names).map(([kind, name]) => {
       const buttons = this.run.cases.filter((one) => one.kind === kind).map((one) => this.caseButton(one));
-      const rule = `${this.run.rules[kind]} Searched: the first ${this.run.searched_images} test images.`;
+      const rule = `${this.run.rules[kind]} Searched: the first ${this.run.searched_images} test ${this.words.several}.`;
       return make(
         "div", { class: "case-group", role: "group", "aria-label": name },
         make("h3", {}, name),
@@ -93,7 +109,7 @@ class Inspector {
     const [uniform, target] = ["uniform", "target"].map((key) => whole(own[key][image][one.class]));
     const button = make(
       "button", { type: "button", class: "case", title: `uniform average → target, by ${percent(one.margin)} points` },
-      make("img", { src: `data:image/png;base64,${this.run.images[image].png}`, alt: "" }),
+      smallSample(this.run.images[image], ""),
       make(
         "span", {},
         make("span", { class: "whose" }, `${this.run.classes[one.class]}, client ${one.student}:`),
@@ -107,16 +123,17 @@ class Inspector {
   }
 
   fillChoices() {
+    this.find("fieldset legend").textContent = `Test ${this.words.one}`;
     const { students, classes, images } = this.run;
     const option = (text, value) => make("option", { value }, text);
     this.find("#choose-student").replaceChildren(...students.map((one, i) => option(`client ${one.client}`, i)));
     this.find("#choose-class").replaceChildren(...classes.map((name, i) => option(`${i}: ${name}`, i)));
     const thumbs = images.map((image, i) => {
-      const name = `test image ${image.index}, ${classes[image.label]}`;
+      const name = `test ${this.words.one} ${image.index}, ${classes[image.label]}`;
       return make(
         "label", { title: name },
         make("input", { type: "radio", name: "test-image", value: i }),
-        make("img", { src: `data:image/png;base64,${image.png}`, alt: name }),
+        smallSample(image, name),
       );
     });
     this.find(".thumbs").replaceChildren(...thumbs);
@@ -171,10 +188,12 @@ class Inspector {
     this.find(".teachers").replaceChildren(...this.teacherTable(trace));
     this.find(".all-classes").replaceChildren(...this.classTable());
     const shown = run.images[image];
-    const truth = `test image ${shown.index}, true class ${run.classes[shown.label]}`;
+    const truth = `test ${this.words.one} ${shown.index}, true class ${run.classes[shown.label]}`;
     const picture = this.find("figure img");
-    picture.src = `data:image/png;base64,${shown.png}`;
+    picture.hidden = !shown.png;
+    if (shown.png) picture.src = `data:image/png;base64,${shown.png}`;
     picture.alt = truth;
+    this.find("figure .row").replaceChildren(...wholeRow(shown));
     this.find("figcaption").textContent = `T${truth.slice(1)}; student: client ${run.students[student].client}, round ${run.round}`;
     const words = `--student ${run.students[student].client} --image ${shown.index} --class ${label}`;
     const command = `crad explain ${run.run} ${words}`.split(" ").flatMap((word) => [make("span", {}, word), " "]);

@@ -1,0 +1,73 @@
+"""The schema of a table: its columns, in order, and what their values may be. Agreed on, and no statistic.
+
+A row is float32 [F], one value per column: a number as it is, a category as its place in the schema's list (one after
+the last: a category that the schema does not know), a gap as NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Rows = NDArray[np.float32]  # [N, F]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: numbers, or one of these categories."""
+
+    name: str
+    categories: tuple[str, ...] | None = None  # None: it holds numbers
+    missing: str | None = None  # a code that means a gap, beside the usual words for it
+
+    @property
+    def kind(self) -> str:
+        """Return what people call it."""
+        return "number" if self.categories is None else "category"
+
+    @property
+    def size(self) -> int:
+        """Return how many categories it has, 0 for numbers."""
+        return len(self.categories or ())
+
+    def shown(self, value: float) -> str:
+        """Return a value of a row as a person wrote it."""
+        if np.isnan(value):
+            return "gap"
+        if self.categories is None:
+            return f"{value:g}"
+        return self.categories[int(value)] if 0 <= value < self.size else "unknown"
+
+
+def numeric_columns(names: Sequence[str]) -> tuple[Column, ...]:
+    """Return a schema of numbers alone."""
+    return tuple(Column(name) for name in names)
+
+
+def columns_to_json(columns: Sequence[Column]) -> list[dict[str, Any]]:
+    """Return a schema as plain values."""
+    return [
+        {
+            "name": one.name,
+            "kind": one.kind,
+            **({} if one.categories is None else {"categories": list(one.categories)}),
+            **({} if one.missing is None else {"missing": one.missing}),
+        }
+        for one in columns
+    ]
+
+
+def columns_from_json(entries: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
+    """Read what `columns_to_json` wrote."""
+    return tuple(
+        Column(
+            str(one["name"]),
+            tuple(map(str, one["categories"])) if one["kind"] == "category" else None,
+            None if one.get("missing") is None else str(one["missing"]),
+        )
+        for one in entries
+    )

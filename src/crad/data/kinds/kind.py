@@ -1,0 +1,126 @@
+"""What a kind of data must say of itself; everything else in the package asks here and knows no kind.
+
+Shapes: N samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from crad.data.columns import Column
+from crad.data.preprocessing import Preprocessor
+from crad.data.readers.table_file import TableOptions
+
+if TYPE_CHECKING:
+    from crad.data.dataset import Dataset
+
+
+@dataclass(frozen=True)
+class Words:
+    """What people call a sample of this kind."""
+
+    one: str
+    several: str
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What settings say about how a file is read; a kind refuses those that are not for it."""
+
+    resize: int | None = None
+    table: TableOptions = field(default_factory=TableOptions)
+    data_dir: Path | None = None
+
+
+class HasPadding(Protocol):
+    """What says how large images become before a network sees them."""
+
+    @property
+    def pad_to(self) -> int | None:
+        """Return the side that images are padded to; None: they are not."""
+        ...
+
+
+class SampleForm(HasPadding, Protocol):
+    """What a trained model says of the samples that it takes."""
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Return the shape of a raw sample."""
+        ...
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """Return the mean per channel, of images."""
+        ...
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        """Return the standard deviation per channel, of images."""
+        ...
+
+    @property
+    def resize(self) -> int | None:
+        """Return the side that images of any size are brought to; None: they must have their size."""
+        ...
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """Return the schema, of a table."""
+        ...
+
+
+class Kind(Protocol):
+    """One kind of data: how it is read and checked, how samples become inputs, and how a person looks at one."""
+
+    name: str
+    words: Words
+    models: tuple[str, ...]  # families that its clients get in turn where nobody says others
+    input_name: str  # of an exported graph
+    dtype: np.dtype[Any]  # of its samples
+
+    def is_source(self, name_or_path: str) -> bool:
+        """Return whether a data set of this name, or at this path, is of this kind; nothing is read to tell."""
+        ...
+
+    def read(self, name_or_path: str, options: ReadOptions) -> Dataset:
+        """Read and check a data set."""
+        ...
+
+    def check(self, samples: NDArray[Any], dataset: Dataset, *, where: str) -> None:
+        """Refuse, with a `DataError`, an array that holds no samples of this kind."""
+        ...
+
+    def to_tensor(self, samples: NDArray[Any], form: HasPadding) -> Tensor:
+        """Return samples as they lie on a device: not yet inputs."""
+        ...
+
+    def preprocessor(self, dataset: Dataset, *, is_augmented: bool, device: str) -> Preprocessor:
+        """Return how samples become inputs, for everybody alike."""
+        ...
+
+    def batch(self, x: object, form: SampleForm) -> NDArray[Any]:
+        """Return whatever a user gives a model as samples of its form."""
+        ...
+
+    def read_inputs(self, path: Path, form: SampleForm, *, key: str | None) -> tuple[list[str], NDArray[Any]]:
+        """Return what samples in a file are called (perhaps nothing), and the samples, to predict on."""
+        ...
+
+    def preprocessor_of(self, form: SampleForm) -> Preprocessor:
+        """Return how samples become inputs of a trained model, on the CPU and without augmentation."""
+        ...
+
+    def picture(self, dataset: Dataset, sample: NDArray[Any]) -> dict[str, Any]:
+        """Return how the inspector shows one sample."""
+        ...
+
+    def schema(self, dataset: Dataset) -> dict[str, Any]:
+        """Return what members of a federation would have to agree on, as plain values."""
+        ...

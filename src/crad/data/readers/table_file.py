@@ -1,0 +1,411 @@
+"""Reads tables: CSV in every dialect people save it in, and Parquet. What is not understood is refused by its column.
+
+A reader ends in a `RawTable`, texts as they stand there; `understand` makes numbers and categories of it. N rows, F
+columns that are inputs.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crad.config import Experiment
+from crad.data.columns import Column, Rows
+from crad.errors import ConfigError, DataError, install_hint, unknown_name
+
+SUFFIXES = (".csv", ".tsv", ".parquet")
+DELIMITERS = ",;\t|"
+GAPS = frozenset({"", "NA", "N/A", "n/a", "na", "NaN", "nan", "NULL", "null", "None", "<NA>", "#N/A", "?"})
+MAX_CATEGORIES = 100
+FEW = 20  # so many categories are plausible however short the table is
+MOSTLY = 0.9  # of a column's values: the rest is a slip and no other kind
+SHOWN_COLUMNS = 12  # of many in one line
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+_DATE = re.compile(r"(\d{4}[-/]\d{1,2}[-/]\d{1,2}|\d{1,2}[./-]\d{1,2}[./-](\d{4}|\d{2}))([ T].*)?")
+_COMMA_NUMBER = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """What a person says of a table's columns: settings of the same names, or arguments."""
+
+    label: str | None = None
+    site: str | None = None
+    ignore: tuple[str, ...] = ()  # columns that are no input
+    categories: tuple[str, ...] = ()  # columns of numbers that are codes
+    missing: Mapping[str, str] = field(default_factory=dict, hash=False)  # a code that means a gap, by column
+
+
+def options_of(settings: Experiment) -> TableOptions:
+    """Return what an experiment's settings say of a table's columns."""
+    return TableOptions(
+        label=settings.label,
+        site=settings.site,
+        ignore=_names(settings.ignore),
+        categories=_names(settings.categories),
+        missing=dict(_code_of(entry) for entry in _names(settings.missing)),
+    )
+
+
+@dataclass(frozen=True)
+class RawTable:
+    """Columns of texts as a file has them; `lines` says where each row stands."""
+
+    where: str
+    names: tuple[str, ...]
+    texts: tuple[Sequence[str], ...]  # one sequence of N texts per column
+    lines: Sequence[int]
+    has_comma_fields: bool = True  # fields are divided by commas, so that a comma in a number divides thousands
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def column(self, name: str) -> Sequence[str]:
+        """Return the texts of a column; refuse a name that is not there."""
+        if name not in self.names:
+            raise DataError(f"{self.where}: {unknown_name('column', name, self.names)}")
+        return self.texts[self.names.index(name)]
+
+
+@dataclass(frozen=True)
+class Understood:
+    """What a table means: its inputs, and why some columns are none."""
+
+    columns: tuple[Column, ...]
+    rows: Rows  # [N, F]
+    left_out: Mapping[str, str]
+
+
+def read_raw_table(path: Path) -> RawTable:
+    """Read a .csv, .tsv or .parquet file."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file, expected a table: .csv, .tsv or .parquet")
+    if path.suffix.lower() == ".parquet":
+        return _read_parquet(path)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+    return parse_csv(content, where=str(path))
+
+
+def parse_csv(content: bytes, *, where: str) -> RawTable:
+    """Read a CSV file's bytes; the delimiter is found, quoted fields may hold anything."""
+    text = _decoded(content, where=where)
+    delimiter = _delimiter_of(text, where=where)
+    records, lines = [], []
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    try:
+        for record in reader:
+            if any(cell.strip() for cell in record):
+                records.append(record)
+                lines.append(reader.line_num)
+    except csv.Error as error:
+        raise DataError(f"{where}: line {reader.line_num} is no CSV ({error}): is a quote open?") from error
+    if len(records) < 2:
+        raise DataError(f"{where}: has no rows below its header")
+    header, *rows = records
+    for record, line in zip(rows, lines[1:], strict=True):
+        if len(record) != len(header):
+            raise DataError(f"{where}: line {line} has {len(record)} fields, the header {len(header)}")
+    columns = [[cell.strip() for cell in column] for column in zip(*rows, strict=True)]
+    return _named(where, [cell.strip() for cell in header], columns, lines[1:], has_comma_fields=delimiter == ",")
+
+
+def raw_table_of_frame(frame: Any, *, where: str) -> RawTable:  # noqa: ANN401  # pandas is no dependency
+    """Read a pandas DataFrame, or whatever has its `columns` and gives a column by its name."""
+    names = [str(name) for name in frame.columns]
+    columns = [_texts_of(frame[name]) for name in frame.columns] if len(set(names)) == len(names) else [[]] * len(names)
+    return _named(where, names, columns, range(1, len(frame) + 1), has_comma_fields=False)
+
+
+def understand(table: RawTable, options: TableOptions) -> Understood:
+    """Make numbers and categories of every column that is an input; refuse with its name what is neither."""
+    for name in (*options.ignore, *options.categories, *options.missing):
+        table.column(name)
+    apart = {options.label, options.site}
+    columns, values, left_out = [], [], {}
+    for name, texts in zip(table.names, table.texts, strict=True):
+        if name in apart:
+            continue
+        if name in options.ignore:
+            left_out[name] = "ignored, as asked"
+            continue
+        cells = _with_gaps(texts, options.missing.get(name))
+        known = [cell for cell in cells if cell is not None]
+        if not known:
+            left_out[name] = "empty"
+        elif len(set(known)) == 1 and len(known) == len(cells):
+            left_out[name] = f"constant: always {known[0]!r}"
+        else:
+            column = _column_of(table, name, cells, is_category=name in options.categories)
+            column = replace(column, missing=options.missing.get(name))
+            columns.append(column)
+            values.append(_values_of(table, column, cells))
+    if not columns:
+        raise DataError(
+            f"{table.where}: no column is left to learn from: all are empty, constant, ignored or the label"
+        )
+    return Understood(tuple(columns), np.stack(values, axis=1).astype(np.float32), left_out)
+
+
+def rows_as_agreed(table: RawTable, columns: Sequence[Column]) -> Rows:
+    """Return the rows of another table under a schema: an unknown category gets its place, a lacking column is refused.
+
+    Columns that the schema does not have are passed over: the label, perhaps.
+    """
+    lacking = [column.name for column in columns if column.name not in table.names]
+    if lacking:
+        raise DataError(
+            f"{table.where}: lacks column {lacking[0]!r}{f' and {len(lacking) - 1} more' if lacking[1:] else ''}; has "
+            f"{shown_names(table.names)}"
+        )
+    values = [_values_of(table, column, _with_gaps(table.column(column.name), column.missing)) for column in columns]
+    return np.stack(values, axis=1).astype(np.float32)
+
+
+def labels_of(table: RawTable, options: TableOptions) -> list[str]:
+    """Return the class of every row; refuse a column that is no label."""
+    name, where = _label_name(table, options), table.where
+    cells = _with_gaps(table.column(name), options.missing.get(name))
+    for cell, line in zip(cells, table.lines, strict=True):
+        if cell is None:
+            raise DataError(
+                f"{where}: {cells.count(None)} rows have no label in column {name!r}, the first in line {line}: fill "
+                "them in, or take the rows out"
+            )
+    labels = [str(cell) for cell in cells]
+    classes = set(labels)
+    if len(classes) == 1:
+        raise DataError(
+            f"{where}: label column {name!r} has one class only, {labels[0]!r}: there is nothing to tell apart"
+        )
+    if len(classes) > FEW and 5 * len(classes) > len(labels):
+        raise DataError(
+            f"{where}: label column {name!r} has {len(classes)} different values in {len(labels)} rows, such as "
+            f"{labels[0]!r}: is it the label? Classes are told apart here, numbers are not predicted"
+        )
+    return labels
+
+
+def sites_of(table: RawTable, options: TableOptions) -> list[str] | None:
+    """Return whose row each one is; None where no column says so."""
+    if options.site is None:
+        return None
+    if options.site == options.label:
+        raise ConfigError(f"column {options.site!r} is both label and site: name another one")
+    cells = _with_gaps(table.column(options.site), options.missing.get(options.site))
+    for cell, line in zip(cells, table.lines, strict=True):
+        if cell is None:
+            raise DataError(f"{table.where}: line {line} names no site in column {options.site!r}: fill it in")
+    return [str(cell) for cell in cells]
+
+
+def shown_names(names: Sequence[str]) -> str:
+    """Return column names in a line, the first ones of many."""
+    rest = len(names) - SHOWN_COLUMNS
+    return ", ".join(names[:SHOWN_COLUMNS]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def gaps_in(texts: Sequence[str], code: str | None = None) -> int:
+    """Return how many of a column's cells say nothing."""
+    return _with_gaps(texts, code).count(None)
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
+def _code_of(entry: str) -> tuple[str, str]:
+    name, equals, code = (word.strip() for word in entry.rpartition("="))
+    if not name or not equals or not code:
+        raise ConfigError(f"missing has {entry!r}: expected column=code, such as chol=0")
+    return name, code
+
+
+def _label_name(table: RawTable, options: TableOptions) -> str:
+    if options.label is None:
+        raise ConfigError(
+            f"{table.where}: say which column is the label, such as label={table.names[-1]}; the columns are "
+            f"{shown_names(table.names)}"
+        )
+    return options.label
+
+
+def _decoded(content: bytes, *, where: str) -> str:
+    encoding = "utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
+    try:
+        text = content.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise DataError(f"{where}: line {line} is not UTF-8 text: save the table as CSV UTF-8") from error
+    if "\0" in text:
+        raise DataError(f"{where}: holds zero bytes, so it is no text: save the table as CSV UTF-8")
+    if not text.strip():
+        raise DataError(f"{where}: is empty")
+    return text
+
+
+def _delimiter_of(text: str, *, where: str) -> str:
+    """Return what divides the header's fields: whichever gives most of them."""
+    counts = {}
+    for delimiter in DELIMITERS:
+        try:
+            header = next(csv.reader(io.StringIO(text.lstrip("\r\n"), newline=""), delimiter=delimiter))
+        except (csv.Error, StopIteration):
+            header = []
+        counts[delimiter] = len(header)
+    best = max(counts, key=lambda one: counts[one])
+    if counts[best] < 2:
+        raise DataError(f"{where}: its header has one field only; expected columns divided by commas or semicolons")
+    return best
+
+
+def _named(
+    where: str, names: list[str], columns: list[Any], lines: Sequence[int], *, has_comma_fields: bool
+) -> RawTable:
+    """Check the header; a first column without a name that just counts the rows is left out."""
+    if names and not names[0] and _is_row_number(columns[0]):
+        names, columns = names[1:], columns[1:]
+    for place, name in enumerate(names):
+        if not name:
+            raise DataError(f"{where}: column {place + 1} has no name: give it one in the header")
+        if names.index(name) != place:
+            raise DataError(
+                f"{where}: column {name!r} stands there twice, as columns {names.index(name) + 1} and {place + 1}: "
+                "rename one"
+            )
+    return RawTable(where, tuple(names), tuple(columns), lines, has_comma_fields)
+
+
+def _is_row_number(texts: Sequence[str]) -> bool:
+    return any(all(text == str(start + place) for place, text in enumerate(texts)) for start in (0, 1))
+
+
+def _with_gaps(texts: Sequence[str], code: str | None) -> list[str | None]:
+    """Return the cells, None where one says nothing: by the usual words, or by the column's own code."""
+    number = None if code is None else _plain_number(code)
+    if number is None:
+        return [None if text in GAPS or text == code else text for text in texts]
+    return [None if text in GAPS or _plain_number(text) == number else text for text in texts]
+
+
+def _plain_number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _column_of(table: RawTable, name: str, cells: Sequence[str | None], *, is_category: bool) -> Column:
+    """Return what a column holds, from its values alone."""
+    known = [cell for cell in cells if cell is not None]
+    if not is_category:
+        if _all_numbers(known) is not None:
+            return Column(name)
+        numbers = sum(_number(cell, table) is not None for cell in known)
+        if numbers >= MOSTLY * len(known):
+            return Column(name)
+        dates = sum(_DATE.fullmatch(cell) is not None for cell in known)
+        if dates >= MOSTLY * len(known):
+            raise DataError(
+                f"{table.where}: column {name!r} holds dates such as {known[0]!r}: make a number of it, such as years "
+                f"or days, or leave it out with ignore={name}"
+            )
+    found = sorted(set(known), key=_by_number_then_text)
+    is_too_many = len(found) > MAX_CATEGORIES or (len(found) > FEW and 2 * len(found) > len(known))
+    if is_too_many:
+        raise DataError(
+            f"{table.where}: column {name!r} holds {len(found)} different texts in {len(known)} rows, such as "
+            f"{known[0]!r}: is it an identifier or free text? Leave it out with ignore={name}"
+        )
+    return Column(name, tuple(found))
+
+
+def _by_number_then_text(text: str) -> tuple[float, str]:
+    number = _plain_number(text)
+    return (np.inf if number is None else number, text)
+
+
+def _values_of(table: RawTable, column: Column, cells: Sequence[str | None]) -> NDArray[np.float64]:
+    if column.categories is not None:
+        places = {name: place for place, name in enumerate(column.categories)}
+        unknown = len(places)
+        return np.array([np.nan if cell is None else places.get(cell, unknown) for cell in cells], dtype=np.float64)
+    quick = _all_numbers(["nan" if cell is None else cell for cell in cells])
+    if quick is not None and not (np.abs(quick) > FLOAT32_MAX).any():
+        return quick
+    values = np.empty(len(cells))
+    for place, cell in enumerate(cells):
+        number = np.nan if cell is None else _number(cell, table)
+        if number is None:
+            raise DataError(
+                f"{table.where}: column {column.name!r} holds numbers, but {cell!r} in line {table.lines[place]}: "
+                f"correct it, or say that it means a gap with missing={column.name}={cell}"
+            )
+        if not abs(number) <= FLOAT32_MAX and not np.isnan(number):
+            raise DataError(
+                f"{table.where}: column {column.name!r} has {cell!r} in line {table.lines[place]}, which is no finite "
+                "number"
+            )
+        values[place] = number
+    return values
+
+
+def _all_numbers(cells: Sequence[str]) -> NDArray[np.float64] | None:
+    """Return a whole column as numbers where all of it is written plainly: most are, and this is quick."""
+    try:
+        return np.array(cells, dtype=object).astype(np.float64)
+    except ValueError:
+        return None
+
+
+def _number(text: str, table: RawTable) -> float | None:
+    """Return a number as people write it: with a decimal point or comma, with thousands divided by commas."""
+    if "," in text:
+        if table.has_comma_fields and _THOUSANDS.fullmatch(text):
+            text = text.replace(",", "")
+        elif _COMMA_NUMBER.fullmatch(text):
+            text = text.replace(",", ".")
+    return _plain_number(text)
+
+
+def _read_parquet(path: Path) -> RawTable:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise DataError(f"{path}: reading Parquet needs pyarrow: {install_hint('parquet')}") from error
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except Exception as error:  # pyarrow has a kind of its own for each fault
+        raise DataError(f"{path}: not a readable Parquet file ({' '.join(str(error).split())[:200]})") from error
+    columns = [_texts_of(table.column(place).to_pylist()) for place in range(table.num_columns)]
+    if not table.num_rows:
+        raise DataError(f"{path}: has no rows")
+    lines = range(1, table.num_rows + 1)
+    return _named(str(path), list(table.column_names), columns, lines, has_comma_fields=False)
+
+
+def _texts_of(values: Collection[Any]) -> list[str]:
+    """Return values of any type as the texts a CSV would have; whole floats as whole numbers, nothing as a gap."""
+    return list(_each_text(values))
+
+
+def _each_text(values: Collection[Any]) -> Iterator[str]:
+    for value in values:
+        number = float(value) if isinstance(value, float | np.floating) else 0.5
+        if number.is_integer() and abs(number) < 2**53:
+            yield str(int(number))
+        else:
+            text = "" if value is None else str(value).strip()
+            yield "" if text == "NaT" else text

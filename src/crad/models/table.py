@@ -1,0 +1,192 @@
+"""Networks for tables. The first layer of each prepares raw rows by its owner's statistics, which travel as buffers.
+
+Shapes: B rows, F columns, D prepared values, C classes, P the most prepared values of a column, E embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from crad.errors import ConfigError
+
+MAX_DEVIATIONS = 10.0  # a standardised value further out says no more: an outlier, or another unit
+MAX_TOKENS = 512  # columns that attention looks at; its memory grows with their square
+EMBEDDING, HEADS, BLOCKS = 32, 4, 2
+
+
+class TableEncoder(nn.Module):
+    """Raw rows [B,F] become prepared values [B,D]: numbers standardised, gaps told, categories one-hot.
+
+    The values are: every number minus its mean, over its deviation; for every column whether it is a gap; for every
+    category whether it is that one, the unknown one last. Mean and deviation are those of the owner's training rows
+    (`fit`), buffers that a snapshot carries. What the owner has never seen varying (a column that is empty or constant
+    there, a gap, a category) has scale zero: a network knows nothing about it, and its first weights shall not guess.
+    """
+
+    mean: Tensor  # [F] of the numbers
+    scale: Tensor  # [D]
+    numbers: Tensor
+    place_column: Tensor
+    place_code: Tensor
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        """Make one for columns of these sizes: how many categories, 0 for numbers."""
+        super().__init__()
+        self.sizes = tuple(sizes)
+        numbers = [column for column, size in enumerate(sizes) if size == 0]
+        places = [(column, code) for column, size in enumerate(sizes) if size for code in range(size + 1)]
+        self.width = len(numbers) + len(sizes) + len(places)
+        # Which prepared value belongs to which column, in their order.
+        self.column_of = (*numbers, *range(len(sizes)), *(column for column, _ in places))
+        self.register_buffer("mean", torch.zeros(len(numbers)))
+        self.register_buffer("scale", torch.ones(self.width))
+        self.register_buffer("numbers", torch.tensor(numbers, dtype=torch.int64), persistent=False)
+        self.register_buffer("place_column", torch.tensor([c for c, _ in places], dtype=torch.int64), persistent=False)
+        self.register_buffer("place_code", torch.tensor([float(c) for _, c in places]), persistent=False)
+
+    def forward(self, rows_BF: Tensor) -> Tensor:
+        """Return prepared values [B,D], all finite."""
+        is_gap_BF = torch.isnan(rows_BF)
+        numbers_BF = rows_BF[:, self.numbers]
+        centred_BF = torch.where(torch.isnan(numbers_BF), 0.0, numbers_BF - self.mean)
+        is_place_BP = rows_BF[:, self.place_column] == self.place_code
+        told_BD = torch.cat([centred_BF, is_gap_BF.to(rows_BF.dtype), is_place_BP.to(rows_BF.dtype)], dim=1)
+        return (told_BD * self.scale).clamp(-MAX_DEVIATIONS, MAX_DEVIATIONS)
+
+    @torch.no_grad()
+    def fit(self, rows_NF: Tensor) -> None:
+        """Take mean and deviation from rows, and note what is never seen in them."""
+        numbers_NF = rows_NF[:, self.numbers].double()
+        is_known_NF = ~torch.isnan(numbers_NF)
+        count_F = is_known_NF.sum(dim=0).clamp(min=1)
+        mean_F = torch.where(is_known_NF, numbers_NF, 0.0).sum(dim=0) / count_F
+        square_F = torch.where(is_known_NF, (numbers_NF - mean_F) ** 2, 0.0).sum(dim=0) / count_F
+        deviation_F = square_F.sqrt()
+        # Rounding leaves a constant column a tiny deviation.
+        is_varying_F = deviation_F > 1e-6 * mean_F.abs().clamp(min=1e-30)
+        inverse_F = torch.where(is_varying_F, 1 / deviation_F.clamp(min=1e-30), 0.0)
+        is_seen_F = torch.isnan(rows_NF).any(dim=0)
+        is_seen_P = (rows_NF[:, self.place_column] == self.place_code).any(dim=0)
+        self.mean.copy_(mean_F)
+        self.scale.copy_(torch.cat([inverse_F, is_seen_F.double(), is_seen_P.double()]))
+
+
+def fit_own_statistics(model: nn.Module, rows_NF: Tensor) -> None:
+    """Fill a network's first layer from its owner's training rows."""
+    for module in model.modules():
+        if isinstance(module, TableEncoder):
+            module.fit(rows_NF.to(module.mean.device))
+
+
+def set_own_statistics(model: nn.Module, statistics: Mapping[str, Sequence[float]]) -> None:
+    """Fill a network's first layer with statistics that were written down, by the names of its buffers."""
+    for module in model.modules():
+        if isinstance(module, TableEncoder):
+            module.load_state_dict({name: torch.tensor(values) for name, values in statistics.items()})
+
+
+def has_own_statistics(model: nn.Module) -> bool:
+    """Return whether a network prepares its inputs by its owner's statistics."""
+    return any(isinstance(module, TableEncoder) for module in model.modules())
+
+
+class PreparedRows(nn.Module):
+    """Any network over prepared values, behind its encoder: one of ours, or a user's own."""
+
+    def __init__(self, sizes: Sequence[int], network: nn.Module) -> None:
+        super().__init__()
+        self.encoder, self.network = TableEncoder(sizes), network
+
+    def forward(self, rows_BF: Tensor) -> Tensor:
+        """Return logits [B, C]."""
+        logits_BC: Tensor = self.network(self.encoder(rows_BF))
+        return logits_BC
+
+
+def mlp(sizes: Sequence[int], widths: Sequence[int], *, num_classes: int) -> nn.Module:
+    """Return linear layers of these widths with ReLU between them."""
+    layers: list[nn.Module] = []
+    for in_width, out_width in zip([TableEncoder(sizes).width, *widths[:-1]], widths, strict=True):
+        layers += [nn.Linear(in_width, out_width), nn.ReLU()]
+    return PreparedRows(sizes, nn.Sequential(*layers, nn.Linear(widths[-1], num_classes)))
+
+
+class DeepMlp(nn.Module):
+    """A first layer, then blocks of layer norm, linear and ReLU that add to what came in."""
+
+    def __init__(self, in_width: int, width: int, *, blocks: int, num_classes: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(in_width, width)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU()) for _ in range(blocks)
+        )
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, values_BD: Tensor) -> Tensor:
+        """Return logits [B, C]."""
+        hidden = self.first(values_BD)
+        for block in self.blocks:
+            hidden = hidden + block(hidden)
+        logits_BC: Tensor = self.head(hidden)
+        return logits_BC
+
+
+class TabTransformer(nn.Module):
+    """Every column is a token, and columns look at each other: a small transformer over prepared values."""
+
+    place: Tensor
+
+    def __init__(self, sizes: Sequence[int], *, width: int, heads: int, blocks: int, num_classes: int) -> None:
+        super().__init__()
+        if len(sizes) > MAX_TOKENS:
+            raise ConfigError(
+                f"model 'tab-transformer' looks at up to {MAX_TOKENS} columns, the table has {len(sizes)}: choose mlp "
+                "or mlp-deep"
+            )
+        encoder = TableEncoder(sizes)
+        self.encoder = encoder
+        per_column = [
+            [d for d, owner in enumerate(encoder.column_of) if owner == column] for column in range(len(sizes))
+        ]
+        most = max(len(one) for one in per_column)
+        # Values of a column side by side, filled up with a value that is always zero, the one after the last.
+        filled = [one + [encoder.width] * (most - len(one)) for one in per_column]
+        self.register_buffer("place", torch.tensor(filled).flatten(), persistent=False)
+        self.shape = (len(sizes), most)
+        self.embedding = nn.Parameter(torch.randn(len(sizes), most, width) * width**-0.5)
+        self.bias = nn.Parameter(torch.randn(len(sizes), width) * width**-0.5)
+        self.blocks = nn.ModuleList(_AttentionBlock(width, heads) for _ in range(blocks))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, rows_BF: Tensor) -> Tensor:
+        """Return logits [B, C]."""
+        values_BD = F.pad(self.encoder(rows_BF), (0, 1))
+        values_BFP = values_BD[:, self.place].reshape(-1, *self.shape)
+        tokens_BFE = torch.einsum("bfp,fpe->bfe", values_BFP, self.embedding) + self.bias
+        for block in self.blocks:
+            tokens_BFE = block(tokens_BFE)
+        logits_BC: Tensor = self.head(self.norm(tokens_BFE).mean(dim=1))
+        return logits_BC
+
+
+class _AttentionBlock(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.queries_keys_values, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.feed_forward = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, tokens_BFE: Tensor) -> Tensor:
+        parts: Tensor = self.queries_keys_values(self.norm(tokens_BFE))
+        batch, tokens, _ = tokens_BFE.shape
+        queries, keys, values = parts.reshape(batch, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        seen = F.scaled_dot_product_attention(queries, keys, values)
+        tokens_BFE = tokens_BFE + self.out(seen.transpose(1, 2).flatten(2))
+        changed: Tensor = tokens_BFE + self.feed_forward(self.norm_2(tokens_BFE))
+        return changed
