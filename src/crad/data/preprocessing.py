@@ -39,6 +39,11 @@ class Preprocessor(Protocol):
         """Return where samples are made inputs."""
         ...
 
+    @property
+    def augmentation(self) -> str:
+        """Return what `augment` does, by name; "none": nothing."""
+        ...
+
     def inputs(self, images: Tensor) -> Tensor:
         """Return what a network takes, as float32."""
         ...

@@ -47,6 +47,7 @@ class TablePreprocessor:
     """Rows go into a network as they are; its first layer does the rest."""
 
     device: torch.device
+    augmentation: str = "none"
 
     def inputs(self, images: Tensor) -> Tensor:
         """Return raw rows float32 [B,F], gaps as NaN."""
