@@ -10,7 +10,7 @@ from crad.aggregation.confusion import Confusion, Confusions, find_confusions
 from crad.aggregation.correction import correct, log_shares_of, remove_prior
 from crad.aggregation.evidence import Evidence, check_evidence
 from crad.aggregation.filters import Selection
-from crad.aggregation.judge import Findings, TeacherJudge, known_stats
+from crad.aggregation.judge import TeacherFindings, TeacherJudge, known_stats
 from crad.aggregation.rules import RULES, Rule, resolve_rule
 from crad.aggregation.statistics import TeacherStats
 from crad.aggregation.verification import Tally, credibility, verify
@@ -21,10 +21,10 @@ __all__ = [
     "Confusion",
     "Confusions",
     "Evidence",
-    "Findings",
     "Rule",
     "Selection",
     "Tally",
+    "TeacherFindings",
     "TeacherJudge",
     "TeacherStats",
     "Trace",

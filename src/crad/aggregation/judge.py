@@ -42,7 +42,7 @@ class TrustMeter:
 
 
 @dataclass(frozen=True)
-class Findings:
+class TeacherFindings:
     """What a student knows of its teachers after a round."""
 
     trust: Sequence[list[float]]  # [K,C], the mean share of the say that it gave each teacher in each class
@@ -114,9 +114,9 @@ class TeacherJudge:
         self.trust.add(made.share_KBC, sound_K)
         return made
 
-    def findings(self) -> Findings:
+    def findings(self) -> TeacherFindings:
         """Return what the student knows of its teachers by now."""
-        return Findings(
+        return TeacherFindings(
             trust=self.trust.means(),
             confused=find_confusions(self.published, self.confusions.tally_KCC),
             credibility=None if self.source == "reported" else credibility(self.published, self.tally).tolist(),

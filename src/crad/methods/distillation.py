@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from crad.aggregation import Findings, Rule, TeacherJudge, resolve_rule
+from crad.aggregation import Rule, TeacherFindings, TeacherJudge, resolve_rule
 from crad.federation.class_statistics import stack_statistics
 from crad.federation.context import RunContext
 from crad.federation.message import Message
@@ -129,7 +129,7 @@ def counted_samples(q_KBC: Tensor, block: Block) -> tuple[Tensor, Tensor] | None
     return q_KBC[:, ~block.is_changed], block.labels[~block.is_changed]
 
 
-def findings_to_notes(found: Findings, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
+def findings_to_notes(found: TeacherFindings, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
     """Return for the records how far each teacher's figures were believed, and who means other classes than we."""
     peers = [snapshot.peer for snapshot in snapshots]
     confused = [{**asdict(one), "teacher": peers[one.teacher]} for one in found.confused]

@@ -54,7 +54,7 @@ class Metric(_Part):
         return f"{self.label} {self.unit}".strip()
 
 
-class Column(_Part):
+class PaperColumn(_Part):
     """A group of cells with settings in common, such as a data set."""
 
     name: str
@@ -89,7 +89,7 @@ class PaperExperiment(_Part):
     caption: str
     seeds: tuple[int, ...] = Field(min_length=1)
     metrics: tuple[Metric, ...] = Field(min_length=1)
-    columns: tuple[Column, ...] = Field(min_length=1)
+    columns: tuple[PaperColumn, ...] = Field(min_length=1)
     rows: tuple[PaperRow, ...] = Field(min_length=1)
     settings: CellSettings = Field(default_factory=dict)
     presets: dict[str, CellSettings] = Field(default_factory=dict)  # settings under one preset alone
@@ -129,7 +129,7 @@ class PaperExperiment(_Part):
         """Tell whether charts belong to it."""
         return self.kind == "figure" or self.baseline is not None
 
-    def rows_of(self, column: Column) -> list[PaperRow]:
+    def rows_of(self, column: PaperColumn) -> list[PaperRow]:
         """Return the rows that a column has, in their order."""
         return [row for row in self.rows if not column.rows or row.name in column.rows]
 
@@ -145,7 +145,7 @@ class PaperExperiment(_Part):
             raise unknown_name("row", row, names)
         return self.model_copy(update={"baseline": row})
 
-    def settings_of(self, row: PaperRow, column: Column) -> CellSettings:
+    def settings_of(self, row: PaperRow, column: PaperColumn) -> CellSettings:
         """Return the settings that the paper's text gives to a cell, over its protocol."""
         return {**self.settings, **column.settings, **row.settings}
 
@@ -159,7 +159,7 @@ class Choice:
     rows: Sequence[str] | None = None
     columns: Sequence[str] | None = None
 
-    def takes(self, row: PaperRow, column: Column, said: CellSettings) -> bool:
+    def takes(self, row: PaperRow, column: PaperColumn, said: CellSettings) -> bool:
         """Tell whether a cell with these settings is one of them."""
         names = (said["dataset"], said["method"], row.name, column.name)
         chosen = (self.datasets, self.methods, self.rows, self.columns)
@@ -174,7 +174,7 @@ class PlannedCell:
     """A run that a cell needs, and the same with the paper's own settings."""
 
     row: PaperRow
-    column: Column
+    column: PaperColumn
     experiment: Experiment
     as_published: Experiment
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import PurePath
 
 from crad.errors import ConfigError
-from crad.paper.experiments import Column, PaperExperiment, PlannedCell
+from crad.paper.experiments import PaperColumn, PaperExperiment, PlannedCell
 
 # How the paper writes its data sets; the longer before what it begins with.
 WRITTEN = {"cifar100": "CIFAR-100", "cifar10": "CIFAR-10", "pathmnist": "PathMNIST"}
@@ -61,7 +61,7 @@ def under_own_name(paper: PaperExperiment, cells: Sequence[PlannedCell]) -> tupl
     ]
 
 
-def _renamed(column: Column, data: str) -> Column:
+def _renamed(column: PaperColumn, data: str) -> PaperColumn:
     """Return a column under the name of the data; one that says no data set keeps its own."""
     if "dataset" not in column.settings:
         return column

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from crad.analysis.comparison import Figure, over_seeds
 from crad.config import setting_text
 from crad.methods import resolve_method
-from crad.paper.experiments import PAPER_PRESET, Column, Metric, PaperExperiment, PaperRow, PlannedCell
+from crad.paper.experiments import PAPER_PRESET, Metric, PaperColumn, PaperExperiment, PaperRow, PlannedCell
 from crad.paper.measures import MEASURES, Value
 from crad.report.tables import DIFFERENCE, RECONSTRUCTION, Cell, Table, three_figures
 from crad.runs.run_records import RunRecords
@@ -28,7 +28,7 @@ class TableFigure:
     """One figure of a table: the paper's and ours, each None where there is none."""
 
     row: PaperRow
-    column: Column
+    column: PaperColumn
     metric: Metric
     paper: float | str | None
     ours: Figure | str | None
@@ -60,7 +60,7 @@ def find_outcomes(paper: PaperExperiment, cells: Sequence[PlannedCell], finished
     ]
 
 
-def _outcome(row: PaperRow, column: Column, metric: Metric, runs: Sequence[RunRecords]) -> TableFigure:
+def _outcome(row: PaperRow, column: PaperColumn, metric: Metric, runs: Sequence[RunRecords]) -> TableFigure:
     measured = [(run.experiment.seed, MEASURES[metric.name](run, row.name)) for run in runs]
     there = [(seed, value) for seed, value in measured if value is not None]
     return TableFigure(
@@ -176,7 +176,7 @@ def _has_difference(metric: Metric, found: Found) -> bool:
     return any(isinstance(one.paper, float) for one in found.values() if one.metric == metric)
 
 
-def row_label(paper: PaperExperiment, row: PaperRow, column: Column) -> str:
+def row_label(paper: PaperExperiment, row: PaperRow, column: PaperColumn) -> str:
     """Return how a row is headed, with a mark where the method's code is not public."""
     method = resolve_method(paper.settings_of(row, column)["method"])
     label = paper.label_of(row)
