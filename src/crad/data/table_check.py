@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -16,7 +15,6 @@ from crad.data.readers.table_file import (
     Understood,
     gaps_in,
     labels_of,
-    read_raw_table,
     sites_of,
     understand,
 )
@@ -47,15 +45,14 @@ class TableReport:
     warnings: tuple[str, ...]
 
 
-def check_table(path: Path, options: TableOptions) -> TableReport:
-    """Read a table and say what was understood; what a run would refuse is refused here."""
-    table = read_raw_table(path)
+def check_table(table: RawTable, options: TableOptions) -> TableReport:
+    """Say what was understood of a table; what a run would refuse is refused here."""
     understood = understand(table, options)
     classes = None if options.label is None else dict(sorted(Counter(labels_of(table, options)).items()))
     found = sites_of(table, options)
     sites = None if found is None else dict(sorted(Counter(found).items()))
     return TableReport(
-        path=str(path),
+        path=table.where,
         rows=len(table),
         inputs=len(understood.columns),
         classes=classes,

@@ -20,11 +20,13 @@ from torch import Tensor
 
 from crad.data.columns import Column, Rows, columns_to_json
 from crad.data.kinds.kind import HasPadding, ReadOptions, SampleForm, Words
+from crad.data.readers.embedded import DIAGNOSIS, breast_cancer_csv
 from crad.data.readers.table_file import (
     SUFFIXES,
     RawTable,
     TableOptions,
     labels_of,
+    parse_csv,
     raw_table_of_frame,
     read_raw_table,
     rows_as_agreed,
@@ -39,6 +41,8 @@ from crad.randomness import stream
 if TYPE_CHECKING:
     from crad.data.dataset import Dataset
 
+# Inside a package, by name: the file, and the column that is the label.
+EMBEDDED = {"breast-cancer": (breast_cancer_csv, DIAGNOSIS)}
 DROPPED = 0.3  # of a strongly changed row's values become gaps
 
 
@@ -78,21 +82,22 @@ class TableKind:
     dtype: np.dtype[Any] = np.dtype(np.float32)
 
     def is_source(self, name_or_path: str) -> bool:
-        """Return whether a path ends as a table does."""
-        return name_or_path.lower().endswith(SUFFIXES)
+        """Return whether a path ends as a table does, or it is one that comes with a package."""
+        return name_or_path in EMBEDDED or name_or_path.lower().endswith(SUFFIXES)
 
     def read(self, name_or_path: str, options: ReadOptions) -> Dataset:
         """Read a .csv, .tsv or .parquet file, whose test rows are split off here: the same ones in every run."""
         if options.resize is not None:
             raise ConfigError(f"resize is for images, and {name_or_path} is a table: leave it out")
-        path = Path(name_or_path).expanduser()
-        try:
-            stat = os.stat(path)
-        except OSError:
-            raise DataError(f"{path}: no such file, expected a table: {', '.join(SUFFIXES)}") from None
-        table = options.table
+        path, version, table = Path(name_or_path).expanduser(), (0, 0), options_for(name_or_path, options.table)
+        if name_or_path not in EMBEDDED:
+            try:
+                stat = os.stat(path)
+            except OSError:
+                raise DataError(f"{path}: no such file, expected a table: {', '.join(SUFFIXES)}") from None
+            version = (stat.st_mtime_ns, stat.st_size)
         missing = tuple(sorted(table.missing.items()))
-        return _read_once(path, (stat.st_mtime_ns, stat.st_size), replace(table, missing={}), missing)
+        return _read_once(name_or_path, version, replace(table, missing={}), missing)
 
     def check(self, samples: NDArray[Any], dataset: Dataset, *, where: str) -> None:
         """Refuse an array that holds no rows of the schema."""
@@ -153,6 +158,22 @@ class TableKind:
         return {"columns": columns_to_json(dataset.columns)}
 
 
+def raw_table_of(name_or_path: str) -> RawTable:
+    """Read a table as it lies there: one that comes with a package, or a file."""
+    if name_or_path not in EMBEDDED:
+        return read_raw_table(Path(name_or_path).expanduser())
+    content, _ = EMBEDDED[name_or_path]
+    return parse_csv(content(), where=name_or_path)
+
+
+def options_for(name_or_path: str, options: TableOptions) -> TableOptions:
+    """Return what is said of a table's columns; of one that comes with a package its label is known."""
+    if name_or_path not in EMBEDDED:
+        return options
+    _, label = EMBEDDED[name_or_path]
+    return replace(options, label=options.label or label)
+
+
 def row_as_texts(row: NDArray[Any], columns: tuple[Column, ...]) -> list[list[str]]:
     """Return a row for a person: names and values."""
     return [[column.name, column.shown(float(value))] for column, value in zip(columns, row, strict=True)]
@@ -207,9 +228,10 @@ def make_table(
 
 @lru_cache(maxsize=1)  # a comparison reads the same file for every run
 def _read_once(
-    path: Path, version: tuple[int, int], options: TableOptions, missing: tuple[tuple[str, str], ...]
+    source: str, version: tuple[int, int], options: TableOptions, missing: tuple[tuple[str, str], ...]
 ) -> Dataset:
-    return dataset_of_tables(read_raw_table(path), None, replace(options, missing=dict(missing)), name=path.stem)
+    whole = replace(options, missing=dict(missing))
+    return dataset_of_tables(raw_table_of(source), None, whole, name=Path(source).stem)
 
 
 def _split(

