@@ -41,6 +41,36 @@ def test_the_demo_judges_three_joined_methods_over_three_seeds(crad_command, tmp
     assert '"cnn6@0.5"' in text
 
 
+def test_the_demo_then_shows_two_members_that_mean_the_opposite(crad_command, tmp_path):
+    code, out, err = crad_command("demo", *TOY, "--seeds", "1,2", "-o", tmp_path / "d")
+    assert code == 0, err
+    answer = json.loads((tmp_path / "d/two-swapped/comparison.json").read_text())["verdict"]
+    words = " ".join(out.split())
+    second = words[words.index("Eight members with a table of biopsies") :]
+    assert " ".join(answer["sentence"].split()) in second
+    for one in answer["verdicts"]:
+        joined, num = f"{one['gains'][0]['joined']:.2f}", one["num_pairs"]
+        assert f"{one['name']} {joined}" in second, "of the honest clients alone"
+        assert num == 12, "two of eight are left out"
+    by_seed = [
+        load_run(tmp_path / f"d/two-swapped/crad-plus-seed{seed}").summary["honest"]["global_accuracy"]
+        - load_run(tmp_path / f"d/two-swapped/uniform-seed{seed}").summary["honest"]["global_accuracy"]
+        for seed in (1, 2)
+    ]
+    assert f"seed by seed: {by_seed[0]:+.1f}, {by_seed[1]:+.1f}." in second
+    text = (tmp_path / "d/two-swapped/uniform-seed1/experiment.toml").read_text()
+    assert 'dataset = "breast-cancer"' in text
+    assert 'attack = "label-flip"' in text
+    assert out.splitlines()[-1] == str(tmp_path / "d")
+
+
+def test_who_asks_for_another_world_gets_that_one_alone(crad_command, tmp_path):
+    code, out, err = crad_command("demo", *TOY, "--seeds", 1, "--clients", 3, "-o", tmp_path / "d")
+    assert code == 0, err
+    assert "biopsies" not in out
+    assert not (tmp_path / "d/two-swapped").exists()
+
+
 def test_training_alone_is_the_floor_of_the_honest_clients_of_an_attack(crad_command, tmp_path):
     methods = ("--methods", "local,uniform", "--seeds", "1,2", "--attack", "noise", "--attackers", 1)
     code, out, err = crad_command("demo", *TOY, *methods, "-o", tmp_path / "d")

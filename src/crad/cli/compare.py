@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from crad.results.result import Result
     from crad.runs.callbacks import Callback
 
+    Compared = tuple[list[ComparisonRow], JoiningVerdict | None]
+
 DEFAULT_METHODS = "local,uniform,crad"
 # The demo: a preset, what makes it quick, and seeds for an interval; docs/decisions/0016-the-demo.md says how chosen.
 DEMO: Settings = {
@@ -32,6 +34,24 @@ DEMO: Settings = {
     "distill_weight": 0.7,
 }
 DEMO_METHODS, DEMO_SEEDS = "local,uniform,crad,crad-plus", "11,12,13"
+# Its second part: what reliability is for. Two of eight members mean the opposite by yes and no, and believe it.
+DEMO_SWAPPED: Settings = {
+    "dataset": "breast-cancer",
+    "clients": 8,
+    "alpha": 0.5,
+    "models": ("mlp", "mlp-deep", "mlp@0.5", "mlp-deep@0.5"),
+    "optimizer": "adamw",
+    "lr": 0.003,
+    "batch_size": 16,
+    "proxy_size": 0,
+    "rounds": 20,
+    "eval_every": 20,  # the last round alone: a handful of validation samples chooses none
+    "attack": "label-flip",
+    "attackers": 2,
+}
+SWAPPED = "two-swapped"  # its folder
+# Who says one of these wants another world, not this one as well.
+WORLD = {"dataset", "clients", "partition", "alpha", "models", "attack", "attackers", "liars", "label", "site"}
 
 Methods = Annotated[
     str,
@@ -82,14 +102,56 @@ def demo_command(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """See in a minute what joining brings: four methods with three seeds on real images that come with a dependency.
+    """See in a minute what joining brings, and what it is to know whom to trust, on data that come with a dependency.
+
+    Four methods with three seeds: honest members with images, then a table where two of eight have swapped labels.
+    With --json, or with settings that name another world, the first part alone.
 
     Example: crad demo --seeds 1,2,3,4,5
     """
     experiments = _experiments({**DEMO, **settings}, methods, seeds, None)
-    _compare(
-        experiments, output or default_output(experiments[0], "demo"), callback_options, is_quiet=quiet, as_json=as_json
-    )
+    folder = output or default_output(experiments[0], "demo")
+    if as_json or WORLD & settings.keys():
+        _compare(experiments, folder, callback_options, is_quiet=quiet, as_json=as_json)
+        return
+    swapped = _experiments({**DEMO_SWAPPED, **settings}, methods, seeds, None)
+    hint = f"the same command and --output {shlex.quote(str(folder))}"
+    with callback_options.callbacks(folder) as callbacks:
+        found = _run_all(experiments, folder, callbacks, hint=hint, is_quiet=quiet)
+        two = _run_all(swapped, folder / SWAPPED, callbacks, hint=hint, is_quiet=quiet)
+        _show_demo(folder, found, two, line=_against_the_mean(folder / SWAPPED, swapped), is_quiet=quiet)
+        show_report(callbacks, folder)
+
+
+def _against_the_mean(folder: Path, experiments: Sequence[Experiment]) -> str | None:
+    """Return in a line how far `crad-plus` is from the plain mean with the same seeds; None where one was not run."""
+    from crad.report.comparison_folder import run_folder
+    from crad.runs.run_records import load_run
+
+    figures: dict[str, list[float]] = {}
+    for experiment in experiments:
+        if experiment.method in ("uniform", "crad-plus"):
+            honest = load_run(run_folder(folder, experiment)[0]).summary["honest"]
+            figures.setdefault(experiment.method, []).append(honest["global_accuracy"])
+    if len(figures) < 2:
+        return None
+    by_seed = [mine - mean for mine, mean in zip(figures["crad-plus"], figures["uniform"], strict=True)]
+    shown = ", ".join(f"{one:+.1f}" for one in by_seed)
+    return f"crad-plus against the plain mean (uniform), global accuracy of the honest members, seed by seed: {shown}."
+
+
+def _show_demo(folder: Path, honest: Compared, swapped: Compared, *, line: str | None, is_quiet: bool) -> None:
+    """Print both parts: a table of the first, of the second the honest members alone, and what each says of joining."""
+    if not is_quiet:
+        typer.echo("Six members with images of digits, all of them honest:")
+        _print_comparison(*honest)
+        typer.echo(f"Report: {folder / 'report.html'}\n")
+        typer.echo("Eight members with a table of biopsies, two of them with swapped labels; the six honest ones:")
+        _print_comparison(*swapped, is_attacked=True)
+        if line is not None:
+            typer.echo(line)
+        typer.echo(f"Report: {folder / SWAPPED / 'report.html'}\n")
+    typer.echo(str(folder))
 
 
 def _experiments(settings: Settings, methods: str, seeds: str | None, config: Path | None) -> list[Experiment]:
@@ -133,7 +195,7 @@ def _compare(
 
 def _run_all(
     experiments: Sequence[Experiment], folder: Path, callbacks: Sequence[Callback], *, hint: str, is_quiet: bool
-) -> tuple[list[ComparisonRow], JoiningVerdict | None]:
+) -> Compared:
     """Run what is not there yet, with progress, and write the comparison; `hint`: how to go on after a stop."""
     from rich.console import Console
 
@@ -170,16 +232,34 @@ def _show(
     folder: Path, rows: Sequence[ComparisonRow], verdict: JoiningVerdict | None, *, is_quiet: bool, as_json: bool
 ) -> None:
     """Print the comparison: tables and whether joining helped, JSON, or the path alone."""
-    from crad.cli.terminal.terminal_tables import plain_table, print_verdict, table_console
-    from crad.report.tables import COMPARISON_HEADER, comparison_caption, comparison_cells
-
     if as_json:
         typer.echo((folder / "comparison.json").read_text())
         return
     if not is_quiet:
-        console = table_console()
-        console.print(plain_table(COMPARISON_HEADER, comparison_cells(rows)))
-        console.print(comparison_caption(rows), highlight=False)
-        print_verdict(console, verdict)
+        _print_comparison(rows, verdict)
         typer.echo(f"Report: {folder / 'report.html'}")
     typer.echo(str(folder))
+
+
+def _print_comparison(
+    rows: Sequence[ComparisonRow], verdict: JoiningVerdict | None, *, is_attacked: bool = False
+) -> None:
+    """Print the table of the methods, of the honest clients alone under an attack, and whether joining helped."""
+    from crad.cli.terminal.terminal_tables import plain_table, print_verdict, table_console
+    from crad.report.tables import COMPARISON_HEADER, comparison_caption, comparison_cells
+
+    console = table_console()
+    if is_attacked and verdict is not None:
+        console.print(plain_table(["method", "global %", "local %"], _honest_cells(verdict)))
+    else:
+        console.print(plain_table(COMPARISON_HEADER, comparison_cells(rows)))
+        console.print(comparison_caption(rows), highlight=False)
+    print_verdict(console, verdict)
+
+
+def _honest_cells(verdict: JoiningVerdict) -> list[list[str]]:
+    """Return what the honest clients have alone and with every method, means over seeds and clients."""
+    from crad.analysis.gains import ALONE
+
+    alone = [f"{gain.alone:.2f}" for gain in verdict.verdicts[0].gains]
+    return [[ALONE, *alone], *([one.name, *(f"{gain.joined:.2f}" for gain in one.gains)] for one in verdict.verdicts)]
