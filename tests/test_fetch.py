@@ -258,7 +258,7 @@ def test_what_comes_inside_a_package_is_not_fetched(tmp_path):
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones(tmp_path):
-    with pytest.raises(ConfigError, match="Known: cifar10"):
+    with pytest.raises(ConfigError, match="Known: breast-cancer, cifar10"):
         fetch("cifar1000", data_dir=tmp_path)
 
 

@@ -135,6 +135,7 @@ PAGES: dict[str, tuple[str, dict[str, Any]]] = {
                 "tiles": [TILE],
                 "table": table("outcome"),
             },
+            "together": [hostile("together")],
             "trust": {
                 "shares": table("shares"),
                 "unused": [hostile("unused")],

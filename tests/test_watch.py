@@ -59,6 +59,9 @@ def test_the_page_and_its_version_are_handed_out_and_never_kept(server):
     assert (status, text, headers["Content-Type"]) == (200, "<p>first</p>", "text/html; charset=utf-8")
     assert headers["Cache-Control"] == "no-store"
     assert get(server.address, "/version")[2] == '{"version": "v1"}'
+    deadline = time.monotonic() + 10
+    while not server.has_handed_out("v1") and time.monotonic() < deadline:
+        time.sleep(0.01)  # noted once it is sent, and we may read faster than that
     assert server.has_handed_out("v1")
     assert not server.has_handed_out("v2")
 

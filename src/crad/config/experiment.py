@@ -412,6 +412,7 @@ class Experiment(BaseModel):
             "execution",
             "private",
             before="reported",
+            metavar="SOURCE",
         ),
     ] = "pooled"
     device: Annotated[Device, Setting("Where to compute", "Execution", "execution", "private")] = "auto"
