@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -25,9 +26,15 @@ def no_pages():
 
 
 def test_the_demo_judges_three_joined_methods_over_three_seeds(crad_command, tmp_path):
+    """Among honest members, and then where two of eight mean the opposite."""
     code, out, err = crad_command("demo", *TOY, "-o", tmp_path / "d")
     assert code == 0, err
-    answer = json.loads((tmp_path / "d/comparison.json").read_text())["verdict"]
+    check_honest_part(out, tmp_path / "d")
+    check_swapped_part(out, tmp_path / "d")
+
+
+def check_honest_part(out: str, folder: Path) -> None:
+    answer = json.loads((folder / "comparison.json").read_text())["verdict"]
     assert [(one["name"], one["num_pairs"]) for one in answer["verdicts"]] == [
         ("uniform", 18),
         ("crad", 18),
@@ -36,32 +43,30 @@ def test_the_demo_judges_three_joined_methods_over_three_seeds(crad_command, tmp
     words = " ".join(out.split())
     assert " ".join(answer["sentence"].split()) in words
     assert "crad-plus has another loss than local (balanced)" in words
-    text = (tmp_path / "d/uniform-seed12/experiment.toml").read_text()
+    text = (folder / "uniform-seed12/experiment.toml").read_text()
     assert "distill_weight = 0.7" in text
     assert '"cnn6@0.5"' in text
 
 
-def test_the_demo_then_shows_two_members_that_mean_the_opposite(crad_command, tmp_path):
-    code, out, err = crad_command("demo", *TOY, "--seeds", "1,2", "-o", tmp_path / "d")
-    assert code == 0, err
-    answer = json.loads((tmp_path / "d/two-swapped/comparison.json").read_text())["verdict"]
+def check_swapped_part(out: str, folder: Path) -> None:
+    answer = json.loads((folder / "two-swapped/comparison.json").read_text())["verdict"]
     words = " ".join(out.split())
     second = words[words.index("Eight members with a table of biopsies") :]
     assert " ".join(answer["sentence"].split()) in second
     for one in answer["verdicts"]:
         joined, num = f"{one['gains'][0]['joined']:.2f}", one["num_pairs"]
         assert f"{one['name']} {joined}" in second, "of the honest clients alone"
-        assert num == 12, "two of eight are left out"
+        assert num == 18, "two of eight are left out"
     by_seed = [
-        load_run(tmp_path / f"d/two-swapped/crad-plus-seed{seed}").summary["honest"]["global_accuracy"]
-        - load_run(tmp_path / f"d/two-swapped/uniform-seed{seed}").summary["honest"]["global_accuracy"]
-        for seed in (1, 2)
+        load_run(folder / f"two-swapped/crad-plus-seed{seed}").summary["honest"]["global_accuracy"]
+        - load_run(folder / f"two-swapped/uniform-seed{seed}").summary["honest"]["global_accuracy"]
+        for seed in (11, 12, 13)
     ]
-    assert f"seed by seed: {by_seed[0]:+.1f}, {by_seed[1]:+.1f}." in second
-    text = (tmp_path / "d/two-swapped/uniform-seed1/experiment.toml").read_text()
+    assert f"seed by seed: {', '.join(f'{one:+.1f}' for one in by_seed)}." in second
+    text = (folder / "two-swapped/uniform-seed11/experiment.toml").read_text()
     assert 'dataset = "breast-cancer"' in text
     assert 'attack = "label-flip"' in text
-    assert out.splitlines()[-1] == str(tmp_path / "d")
+    assert out.splitlines()[-1] == str(folder)
 
 
 def test_who_asks_for_another_world_gets_that_one_alone(crad_command, tmp_path):
