@@ -331,3 +331,32 @@ def test_any_mib_is_right_to_half_its_last_digit(payload_bytes):
 
 def test_a_few_bytes_do_not_read_as_nothing():
     assert float(mib(400)) > 0
+
+
+# --- under an attack
+
+
+def test_under_an_attack_the_honest_clients_count_also_of_who_trained_alone():
+    """Client 1 of three attacks: alone 60 and 80 (mean 70, spread 10), joined 70 and 90 at the round of the honest."""
+    local = {"local_accuracy_per_client": [50.0, 0.0, 50.0]}
+    alone = {**summary("local", 1, overall=50.0), "global_accuracy_per_client": [60.0, 10.0, 80.0], **local}
+    joined = {
+        **summary("crad", 1, overall=40.0),
+        "global_accuracy_per_client": [70.0, 0.0, 80.0],
+        **local,
+        "attackers": [1],
+        "honest": {"best_round": 3, "global_accuracy": 80.0, "local_accuracy": 55.0},
+    }
+    rows = compare([alone, joined])
+    assert [row.figures["global_accuracy"].mean for row in rows] == [70.0, 80.0]
+    assert [row.spread["global_accuracy"] for row in rows] == [10.0, 5.0]
+    assert rows[1].difference["global_accuracy"].mean == 10.0
+    assert [row.figures["local_accuracy"].mean for row in rows] == [50.0, 55.0]
+    assert comparison_caption(rows).startswith("Accuracy in percent of the honest clients; ")
+    assert [row.is_of_honest for row in compare([alone])] == [False], "nobody attacked"
+    assert compare([alone])[0].figures["global_accuracy"].mean == 50.0
+
+
+def test_runs_of_before_without_figures_by_client_stay_as_they_are():
+    joined = {**summary("crad", 1, overall=40.0), "attackers": [1], "honest": {"global_accuracy": 80.0}}
+    assert compare([joined])[0].figures["global_accuracy"].mean == 40.0

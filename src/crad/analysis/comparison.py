@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -49,14 +49,17 @@ class ComparisonRow:
     seconds: float
     cost: Cost
     committee: dict[str, Figure] = field(default_factory=dict)  # of all models together; empty where not measured
+    is_of_honest: bool = False  # under a simulated attack: accuracies are those of the clients that do not attack
 
 
 def compare(summaries: Sequence[Mapping[str, Any]]) -> list[ComparisonRow]:
     """One row per method or variant in the order of first appearance; all must have been run with the same seeds.
 
-    Other weights that a method's clients keep stand in a row of their own below it, such as `dfml (peak)`.
+    Other weights that a method's clients keep stand in a row of their own below it, such as `dfml (peak)`. Under a
+    simulated attack the clients count that do not attack, also in runs that no attack can reach.
     """
     summaries = [one for summary in summaries for one in (summary, *_variant_summaries(summary))]
+    summaries = _of_honest_clients(summaries)
     names = list(dict.fromkeys(_name(summary) for summary in summaries))
     by_key = {(_name(summary), summary["seed"]): summary for summary in summaries}
     seeds = tuple(dict.fromkeys(summary["seed"] for summary in summaries))
@@ -99,7 +102,32 @@ def _row(
             common_images=own[0].get("common_images", "none"),
         ),
         committee=_committee(own),
+        is_of_honest=any("is_of_honest" in summary for summary in own),
     )
+
+
+def _of_honest_clients(summaries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the summaries with the accuracies of the clients that do not attack in any run of the same seed."""
+    attackers: dict[int, set[int]] = {}
+    for summary in summaries:
+        if "honest" in summary:
+            attackers.setdefault(summary["seed"], set()).update(summary["attackers"])
+    return [_honest_summary(one, attackers[one["seed"]]) if attackers.get(one["seed"]) else one for one in summaries]
+
+
+def _honest_summary(summary: Mapping[str, Any], attackers: Collection[int]) -> Mapping[str, Any]:
+    if summary.get("is_variant"):
+        return summary  # it has no figures by client
+    changed: dict[str, Any] = {"is_of_honest": True}
+    for metric in METRICS:
+        values = summary.get(f"{metric}_per_client")
+        if values is None:
+            return summary
+        honest = [value for client, value in enumerate(values) if client not in attackers]
+        own = summary.get("honest", {}).get(metric)
+        changed |= {metric: statistics.fmean(honest) if own is None else own}
+        changed |= {f"{metric}_spread": statistics.pstdev(honest)}
+    return {**summary, **changed}
 
 
 def _committee(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:

@@ -20,8 +20,9 @@ DIFFERENCE = "Δ"
 def comparison_caption(rows: Sequence[ComparisonRow]) -> str:
     """Say what the short column titles mean."""
     seeds = "mean ± deviation over seeds; " if len(rows[0].seeds) > 1 else ""
+    honest = " of the honest clients" if any(row.is_of_honest for row in rows) else ""
     return (
-        f"Accuracy in percent; {seeds}±: spread over clients; Δ: against {rows[0].name!r}, paired by seed; "
+        f"Accuracy in percent{honest}; {seeds}±: spread over clients; Δ: against {rows[0].name!r}, paired by seed; "
         "committee: all models of a run asked together, global / local; "
         "payload: MiB per client and round, sent (snapshots) or sent and received (predictions on common images); "
         "memory: MiB at the peak, all processes; seconds per run."

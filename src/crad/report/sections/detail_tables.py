@@ -67,8 +67,8 @@ def attack_sentence(experiment: Experiment) -> str:
     assert experiment.attack is not None, "only of runs under attack"
     return (
         f"A simulated attack ({experiment.attack}): {experiment.attackers} of {experiment.clients} clients "
-        f"{ATTACKS[experiment.attack].does}. They count in the means; the next table is of the honest clients alone. "
-        "The inspector shows what they published."
+        f"{ATTACKS[experiment.attack].does}. The methods' figures are means over the honest clients; per class all "
+        "count. The inspector shows what attackers published."
     )
 
 
