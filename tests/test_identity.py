@@ -15,7 +15,14 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from crad.errors import ConfigError, SnapshotError
 from crad.network.agreement import make_agreement
 from crad.network.certificate_check import check_dates, find_member
-from crad.network.identity import create_identity, fingerprint, load_identity, name_in, read_certificate
+from crad.network.identity import (
+    create_identity,
+    fingerprint,
+    load_identity,
+    name_in,
+    parse_certificate,
+    read_certificate,
+)
 from tests.organisations import Authority, agreed, make_identities
 
 
@@ -216,3 +223,19 @@ def test_a_certificate_holds_only_between_its_dates(tmp_path, days, match):
     check_dates(certificate, who="clinic-a", now=now)
     with pytest.raises(SnapshotError, match=match):
         check_dates(certificate, who="clinic-a", now=now + timedelta(days=days))
+
+
+def test_a_certificate_has_one_spelling(tmp_path):
+    """Its signature is a bit string, which may say that its last bits do not count, and is the same without them."""
+    for number in range(20):  # until a signature ends in a bit that is not set: one of two does
+        certificate = create_identity(tmp_path / str(number), "clinic-a").certificate
+        der = bytearray(certificate.public_bytes(Encoding.DER))
+        assert parse_certificate(bytes(der)) == certificate
+        if der[-1] & 1 == 0:
+            break
+    place = len(der) - len(certificate.signature) - 1
+    assert der[place] == 0
+    der[place] = 1
+    assert x509.load_der_x509_certificate(bytes(der)).signature == certificate.signature, "the library takes it"
+    with pytest.raises(ValueError, match="whole bytes"):
+        parse_certificate(bytes(der))

@@ -137,7 +137,11 @@ def read_certificate(pem: bytes) -> x509.Certificate:
 @lru_cache(KNOWN)
 def parse_certificate(der: bytes) -> x509.Certificate:
     """Return the same for the bytes that somebody shows; whatever is wrong with them is a ValueError."""
-    return _check_members(lambda: x509.load_der_x509_certificate(der), form="DER")
+    certificate = _check_members(lambda: x509.load_der_x509_certificate(der), form="DER")
+    if der[-len(certificate.signature) - 1] != 0:
+        # A bit string may say that its last bits do not count: the same certificate would have two spellings.
+        raise ValueError("its signature is not written in whole bytes")
+    return certificate
 
 
 def name_in(certificate: x509.Certificate) -> str:
