@@ -20,8 +20,8 @@ from crad.errors import ConfigError, DataError, unknown_name
 CHANNELS = (1, 3)
 WHOLE_LEVEL = 1e-3  # how far a float pixel may be from one of the 256 levels
 IMAGES_ONLY = (
-    "expected images [N, H, W], [N, H, W, C] or [N, C, H, W] with 1 or 3 channels, or rows of a table [N, F]; texts "
-    "and signals are not supported yet"
+    "expected images [N, H, W], [N, H, W, C] or [N, C, H, W] with 1 or 3 channels, rows of a table [N, F], or a list "
+    "of texts; signals are not supported yet"
 )
 
 
@@ -36,10 +36,20 @@ def dataset_from_arrays(
     augmentation: str | None,
     site: Sequence[object] | None = None,
     columns: Sequence[str] | None = None,
+    tokens: Mapping[str, int | None] | None = None,
 ) -> Dataset:
     """Bring four arrays into the package's own form; see `Dataset.from_arrays`."""
+    from crad.data.kinds.text import is_texts, texts_from_arrays  # late: they need torch, and readers do not
+
     train_labels, test_labels, class_names = encode_labels(y_train, y_test, classes)
     sites = None if site is None else _site_texts(site, len(train_labels))
+    sizes = {size: value for size, value in (tokens or {}).items() if value is not None}
+    if is_texts(x_train):
+        if columns is not None or augmentation not in (None, "none"):
+            raise DataError("columns and augmentation are not for texts: leave them out")
+        return texts_from_arrays(x_train, train_labels, x_test, test_labels, class_names, sites, sizes, name=name)
+    if sizes:
+        raise DataError(f"{next(iter(sizes))} is for texts, and x_train holds none: leave it out")
     if _to_numpy(x_train, where="x_train").ndim == 2:
         from crad.data.kinds.table import make_table  # late: it needs torch, and readers that call this file do not
 
@@ -106,7 +116,9 @@ def dataset_from_columns(
         for column in (image, label):
             if column not in columns:
                 raise unknown_name(f"column of {split!r}", column, columns)
-        parts += [stack_images(splits[split][image], where=split), [_plain(one) for one in splits[split][label]]]
+        samples, labels = splits[split][image], [_plain(one) for one in splits[split][label]]
+        parts += [list(samples) if isinstance(next(iter(samples), None), str) else stack_images(samples, where=split)]
+        parts.append(labels)
     named = classes if classes is not None else _feature_names(splits[train], label)
     return dataset_from_arrays(*parts, classes=named, name=name, augmentation=augmentation)
 
