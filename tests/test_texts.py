@@ -130,7 +130,7 @@ def test_any_text_becomes_ids_of_the_vocabulary_and_words_come_before_padding(te
 
 
 def test_an_unknown_tokenizer_is_refused():
-    with pytest.raises(ConfigError, match=r"unknown tokenizer 'wordpiece'\. Known: words-1"):
+    with pytest.raises(ConfigError, match=r"unknown tokenizer 'wordpiece'.*Known: words-1"):
         Tokenizer(name="wordpiece")
 
 
@@ -151,10 +151,10 @@ def test_every_family_reads_ids_and_runs_as_a_teacher_to_the_same_logits(name):
         assert torch.allclose(teacher(ids), logits, atol=1e-5)
         assert torch.allclose(model(ids[:2]), logits[:2], atol=1e-5), "a text's neighbours in the batch say nothing"
     longer = build_model(Architecture(name), **{**vars(SHAPE), "in_channels": 20}, seed=1).eval()
-    weights = {key: value for key, value in model.state_dict().items() if key != "place"}
-    longer.load_state_dict(weights, strict=False)
-    if name == "text-transformer":
-        longer.place.data[:12] = model.place.data
+    weights = model.state_dict()
+    if "place" in weights:
+        weights["place"] = torch.cat([weights["place"], torch.ones(8, weights["place"].shape[1])])
+    longer.load_state_dict(weights)
     with torch.no_grad():
         padded = torch.nn.functional.pad(ids, (0, 8))
         assert torch.allclose(longer(padded), logits, atol=1e-5), "padding says nothing"
@@ -334,7 +334,7 @@ def test_lists_frames_and_hugging_face_columns_of_texts_are_one_data_set():
     assert "expected texts: write an empty one as ''" in refused(
         lambda: crad.Dataset.from_arrays(["a", None], [0, 1], ["a", "b"], [0, 1])
     )
-    assert "vocabulary is for texts, and x_train holds none" in refused(
+    assert "vocabulary and text_length are for texts, and x_train holds none" in refused(
         lambda: crad.Dataset.from_arrays(np.eye(4), [0, 1] * 2, np.eye(4), [0, 1] * 2, vocabulary=300)
     )
 
@@ -349,7 +349,7 @@ def test_a_gap_in_a_frame_is_an_empty_text():
 # --- a federation
 
 
-GOLDEN = {"loss": [1.0, 1.0], "global": [50.0, 50.0]}
+GOLDEN = {"loss": [0.3628, 0.3717], "global": [48.61, 58.33]}
 
 
 def test_golden_run(papers):
@@ -364,7 +364,8 @@ def test_golden_run(papers):
     "method", ["uniform", "crad-plus", "fedmd", "msfkd", "dfml", "fedmkd", "experts", "committee", "centralized"]
 )
 def test_every_method_learns_from_texts(papers, method):
-    result = crad.run(change(papers, method=method, rounds=3))
+    rounds = 6 if method == "experts" else 3  # whose students begin when half of them are over
+    result = crad.run(change(papers, method=method, rounds=rounds, committee=False))
     assert result.summary["global_accuracy"] > 45
     assert result.models[1].predict("rocket to the moon").tolist()[0] in TOPICS
 
@@ -398,15 +399,15 @@ def finished(papers, tmp_path_factory):
 def test_a_run_goes_on_where_it_stopped_and_its_page_shows_sentences(papers, finished, tmp_path):
     interrupted(finished.experiment, tmp_path / "stopped", after=1)
     crad.run(finished.experiment, output=tmp_path / "stopped", resume=True)
-    assert_same_weights(finished.path, tmp_path / "stopped")
-    inspection = json.loads((finished.path / "inspection.json").read_text())
+    assert_same_weights(finished.directory, tmp_path / "stopped")
+    inspection = json.loads((finished.directory / "inspection.json").read_text())
     assert inspection["images"][0]["text"].endswith(', "so"\nthey say <b>')
     assert inspection["words"] == {"one": "text", "several": "texts"}
-    page = (finished.path / "report.html").read_text()
+    page = (finished.directory / "report.html").read_text()
     assert "(144 training and 36 test texts): 2 clients, natural" in page
     assert "they say \\u003cb>" in page, "a text cannot end the script that it stands in"
     assert "they say <b>" not in page
-    loaded = crad.load(finished.path)
+    loaded = crad.load(finished.directory)
     texts = ["the rocket", "a bank loan", ""]
     np.testing.assert_array_equal(loaded.models[1].predict_proba(texts), finished.models[1].predict_proba(texts))
     assert loaded.committee(client=0).predict(texts).shape == (3,)
@@ -433,23 +434,29 @@ def test_texts_reach_no_other_process(papers):
     assert again.details == dataset.details
 
 
-def test_an_exported_model_reads_texts_and_says_how(finished, tmp_path, crad_command):
+@pytest.fixture(scope="module")
+def graph(finished, tmp_path_factory):
+    """The first client's model as a graph."""
     pytest.importorskip("onnxruntime")
+    return finished.export("onnx", client=0, path=tmp_path_factory.mktemp("graph") / "model.onnx")
+
+
+def test_an_exported_model_reads_texts_and_says_how(finished, graph, tmp_path, crad_command):
     texts = ["the rocket, today!", "", "a bank loan with profit " * 5]
     files = {"texts.csv": 'text\n"the rocket, today!"\nx\n' + texts[2] + "\n", "texts.txt": "\n".join(texts)}
     for name, content in files.items():
         (tmp_path / name).write_text(content)
-    for client, format in ((0, "onnx"), (1, "onnx"), (1, "safetensors")):
-        path = finished.export(format, client=client, path=tmp_path / f"model{client}.{format}")
+    weights = finished.export("safetensors", client=1, path=tmp_path / "model.safetensors")
+    for client, path in ((0, graph), (1, weights)):
         model = crad.load_model(path)
         expected = finished.models[client].predict_proba(texts)
         np.testing.assert_allclose(model.predict_proba(texts), expected, atol=1e-5)
         code, out, _ = crad_command("predict", path, tmp_path / "texts.txt", "--json")
         assert code == 0
         said = [row["probabilities"]["space"] for row in json.loads(out)["predictions"]]
-        np.testing.assert_allclose(said, expected[:, 2], atol=1e-5)
+        np.testing.assert_allclose(said, expected[:, 1], atol=1e-5)
         code, out, _ = crad_command("predict", path, tmp_path / "texts.csv", "--json")
-        assert json.loads(out)["predictions"][0]["probabilities"]["space"] == pytest.approx(expected[0, 2], abs=1e-5)
+        assert json.loads(out)["predictions"][0]["probabilities"]["space"] == pytest.approx(expected[0, 1], abs=1e-5)
     assert model.card.details == {"name": "words-1", "vocabulary": 512, "length": 12, "columns": ["text"]}
     (tmp_path / "other.csv").write_text("body,id\nx,1\n")
     code, _, err = crad_command("predict", path, tmp_path / "other.csv")
@@ -458,10 +465,9 @@ def test_an_exported_model_reads_texts_and_says_how(finished, tmp_path, crad_com
         assert refused(lambda wrong=wrong: model.predict(wrong))
 
 
-def test_the_graph_takes_ids_and_its_metadata_say_how_they_are_made(finished, tmp_path):
+def test_the_graph_takes_ids_and_its_metadata_say_how_they_are_made(finished, graph):
     onnxruntime = pytest.importorskip("onnxruntime")
-    path = finished.export("onnx", client=0, path=tmp_path / "m.onnx")
-    session = onnxruntime.InferenceSession(str(path))
+    session = onnxruntime.InferenceSession(str(graph))
     [given_ids] = session.get_inputs()
     assert (given_ids.name, given_ids.type, given_ids.shape[1]) == ("token_ids", "tensor(int64)", 12)
     about = session.get_modelmeta().custom_metadata_map

@@ -116,7 +116,8 @@ class Dataset:
             augmentation=augmentation,
             site=site,
             columns=columns,
-            tokens={"vocabulary": vocabulary, "length": text_length},
+            vocabulary=vocabulary,
+            text_length=text_length,
         )
 
     @classmethod
@@ -154,7 +155,7 @@ class Dataset:
         from crad.data.readers.table_file import TableOptions, raw_table_of_frame
 
         codes = {column: str(code) for column, code in (missing or {}).items()}
-        sizes = {"vocabulary": vocabulary, "text_length": text_length}
+        usual = TableOptions()
         options = TableOptions(
             label,
             site,
@@ -162,7 +163,8 @@ class Dataset:
             tuple(categories),
             codes,
             (text,) if isinstance(text, str) else tuple(text),
-            **{size: value for size, value in sizes.items() if value is not None},
+            usual.vocabulary if vocabulary is None else vocabulary,
+            usual.text_length if text_length is None else text_length,
         )
         check_columns_said(options, where=name)
         second = None if test is None else raw_table_of_frame(test, where=f"{name} (test)")

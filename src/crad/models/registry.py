@@ -47,6 +47,13 @@ class InputShape:
         dtype = torch.int64 if self.vocabulary else torch.float32
         return torch.zeros(count, self.in_channels, *self.image_size, dtype=dtype)
 
+    def random_samples(self, count: int, *, generator: torch.Generator) -> Tensor:
+        """Return inputs of which no two are alike, to look into a network with."""
+        size = (count, self.in_channels, *self.image_size)
+        if self.vocabulary:
+            return torch.randint(0, self.vocabulary, size, generator=generator)
+        return torch.randn(size, generator=generator)
+
 
 class Builder(Protocol):
     """Makes an architecture's untrained network from torch's current random state."""

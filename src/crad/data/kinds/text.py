@@ -6,7 +6,7 @@ A table's file is one of texts where the setting `text` names its columns. How i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -196,7 +196,7 @@ def texts_from_arrays(
     test_labels: NDArray[np.int64],
     classes: tuple[str, ...],
     sites: Sequence[str] | None,
-    sizes: Mapping[str, int],
+    tokenizer: Tokenizer,
     *,
     name: str,
 ) -> Dataset:
@@ -204,7 +204,6 @@ def texts_from_arrays(
     if not is_texts(x_test):
         raise DataError("x_train holds texts and x_test does not: give both in one form")
     train, test = plain_texts(x_train, where="x_train"), plain_texts(x_test, where="x_test")
-    tokenizer = Tokenizer(**sizes)
     return make_texts(train, train_labels, test, test_labels, classes, sites, tokenizer, [USUAL_COLUMN], name=name)
 
 

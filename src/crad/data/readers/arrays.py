@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from crad.data.columns import Column, Rows, numeric_columns
 from crad.data.dataset import MAX_CLASSES, Dataset, Images, Labels, Splits, build_dataset
+from crad.data.tokenizer import Tokenizer
 from crad.errors import ConfigError, DataError, unknown_name
 
 CHANNELS = (1, 3)
@@ -36,20 +37,21 @@ def dataset_from_arrays(
     augmentation: str | None,
     site: Sequence[object] | None = None,
     columns: Sequence[str] | None = None,
-    tokens: Mapping[str, int | None] | None = None,
+    vocabulary: int | None = None,
+    text_length: int | None = None,
 ) -> Dataset:
     """Bring four arrays into the package's own form; see `Dataset.from_arrays`."""
     from crad.data.kinds.text import is_texts, texts_from_arrays  # late: they need torch, and readers do not
 
     train_labels, test_labels, class_names = encode_labels(y_train, y_test, classes)
     sites = None if site is None else _site_texts(site, len(train_labels))
-    sizes = {size: value for size, value in (tokens or {}).items() if value is not None}
     if is_texts(x_train):
         if columns is not None or augmentation not in (None, "none"):
             raise DataError("columns and augmentation are not for texts: leave them out")
-        return texts_from_arrays(x_train, train_labels, x_test, test_labels, class_names, sites, sizes, name=name)
-    if sizes:
-        raise DataError(f"{next(iter(sizes))} is for texts, and x_train holds none: leave it out")
+        tokenizer = Tokenizer(vocabulary or Tokenizer.vocabulary, text_length or Tokenizer.length)
+        return texts_from_arrays(x_train, train_labels, x_test, test_labels, class_names, sites, tokenizer, name=name)
+    if vocabulary is not None or text_length is not None:
+        raise DataError("vocabulary and text_length are for texts, and x_train holds none: leave them out")
     if _to_numpy(x_train, where="x_train").ndim == 2:
         from crad.data.kinds.table import make_table  # late: it needs torch, and readers that call this file do not
 
