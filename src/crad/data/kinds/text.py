@@ -19,6 +19,7 @@ from torch import Tensor
 
 from crad.data.kinds.kind import HasPadding, ReadOptions, SampleForm, Words
 from crad.data.kinds.table import check_columns_said, split_off_test
+from crad.data.readers.arrays import encode_labels, is_texts, plain_texts, with_sites
 from crad.data.readers.table_file import (
     SUFFIXES,
     FileVersion,
@@ -171,8 +172,6 @@ class TextKind:
 
 def dataset_of_texts(train: RawTable, test: RawTable | None, options: TableOptions, *, name: str) -> Dataset:
     """Make a data set of one table's texts, or of two tables'."""
-    from crad.data.readers.arrays import encode_labels
-
     texts = joined_texts(train, options.text)
     labels, sites = labels_of(train, options), sites_of(train, options)
     tokenizer = Tokenizer(options.vocabulary, options.text_length)
@@ -221,7 +220,6 @@ def make_texts(
 ) -> Dataset:
     """Make ids of texts, put the parts together and check them; of the texts only the test's are kept, to be shown."""
     from crad.data.dataset import Dataset, check_dataset
-    from crad.data.readers.arrays import with_sites
 
     test_ids = tokenizer.ids(test)
     dataset = Dataset(
@@ -249,25 +247,6 @@ def joined_texts(table: RawTable, columns: Sequence[str]) -> list[str]:
     texts = ["\n".join(parts) for parts in zip(*(table.column(name) for name in columns), strict=True)]
     if not any(text.strip() for text in texts):
         raise DataError(f"{table.where}: column {columns[0]!r} is empty: there is nothing to read")
-    return texts
-
-
-def is_texts(x: object) -> bool:
-    """Return whether something is a collection of texts, by its first; nothing is copied to tell."""
-    if isinstance(x, np.ndarray):
-        return x.ndim == 1 and (x.dtype.kind in "UT" or (x.dtype.kind == "O" and len(x) > 0 and isinstance(x[0], str)))
-    if isinstance(x, list | tuple):
-        return bool(x) and isinstance(x[0], str)
-    values = getattr(x, "to_list", None)  # a column of a frame
-    return callable(values) and is_texts(values())
-
-
-def plain_texts(x: Any, *, where: str) -> list[str]:  # noqa: ANN401  # what `is_texts` is true of
-    """Return a collection of texts as a list; refuse whatever else is among them."""
-    texts = list(x)
-    for place, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise DataError(f"{where}[{place}] is a {type(text).__name__}, expected texts: write an empty one as ''")
     return texts
 
 

@@ -41,13 +41,13 @@ def dataset_from_arrays(
     text_length: int | None = None,
 ) -> Dataset:
     """Bring four arrays into the package's own form; see `Dataset.from_arrays`."""
-    from crad.data.kinds.text import is_texts, texts_from_arrays  # late: they need torch, and readers do not
-
     train_labels, test_labels, class_names = encode_labels(y_train, y_test, classes)
     sites = None if site is None else _site_texts(site, len(train_labels))
     if is_texts(x_train):
         if columns is not None or augmentation not in (None, "none"):
             raise DataError("columns and augmentation are not for texts: leave them out")
+        from crad.data.kinds.text import texts_from_arrays  # late, as those of tables
+
         tokenizer = Tokenizer(vocabulary or Tokenizer.vocabulary, text_length or Tokenizer.length)
         return texts_from_arrays(x_train, train_labels, x_test, test_labels, class_names, sites, tokenizer, name=name)
     if vocabulary is not None or text_length is not None:
@@ -144,6 +144,25 @@ def to_rows(x: object, *, where: str) -> Rows:
         raise DataError(f"{where} is {array.dtype} of shape {array.shape}, expected numbers [N, F], one row each")
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(array, dtype=np.float32)
+
+
+def is_texts(x: object) -> bool:
+    """Return whether something is a collection of texts, by its first; nothing is copied to tell."""
+    if isinstance(x, np.ndarray):
+        return x.ndim == 1 and (x.dtype.kind in "UT" or (x.dtype.kind == "O" and len(x) > 0 and isinstance(x[0], str)))
+    if isinstance(x, list | tuple):
+        return bool(x) and isinstance(x[0], str)
+    values = getattr(x, "to_list", None)  # a column of a frame
+    return callable(values) and is_texts(values())
+
+
+def plain_texts(x: Any, *, where: str) -> list[str]:  # noqa: ANN401  # what `is_texts` is true of
+    """Return a collection of texts as a list; refuse whatever else is among them."""
+    texts = list(x)
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise DataError(f"{where}[{place}] is a {type(text).__name__}, expected texts: write an empty one as ''")
+    return texts
 
 
 def to_batch(x: object, shape: tuple[int, int, int], *, resize: int | None = None, where: str = "x") -> Images:

@@ -259,12 +259,12 @@ class Inspector {
     const uniform = own.uniform[image];
     const truth = this.run.images[image].label;
     let shown = this.run.classes.map((_, i) => i);
-    let title = "All classes of this image";
+    let title = `All classes of this ${this.words.one}`;
     if (shown.length > MOST_CLASSES) {
       const height = (i) => Math.max(target[i], uniform[i]);
       shown.sort((one, other) => height(other) - height(one) || one - other);
       shown = [...new Set([...shown.slice(0, TOP_CLASSES), truth, label])].sort((one, other) => one - other);
-      title = "The classes of this image that are thought of most";
+      title = `The classes of this ${this.words.one} that are thought of most`;
     }
     const highest = Math.max(...shown.map((i) => Math.max(target[i], uniform[i])));
     const rows = shown.map((i) => {
