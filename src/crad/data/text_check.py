@@ -14,7 +14,7 @@ from crad.data.table_check import too_small_sites
 from crad.data.tokenizer import Tokenizer, words_of
 
 SHOWN_EXAMPLES, SHOWN_CHARACTERS = 3, 100
-MANY = 0.1  # of all words, cut off or read as another one: a run would lose something by it
+MANY_CUT, MANY_SHARED = 0.1, 0.2  # of all words: a run would lose something by it
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,12 @@ def _warnings(report: TextReport) -> list[str]:
         found.append(f"{report.empty} texts have no word: a network can only guess their class")
     if report.twice:
         found.append(f"{report.twice} texts stand there more than once: a test may hold what was trained on")
-    if report.cut_words > MANY:
+    if report.cut_words > MANY_CUT:
         found.append(
             f"{100 * report.cut_words:.0f} % of all words come after word {report.length} and are cut off: raise "
             "text_length to read more of them"
         )
-    if report.outnumbered_words > MANY:
+    if report.outnumbered_words > MANY_SHARED:
         found.append(
             f"{100 * report.outnumbered_words:.0f} % of all words share their id with a more frequent one: raise "
             "vocabulary to tell them apart"
