@@ -148,7 +148,11 @@ def css_class(kind: Kind) -> str:
 
 
 def joining_verdict(runs: Sequence[RunRecords]) -> JoiningVerdict | None:
-    """Judge every joined method of comparable runs against training alone; None where nobody joined or was alone."""
+    """Judge every joined method of comparable runs against training alone; None where nobody joined or was alone.
+
+    Runs that are still going on are not judged: a model after three rounds says nothing of one after thirty.
+    """
+    runs = [run for run in runs if run.is_complete]
     who = "honest clients" if any(run.experiment.attack for run in runs) else "clients"
     verdicts = tuple(replace(judge(name, faces), who=who) for name, faces in _faces_by_method(runs).items())
     if not verdicts:
