@@ -42,7 +42,8 @@ from itertools import chain
 from typing import Any, Literal
 
 from crad.analysis.comparison import METRICS
-from crad.analysis.gains import NOT_JOINED, alone_name, attackers_of, client_accuracies
+from crad.analysis.gains import alone_name, attackers_of, client_accuracies
+from crad.analysis.groups import NOT_JOINED
 from crad.analysis.intervals import LEVEL, gain_interval
 from crad.analysis.verdict_words import notes_on_loss, notes_on_many, sentence_over, verdict_label, verdict_sentence
 from crad.runs.run_records import RunRecords

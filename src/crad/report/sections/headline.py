@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 from crad.analysis.comparable import named, run_title
 from crad.analysis.comparison import METRICS, ComparisonRow
-from crad.analysis.gains import NOT_JOINED
+from crad.analysis.groups import NOT_JOINED
 from crad.analysis.verdict import css_class, joining_verdict
 from crad.runs.run_records import RunRecords
 
