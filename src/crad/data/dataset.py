@@ -42,7 +42,7 @@ class Splits:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Training and test samples with labels [N]: images uint8 [N,H,W,C], rows float32 [N,F], token ids int32 [N,L].
+    """Training and test samples with labels [N]: images uint8 [N,H,W,C], rows float32 [N,F], token ids int64 [N,L].
 
     From memory: `Dataset.from_arrays`, `Dataset.from_frame`, `Dataset.from_torch`, `Dataset.from_huggingface`; then
     `crad.run(experiment, data=dataset)`. Data sets with a name and files are settings: `crad.Experiment(dataset=...)`.
