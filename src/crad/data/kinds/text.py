@@ -92,6 +92,8 @@ class TextKind:
         """Read the text columns of a .csv, .tsv or .parquet file; without `test_data` test texts are split off here."""
         if not name_or_path.lower().endswith(SUFFIXES):
             raise ConfigError(f"text names columns of a table ({', '.join(SUFFIXES)}), and {name_or_path} is none")
+        if not options.table.text:
+            raise ConfigError(f"{name_or_path}: say which column holds the texts, such as text={USUAL_COLUMN}")
         if options.resize is not None:
             raise ConfigError(f"resize is for images, and {name_or_path} is read as texts: leave it out")
         check_columns_said(options.table, where=name_or_path)
