@@ -16,7 +16,7 @@ CHUNK = 10_000  # rows that are written at once
 
 
 def run(settings: Settings) -> Section:
-    """Read a CSV file of a million rows and fifty columns, then run a round of ten clients on it; and with fewer rows."""
+    """Read a CSV file of a million rows and fifty columns, then run a round of ten clients on it; fewer rows before."""
     rows, numbers = [], []
     for count in settings.choose([100_000, 1_000_000], [20_000, 100_000], [400]):
         settings.say(f"{count:,} rows")
