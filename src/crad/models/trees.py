@@ -50,7 +50,7 @@ class TreeEnsemble(FittedModule):
         """
         super().__init__()
         self.sizes, self.trees, self.depth = tuple(sizes), trees, depth
-        self.nodes, self.leaves = 2**depth - 1, 2**depth
+        self.nodes, self.leaves = (1 << depth) - 1, 1 << depth
         self.values = nn.Parameter(values)
         self.register_buffer("column", torch.zeros(trees, self.nodes, dtype=torch.int32))
         self.register_buffer("threshold", torch.zeros(trees, self.nodes))
@@ -77,7 +77,8 @@ class TreeEnsemble(FittedModule):
             # No gap is above anything. (A graph of ONNX cannot choose between truth values, so they are combined.)
             is_right_BT = (value_BT > thresholds[here_BT]) | (value_BT.isnan() & gaps_right[here_BT])
             node_BT = 2 * node_BT + 1 + is_right_BT.long()
-        return node_BT - self.nodes + self.first_leaf
+        leaf_BT: Tensor = node_BT - self.nodes + self.first_leaf
+        return leaf_BT
 
     def check_fittable(self, name: str) -> None:
         """Refuse to begin where scikit-learn is missing."""

@@ -121,7 +121,8 @@ def _fit_to_block(
     model: FittedModule, block: Block, *, batch_size: int, loss_of: Callable[[Tensor, slice], Loss], meter: LossMeter
 ) -> None:
     """Fit a model to a block; the losses that are counted are those that it has afterwards."""
-    if not isinstance(loss_of, WeighsClasses):
+    asked: object = loss_of
+    if not isinstance(asked, WeighsClasses):
         raise ConfigError(
             f"{type(model).__name__} is fitted to weighed labels, and this method has a loss of its own: choose "
             "networks, or a method that learns from labels and one target, such as crad"
@@ -129,7 +130,7 @@ def _fit_to_block(
     model.eval()
     with stopwatch.part("student"):
         num_classes = model(block.inputs[:1]).shape[1]
-        model.fit(block.inputs, loss_of.class_mass(num_classes), seed=block.seed)
+        model.fit(block.inputs, asked.class_mass(num_classes), seed=block.seed)
         for start in range(0, len(block.labels), batch_size):
             where = slice(start, min(start + batch_size, len(block.labels)))
             meter.add(loss_of(model(block.inputs[where]), where), where.stop - where.start)
