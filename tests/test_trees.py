@@ -24,7 +24,7 @@ from crad.federation.method import Learned, MethodSpec, Phase
 from crad.inference.engine import TeacherEngine
 from crad.methods.local_training import train_epochs
 from crad.models import FITTED, Architecture, InputShape, build_model
-from crad.models.tree_fit import FittedTree, _as_heaps, round_down
+from crad.models.tree_fit import FittedTree, _as_heaps, _rows_of, bin_edges, bin_numbers, round_down
 from crad.models.trees import GradientBoosting, RandomForest, TreeEnsemble
 from crad.training.losses import BatchLabels, PrivateLoss, StudentLoss, private_loss
 from tests.conftest import change
@@ -173,19 +173,34 @@ def fitted_by_sklearn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_the_tensors_say_what_scikit_learn_says(name, num_classes, fitted_by_sklearn):
     model = build_model(Architecture(name, 0.2), **vars(InputShape(num_classes, 4, (), "table", SIZES)), seed=1)
     assert isinstance(model, TreeEnsemble)
-    rows, mass = some_rows(200, seed=1, num_classes=num_classes)
+    rows, mass = some_rows(400, seed=1, num_classes=num_classes)  # more values in a column than there are bins
     rows[:, 2] = rows[:, 2].nan_to_num(0.5)  # no gap here, and some in the rows that are asked about
     model.fit(rows, mass, seed=3)
     [estimator] = fitted_by_sklearn
     asked, _ = some_rows(300, seed=2)
     known = model.known(asked).numpy()
-    is_classifier = name == "gradient-boosting"
-    said = estimator.predict_proba(known) if is_classifier else estimator.predict(known)
+    if name == "gradient-boosting":
+        said = estimator.predict_proba(bin_numbers(known, bin_edges(_rows_of(model, rows))))
+    else:
+        said = estimator.predict(known)
     assert np.ptp(said[:, 0]) > 0.2, "it has learned something"
     np.testing.assert_allclose(probabilities(model, asked.tolist()).numpy(), said, atol=2e-6)
     with torch.no_grad():
         teacher = TeacherEngine(device="cpu").prepare(model, key=name)
         assert torch.equal(teacher(asked), torch.cat([model(part) for part in asked.split(64)]))
+
+
+def test_values_are_put_into_bins_between_them_or_of_one_size():
+    few = np.array([[1.0], [4.0], [NAN], [2.0], [2.0]], np.float32)
+    edges = bin_edges(few)
+    assert edges[0, :3].tolist() == [1.5, 3.0, math.inf]
+    numbers = bin_numbers(np.array([[0.0], [1.5], [1.6], [9.0], [NAN]], np.float32), edges)[:, 0]
+    assert numbers.tolist() == pytest.approx([0, 0, 1, 2, NAN], nan_ok=True)
+    many = np.random.default_rng(1).normal(size=(2550, 1)).astype(np.float32)
+    sizes = np.bincount(bin_numbers(many, bin_edges(many))[:, 0].astype(int))
+    assert len(sizes) == 255
+    assert sizes.min() >= 8
+    assert sizes.max() <= 12
 
 
 @pytest.mark.parametrize("name", FITTED)
