@@ -19,6 +19,7 @@ from crad.models.cnn6 import Cnn6, Cnn6Wide
 from crad.models.resnet import ResNet18
 from crad.models.table import BLOCKS, EMBEDDING, HEADS, DeepMlp, PreparedRows, TableEncoder, TabTransformer, mlp
 from crad.models.timm_models import build_timm, check_timm, is_timm
+from crad.models.trees import GradientBoosting, RandomForest
 from crad.plugins import call_foreign, resolve
 
 ENTRY_POINT_GROUP = "crad.models"
@@ -195,6 +196,17 @@ def _tab_transformer(shape: InputShape, *, width: float) -> nn.Module:
     return TabTransformer(shape.columns, width=embedding, heads=HEADS, blocks=BLOCKS, num_classes=shape.num_classes)
 
 
+def _gradient_boosting(shape: InputShape, *, width: float) -> nn.Module:
+    [steps] = scale_channels((100,), width)
+    return GradientBoosting(shape.columns, steps=steps, depth=4, num_classes=shape.num_classes)
+
+
+def _random_forest(shape: InputShape, *, width: float) -> nn.Module:
+    [trees] = scale_channels((100,), width)
+    return RandomForest(shape.columns, trees=trees, depth=8, num_classes=shape.num_classes)
+
+
+FITTED: dict[str, Builder] = {"gradient-boosting": _gradient_boosting, "random-forest": _random_forest}  # in one call
 FAMILIES: dict[str, dict[str, Builder]] = {  # by the kind of data that they are for
     "image": {
         "resnet18": _resnet18((64, 128, 256, 512)),
@@ -202,7 +214,7 @@ FAMILIES: dict[str, dict[str, Builder]] = {  # by the kind of data that they are
         "cnn6": _cnn6,
         "cnn6-wide": _cnn6_wide,
     },
-    "table": {"mlp": _mlp, "mlp-deep": _mlp_deep, "tab-transformer": _tab_transformer},
+    "table": {"mlp": _mlp, "mlp-deep": _mlp_deep, "tab-transformer": _tab_transformer, **FITTED},
 }
 ARCHITECTURES: dict[str, Builder] = {name: build for families in FAMILIES.values() for name, build in families.items()}
 POOL = ("resnet18", "resnet18-half", "cnn6")  # what the paper deals out to its clients in turn
