@@ -222,6 +222,8 @@ def _random_forest(shape: InputShape, *, width: float) -> nn.Module:
 
 
 FITTED: dict[str, Builder] = {"gradient-boosting": _gradient_boosting, "random-forest": _random_forest}  # in one call
+
+
 def _bag(shape: InputShape, *, width: float) -> nn.Module:
     embedding, hidden = scale_channels((64, 64), width)
     return BagOfWords(shape.vocabulary, embedding, hidden, num_classes=shape.num_classes)
