@@ -27,7 +27,14 @@ from crad.federation.roster import Roster
 from crad.federation.tasks import Engine
 from crad.inspection import RunInspector, is_inspectable, write_inspection
 from crad.methods import resolve_method
-from crad.models import ARCHITECTURES, Architecture, check_fits_kind, load_first_weights, resolve_architecture
+from crad.models import (
+    ARCHITECTURES,
+    Architecture,
+    FittedModule,
+    check_fits_kind,
+    load_first_weights,
+    resolve_architecture,
+)
 from crad.plugins import is_object, passing
 from crad.prediction.run_models import (
     MODELS_FILE,
@@ -366,6 +373,8 @@ def check_model(context: RunContext, architecture: Architecture) -> str | None:
     Return what to say of these, None where there are none.
     """
     model = new_model(context, architecture, seed=0)
+    if isinstance(model, FittedModule):
+        model.check_fittable(architecture.name)
     first = model.state_dict()
     if architecture.name not in ARCHITECTURES:
         again = new_model(context, architecture, seed=0).state_dict()

@@ -20,6 +20,7 @@ from crad.models.resnet import ResNet18
 from crad.models.table import BLOCKS, EMBEDDING, HEADS, DeepMlp, PreparedRows, TableEncoder, TabTransformer, mlp
 from crad.models.text import KERNELS, BagOfWords, TextCnn, TextTransformer
 from crad.models.timm_models import build_timm, check_timm, is_timm
+from crad.models.trees import GradientBoosting, RandomForest
 from crad.plugins import call_foreign, resolve
 
 ENTRY_POINT_GROUP = "crad.models"
@@ -210,6 +211,19 @@ def _tab_transformer(shape: InputShape, *, width: float) -> nn.Module:
     return TabTransformer(shape.columns, width=embedding, heads=HEADS, blocks=BLOCKS, num_classes=shape.num_classes)
 
 
+def _gradient_boosting(shape: InputShape, *, width: float) -> nn.Module:
+    [steps] = scale_channels((100,), width)
+    return GradientBoosting(shape.columns, steps=steps, depth=4, num_classes=shape.num_classes)
+
+
+def _random_forest(shape: InputShape, *, width: float) -> nn.Module:
+    [trees] = scale_channels((100,), width)
+    return RandomForest(shape.columns, trees=trees, depth=8, num_classes=shape.num_classes)
+
+
+FITTED: dict[str, Builder] = {"gradient-boosting": _gradient_boosting, "random-forest": _random_forest}  # in one call
+
+
 def _bag(shape: InputShape, *, width: float) -> nn.Module:
     embedding, hidden = scale_channels((64, 64), width)
     return BagOfWords(shape.vocabulary, embedding, hidden, num_classes=shape.num_classes)
@@ -239,7 +253,7 @@ FAMILIES: dict[str, dict[str, Builder]] = {  # by the kind of data that they are
         "cnn6": _cnn6,
         "cnn6-wide": _cnn6_wide,
     },
-    "table": {"mlp": _mlp, "mlp-deep": _mlp_deep, "tab-transformer": _tab_transformer},
+    "table": {"mlp": _mlp, "mlp-deep": _mlp_deep, "tab-transformer": _tab_transformer, **FITTED},
     "text": {"bag": _bag, "text-cnn": _text_cnn, "text-transformer": _text_transformer},
 }
 ARCHITECTURES: dict[str, Builder] = {name: build for families in FAMILIES.values() for name, build in families.items()}
