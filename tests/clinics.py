@@ -101,7 +101,7 @@ class Forked:
 
     def __init__(self, call: Callable[..., None], *args: object) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["crad.cli", "crad.site.join", "torch._dynamo"])
+        context.set_forkserver_preload(["tests.preloaded"])
         self._process = context.Process(target=call, args=args)
         self._process.start()
         self.pid = self._process.pid or 0

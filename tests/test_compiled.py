@@ -68,6 +68,8 @@ def images(count: int) -> Tensor:
 def compilations(monkeypatch, one_thread, tmp_path):
     """The compilations tried so far."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    # The processor is believed what it says of itself: trying its instructions compiles three programs more.
+    monkeypatch.setattr("torch._inductor.config.cpp.vec_isa_ok", True)
     tried: list[object] = []
     genuine = compiled._compile
 
