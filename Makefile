@@ -26,7 +26,7 @@ quick: lint types
 # last, and a failure of either fails it all.
 test: $(VENV)/.dev
 	@mkdir -p build
-	@$(MAKE) --no-print-directory lint types > build/lint-and-types.txt 2>&1 & checking=$$!; \
+	@$(MAKE) --no-print-directory --keep-going lint types > build/lint-and-types.txt 2>&1 & checking=$$!; \
 	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder --durations 25; tests=$$?; \
 	wait $$checking; checks=$$?; cat build/lint-and-types.txt; exit $$((tests || checks))
 

@@ -1,7 +1,7 @@
 """What members of a federation would each import and prepare, done once in the process that they are forked from.
 
-A third of what a small member computes is that, and looking for garbage in it. Nothing is computed here on real tensors,
-so no thread is there that a fork would lose.
+A quarter of what a small member computes is that, and looking for garbage in it. Nothing is computed here on tensors
+that have memory, so there is no thread that a fork would lose.
 """
 
 from __future__ import annotations

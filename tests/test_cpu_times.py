@@ -52,7 +52,7 @@ def names_of_tests(file):
 
 
 def test_what_is_slow_is_marked(request):
-    """Of all that this session has collected, which are all tests in a run of all; none where slow ones are left out."""
+    """Of what this session has collected: all tests in a run of all, and none where slow ones are left out."""
     collected = {item: item.nodeid.partition("[")[0] for item in request.session.items}
     marked = {name for item, name in collected.items() if item.get_closest_marker("slow")}
     assert marked == set(collected.values()) & set(read_slow_tests())

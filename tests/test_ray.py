@@ -113,7 +113,8 @@ class KeptHosts:
     """Ray, but for actors: who would be ended waits for the next engine."""
 
     def __init__(self, ray: Any) -> None:
-        self._ray, self.free = ray, []
+        self._ray = ray
+        self.free: list[Any] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ray, name)
