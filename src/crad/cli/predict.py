@@ -51,7 +51,8 @@ ModelFile = Annotated[
 Inputs = Annotated[
     Path,
     typer.Argument(
-        metavar="INPUTS", help="An image, a folder of images, a table (.csv, .parquet), a .npy or a .npz file."
+        metavar="INPUTS",
+        help="An image or a .wav, a folder of them, a table (.csv, .parquet), a .npy or a .npz file.",
     ),
 ]
 FaceFlag = Annotated[

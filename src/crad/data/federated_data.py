@@ -91,6 +91,8 @@ def build_federated_data(experiment: Experiment, dataset: Dataset | None = None,
         test_limit=experiment.test_limit,
         resize=experiment.resize,
         table=options_of(experiment),
+        kind=experiment.kind,
+        seconds=experiment.seconds,
         seed=experiment.seed,
     )
     labels = dataset.train_labels

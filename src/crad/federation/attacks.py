@@ -208,7 +208,9 @@ def with_trigger(images: Tensor) -> Tensor:
     """Return copies of images [N,channels,H,W] with a chequered patch in the lower right corner."""
     side = max(2, min(images.shape[2:]) // TRIGGER_SHARE)
     places = torch.arange(side, device=images.device)
-    patch = ((places[:, None] + places[None, :]) % 2 * 255).to(images.dtype)
+    # Of 8 bits white; otherwise nobody knows what white is, and the lightest pixel will do.
+    white = 255 if images.dtype == torch.uint8 or not images.numel() else float(images.max())
+    patch = ((places[:, None] + places[None, :]) % 2 * white).to(images.dtype)
     marked = images.clone()
     marked[:, :, -side:, -side:] = patch
     return marked

@@ -73,6 +73,11 @@ class FedGd(DigestSpec):
                 f"method 'fedgd' paints images only, and this is a {context.data.dataset.kind}: choose another method, "
                 "such as crad"
             )
+        dtype = context.data.dataset.train_samples.dtype
+        if dtype != "uint8":
+            raise ConfigError(
+                f"method 'fedgd' paints images of 8 bits only, and these are {dtype}: choose another method"
+            )
         clients = one_peer_per_client(context)
         painter = PeerSpec(len(clients), clients=(), architecture=Architecture(GENERATOR), build=build_generator)
         return [*clients, painter]

@@ -220,4 +220,6 @@ def data_fingerprint(dataset: Dataset) -> str:
         digest.update(np.ascontiguousarray(array).data)
     if dataset.columns or dataset.site_names:
         digest.update(repr((dataset.columns, dataset.site_names)).encode())
+    if dataset.rate is not None:
+        digest.update(str(dataset.rate).encode())
     return digest.hexdigest()

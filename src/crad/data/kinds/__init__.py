@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from crad.data.kinds.audio import AudioKind
 from crad.data.kinds.image import ImageKind
 from crad.data.kinds.kind import Kind, ReadOptions, Words
+from crad.data.kinds.series import SeriesKind
 from crad.data.kinds.table import TableKind
+from crad.errors import unknown_name
 
 # Whoever comes first and knows a source reads it; images take whatever is left, and say what is wrong with it.
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (TableKind(), ImageKind())}
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (TableKind(), AudioKind(), SeriesKind(), ImageKind())}
 
 
-def kind_of_source(name_or_path: str) -> Kind:
-    """Return the kind of a known data set, a file or a folder, by its name."""
-    return next(kind for kind in KINDS.values() if kind.is_source(name_or_path))
+def kind_of_source(name_or_path: str, kind: str | None = None) -> Kind:
+    """Return the kind of a known data set, a file or a folder: as it is said, or by its name."""
+    if kind is not None and kind not in KINDS:
+        raise unknown_name("kind", kind, KINDS)
+    if kind is not None:
+        return KINDS[kind]
+    return next(one for one in KINDS.values() if one.is_source(name_or_path))
 
 
 __all__ = ["KINDS", "Kind", "ReadOptions", "Words", "kind_of_source"]

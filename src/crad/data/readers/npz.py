@@ -6,6 +6,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from crad.data.dataset import Splits
 from crad.errors import DataError
 
 VALIDATION_KEYS = ("val_images", "val_labels")
+SAMPLES, IMAGES = "_samples", "_images"  # the first is understood for the second, for what is no image
+SITES, RATE = "train_sites", "rate"  # whose training sample it is; of recordings the samples a second
 KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 _HOW = "write one with numpy.savez(path, train_images=..., train_labels=..., test_images=..., test_labels=...)"
 
@@ -29,6 +32,28 @@ def read_npz(path: Path, *, with_validation: bool = False) -> Splits:
             raise DataError(f"{path}: holds a single array, expected a .npz with {', '.join(KEYS)}: {_HOW}")
         with archive:
             return _read_arrays(archive, path=path, with_validation=with_validation)
+
+
+@dataclass(frozen=True)
+class FoundArrays:
+    """What a file holds: training and test samples, and of recordings their sampling rate."""
+
+    splits: Splits
+    rate: int | None
+
+
+def read_arrays(path: Path) -> FoundArrays:
+    """Read a .npz file that need not hold images."""
+    splits = read_npz(path)
+    with open_arrays(path) as archive, archive:
+        if RATE not in archive.files:
+            return FoundArrays(splits, None)
+        rate = np.asarray(read_array(archive, RATE, path=path))
+        if rate.size != 1 or rate.dtype.kind not in "iuf" or not 1 <= float(rate.item()) < 1 << 31:
+            raise DataError(
+                f"{path}: rate is {rate.dtype} of shape {rate.shape}, expected one number: samples a second"
+            )
+        return FoundArrays(splits, round(float(rate.item())))
 
 
 @contextmanager
@@ -57,17 +82,23 @@ def open_arrays(path: Path) -> Iterator[Any]:
 
 
 def _read_arrays(archive: np.lib.npyio.NpzFile, *, path: Path, with_validation: bool) -> Splits:
-    missing = [key for key in KEYS if key not in archive.files]
+    stored = {key: key if key in archive.files else key.replace(IMAGES, SAMPLES) for key in KEYS}
+    missing = [key for key, name in stored.items() if name not in archive.files]
     if missing:
         raise DataError(f"{path}: lacks {', '.join(missing)}, has {', '.join(archive.files) or 'nothing'}: {_HOW}")
-    arrays = {key: read_array(archive, key, path=path) for key in KEYS}
+    arrays = {key: read_array(archive, name, path=path) for key, name in stored.items()}
+    sites = None
+    if SITES in archive.files:
+        sites = _site_names(read_array(archive, SITES, path=path), samples=len(arrays["train_labels"]), path=path)
     names = None
     if "class_names" in archive.files:
         names = _class_names(read_array(archive, "class_names", path=path), path=path)
+    train_images, train_labels, test_images, test_labels = (arrays[key] for key in KEYS)
+    found = Splits(train_images, train_labels, test_images, test_labels, names, train_sites=sites)
     if not with_validation or not set(VALIDATION_KEYS) <= set(archive.files):
-        return Splits(**arrays, class_names=names)
+        return found
     images, labels = (read_array(archive, key, path=path) for key in VALIDATION_KEYS)
-    return Splits(**arrays, class_names=names, validation_images=images, validation_labels=labels)
+    return replace(found, validation_images=images, validation_labels=labels)
 
 
 def read_array(archive: np.lib.npyio.NpzFile, key: str, *, path: Path) -> NDArray[Any]:
@@ -83,6 +114,14 @@ def read_array(archive: np.lib.npyio.NpzFile, key: str, *, path: Path) -> NDArra
             f" numpy.array({key}.tolist())"
         ) from error
     return array
+
+
+def _site_names(sites: NDArray[Any], *, samples: int, path: Path) -> tuple[str, ...]:
+    if sites.shape != (samples,) or sites.dtype.kind not in "USiu":
+        raise DataError(
+            f"{path}: {SITES} is {sites.dtype} of shape {sites.shape}, expected a name for each of {samples} samples"
+        )
+    return tuple(one.decode() if isinstance(one, bytes) else str(one) for one in sites.tolist())
 
 
 def _class_names(names: NDArray[Any], *, path: Path) -> tuple[str, ...]:
