@@ -111,10 +111,10 @@ def check_dataset(
     Example: crad data check heart.csv --label disease --site hospital --missing chol=0
     """
     from crad.data.fetch import check
-    from crad.data.kinds import kind_of_source
+    from crad.data.kinds import ReadOptions, kind_of_source
 
     columns = {"label": label, "site": site, "ignore": ignore, "categories": categories, "missing": missing}
-    found = kind_of_source(name, kind).name
+    found = kind_of_source(name, ReadOptions(kind=kind)).name
     if found == "table" and not name.lower().endswith(".npz"):
         _check_table(name, columns, as_json=as_json)
         return

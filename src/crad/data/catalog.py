@@ -195,8 +195,8 @@ def load_dataset(
             )
         dataset: Dataset = passed_object("data set", name_or_path)
     else:
-        options = ReadOptions(resize, table or TableOptions(), data_dir, seconds, is_kind_said=kind is not None)
-        dataset = kind_of_source(name_or_path, kind).read(name_or_path, options)
+        options = ReadOptions(resize, table or TableOptions(), data_dir, seconds, kind)
+        dataset = kind_of_source(name_or_path, options).read(name_or_path, options)
     if train_limit is not None:
         kept = _limit(dataset.train_labels, limit=train_limit, split="train", dataset=dataset, seed=seed)
         dataset = replace(

@@ -58,7 +58,7 @@ class RunContext:
             dataset.image_size,
             dataset.kind,
             tuple(column.size for column in dataset.columns),
-            dataset.rate,
+            rate=dataset.rate,
         )
 
     @cached_property

@@ -106,7 +106,7 @@ def build_model(
         raise ConfigError(f"images of {sides} are too small: both sides must be at least {MIN_SIDE}")
     if num_classes < 1 or in_channels < 1:
         raise ConfigError(f"a model needs a class and a channel, got {num_classes} and {in_channels}")
-    shape = InputShape(num_classes, in_channels, image_size, kind, columns, rate)
+    shape = InputShape(num_classes, in_channels, image_size, kind, columns, rate=rate)
     check_fits_kind(architecture.name, kind)
     build = resolve_architecture(architecture.name)
     with torch.random.fork_rng(devices=[]):

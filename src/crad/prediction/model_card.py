@@ -75,7 +75,7 @@ class ModelCard:
         """Return what the network is built for."""
         sizes = tuple(column.size for column in self.columns)
         channels = self.input_shape[self.kind_of_data.channel_axis]
-        return InputShape(self.num_classes, channels, self.image_size, self.kind, sizes, self.rate)
+        return InputShape(self.num_classes, channels, self.image_size, self.kind, sizes, rate=self.rate)
 
     def preprocessor(self) -> Preprocessor:
         """Return how samples become inputs, on the CPU and without augmentation."""
@@ -153,7 +153,7 @@ class ModelCard:
                 class_names=tuple(map(str, json.loads(about["classes"]))),
                 log_prior=None if prior is None else tuple(map(float, prior)),
                 origin=json.loads(about.get("origin", "{}")),
-                **_form_of(about),
+                **_sample_form(about),
             )
             card._check()
         except (KeyError, ValueError, TypeError, AttributeError) as error:
@@ -184,7 +184,7 @@ class ModelCard:
         return replace(self, architecture=architecture, log_prior=log_prior, origin={**self.origin, **origin})
 
 
-def _form_of(about: Mapping[str, str]) -> dict[str, Any]:
+def _sample_form(about: Mapping[str, str]) -> dict[str, Any]:
     if "signal" in about:
         return _signal_form(about)
     return _table_form(about) if "columns" in about else _image_form(about)

@@ -9,7 +9,7 @@ from typing import Any
 from crad.config import Experiment
 from crad.data.catalog import absolute_name, load_dataset
 from crad.data.dataset import Dataset
-from crad.data.kinds import Kind, kind_of_source
+from crad.data.kinds import Kind, ReadOptions, kind_of_source
 from crad.data.readers.table_file import options_of
 from crad.methods import check_recipe, resolve_method
 from crad.models import WEIGHTS
@@ -47,7 +47,7 @@ def _for_its_data(experiment: Experiment) -> Experiment:
 
 def _kind_of(experiment: Experiment) -> Kind:
     if not is_object(experiment.dataset):
-        return kind_of_source(experiment.dataset, experiment.kind)
+        return kind_of_source(experiment.dataset, ReadOptions(kind=experiment.kind))
     data: Dataset = passed_object("data set", experiment.dataset)
     return data.kind_of_data
 

@@ -13,12 +13,13 @@ from crad.errors import unknown_name
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (TableKind(), AudioKind(), SeriesKind(), ImageKind())}
 
 
-def kind_of_source(name_or_path: str, kind: str | None = None) -> Kind:
+def kind_of_source(name_or_path: str, options: ReadOptions | None = None) -> Kind:
     """Return the kind of a known data set, a file or a folder: as it is said, or by its name."""
-    if kind is not None and kind not in KINDS:
-        raise unknown_name("kind", kind, KINDS)
-    if kind is not None:
-        return KINDS[kind]
+    said = None if options is None else options.kind
+    if said is not None and said not in KINDS:
+        raise unknown_name("kind", said, KINDS)
+    if said is not None:
+        return KINDS[said]
     return next(one for one in KINDS.values() if one.is_source(name_or_path))
 
 

@@ -51,7 +51,7 @@ class ImageKind:
         is_folder = found.source is None and found.path is not None and found.path.is_dir()
         refuse_options(options, self.name, name_or_path, allowed=("resize", "site") if is_folder else ("resize",))
         asked = as_asked(found, resize=options.resize, site=options.table.site)
-        if found.source is None and not options.is_kind_said:
+        if found.source is None and options.kind is None:
             asked = replace(asked, read=partial(_read_certain, asked))
         return read_found(asked)
 

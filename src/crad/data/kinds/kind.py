@@ -43,7 +43,7 @@ class ReadOptions:
     table: TableOptions = field(default_factory=TableOptions)
     data_dir: Path | None = None
     seconds: float | None = None  # that recordings are brought to
-    is_kind_said: bool = False  # by a person, and not guessed
+    kind: str | None = None  # as a person says it; None: as the source shows
 
 
 def refuse_options(options: ReadOptions, kind: str, name_or_path: str, *, allowed: Sequence[str]) -> None:
