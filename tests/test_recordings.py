@@ -15,6 +15,7 @@ import torch
 import crad
 from crad.config import Experiment
 from crad.data.catalog import load_dataset
+from crad.data.federated_data import build_federated_data
 from crad.data.kinds import KINDS, kind_of_source
 from crad.data.kinds.series import SignalPreprocessor
 from crad.data.readers.table_file import TableOptions
@@ -618,3 +619,34 @@ def test_kinds_know_their_channels():
         "series": 0,
         "audio": 0,
     }
+
+
+# --- how clients' inputs differ
+
+
+def test_the_page_shows_how_inputs_differ_between_sites(heard):
+    _, folder = heard
+    shift = json.loads((folder / "partition.json").read_text())["input_shift"]
+    assert shift["features"] == ["loudness", "length", "zero crossings"]
+    [ann, bob] = [row[0] for row in shift["differences"]]
+    assert ann == pytest.approx(2.0, abs=0.1), "all the spread in loudness is between the two"
+    assert bob == -ann
+    assert "How inputs differ" in (folder / "report.html").read_text()
+
+
+def test_differences_are_means_against_the_others_in_deviations(pumps):
+    data = build_federated_data(plants(proxy_size=0), pumps, device="cpu")
+    shift = data.input_shift()
+    values = np.concatenate([np.nanstd(pumps.train_samples[shard.indices, 0], axis=1) for shard in data.shards])
+    is_own = np.repeat([True, False], [len(shard.indices) for shard in data.shards])
+    expected = (values[is_own].mean() - values[~is_own].mean()) / values.std()
+    place = shift["features"].index("deviation of channel 0")
+    assert shift["differences"][0][place] == pytest.approx(expected, abs=0.01)
+
+
+def test_images_are_compared_by_brightness_and_contrast():
+    x = np.repeat(np.array([10, 200], np.uint8), 20)[:, None, None] * np.ones((8, 8), np.uint8)
+    sites, blank = ["dark"] * 20 + ["light"] * 20, np.zeros((2, 8, 8), np.uint8)
+    images = crad.Dataset.from_arrays(x, [0, 1] * 20, blank, [0, 1], site=sites)
+    shift = build_federated_data(plants(proxy_size=0), images, device="cpu").input_shift()
+    assert shift == {"features": ["brightness", "contrast"], "differences": [[-2.0, 0.0], [2.0, 0.0]]}

@@ -125,6 +125,20 @@ class AudioKind(SeriesKind):
         """Return one that changes nothing."""
         return SignalPreprocessor(torch.device("cpu"), is_silent_outside=True)
 
+    def features(self, dataset: Dataset, samples: NDArray[Any]) -> dict[str, NDArray[np.float64]]:
+        """Return loudness in decibels, length without the silence at the end, and how high a recording sounds."""
+        waves = as_type(samples, np.dtype(np.float32)).mean(axis=1).astype(np.float64)
+        is_heard = waves != 0
+        length = waves.shape[1] - is_heard[:, ::-1].argmax(axis=1)
+        length = np.where(is_heard.any(axis=1), length, 1)
+        power = (waves**2).sum(axis=1) / length
+        crossings = (np.signbit(waves[:, 1:]) != np.signbit(waves[:, :-1])).sum(axis=1)
+        return {
+            "loudness": 10 * np.log10(power + 1e-10),
+            "length": length.astype(np.float64),
+            "zero crossings": crossings / length,
+        }
+
     def schema(self, dataset: Dataset) -> dict[str, Any]:
         """Return channels, length, sampling rate."""
         return {**super().schema(dataset), "rate": dataset.rate}

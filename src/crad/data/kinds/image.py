@@ -89,6 +89,14 @@ class ImageKind:
         """Return the normalisation, on the CPU and without augmentation."""
         return make_preprocessor(form.mean, form.std, augmentation="none", device="cpu")
 
+    def features(self, dataset: Dataset, samples: NDArray[Any]) -> dict[str, NDArray[np.float64]]:
+        """Return every image's mean and deviation."""
+        axes = (1, 2, 3)
+        return {
+            "brightness": samples.mean(axis=axes, dtype=np.float64),
+            "contrast": samples.std(axis=axes, dtype=np.float64),
+        }
+
     def schema(self, dataset: Dataset) -> dict[str, Any]:
         """Return shape, normalisation and augmentation."""
         means, deviations = channel_statistics(dataset.train_samples)

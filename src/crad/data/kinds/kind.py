@@ -150,6 +150,13 @@ class Kind(Protocol):
         """Return how the inspector shows one sample."""
         ...
 
+    def features(self, dataset: Dataset, samples: NDArray[Any]) -> dict[str, NDArray[np.float64]]:
+        """Return a few plain numbers [N] of samples by what they are called, NaN where one has none.
+
+        By them the report shows how clients' samples differ.
+        """
+        ...
+
     def schema(self, dataset: Dataset) -> dict[str, Any]:
         """Return what members of a federation would have to agree on, as plain values."""
         ...

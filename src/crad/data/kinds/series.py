@@ -156,6 +156,19 @@ class SeriesKind:
         """Return one that changes nothing."""
         return SignalPreprocessor(torch.device("cpu"))
 
+    def features(self, dataset: Dataset, samples: NDArray[Any]) -> dict[str, NDArray[np.float64]]:
+        """Return mean and deviation of every channel."""
+        found: dict[str, NDArray[np.float64]] = {}
+        for channel in range(samples.shape[1]):
+            of_channel = f" of channel {channel}" if samples.shape[1] > 1 else ""
+            values = samples[:, channel].astype(np.float64)
+            is_known = ~np.isnan(values)
+            count = np.maximum(is_known.sum(axis=1), 1)
+            mean = np.where(is_known, values, 0).sum(axis=1) / count
+            apart = np.where(is_known, values - mean[:, np.newaxis], 0)
+            found |= {f"mean{of_channel}": mean, f"deviation{of_channel}": np.sqrt((apart**2).sum(axis=1) / count)}
+        return found
+
     def schema(self, dataset: Dataset) -> dict[str, Any]:
         """Return channels, length and what else members would agree on."""
         channels, length = dataset.train_samples.shape[1:]

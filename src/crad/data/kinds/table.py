@@ -159,6 +159,12 @@ class TableKind:
         """Return one that changes nothing."""
         return TablePreprocessor(torch.device("cpu"))
 
+    def features(self, dataset: Dataset, samples: NDArray[Any]) -> dict[str, NDArray[np.float64]]:
+        """Return the columns that are numbers, and the share of gaps in a row."""
+        numbers = [(place, column) for place, column in enumerate(dataset.columns) if column.categories is None]
+        columns = {column.name: samples[:, place].astype(np.float64) for place, column in numbers}
+        return {"share of gaps": np.isnan(samples).mean(axis=1), **columns}
+
     def schema(self, dataset: Dataset) -> dict[str, Any]:
         """Return the columns and their categories."""
         return {"columns": columns_to_json(dataset.columns)}
