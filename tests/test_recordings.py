@@ -251,8 +251,17 @@ def test_an_array_file_that_may_be_several_things_must_be_told(tmp_path):
         load_dataset(path, seed=1)
     assert load_dataset(path, seed=1, kind="image").train_samples.shape == (20, 9, 12, 1)
     assert load_dataset(path, seed=1, kind="series").in_channels == 9
-    sounds = load_dataset(stored(rng.normal(size=(20, 16)), rate=np.array(8000)), seed=1)
+    x = rng.normal(size=(20, 16))
+    sounds = load_dataset(stored(x, rate=np.array(8000)), seed=1)
     assert (sounds.kind, sounds.rate, str(sounds.train_samples.dtype)) == ("audio", 8000, "float32")
+    folder = tmp_path / "arrays"  # the same as .npy files
+    folder.mkdir()
+    for key, array in {**common, "train_samples": x, "test_samples": x, "rate": np.array(8000)}.items():
+        np.save(folder / f"{key}.npy", array)
+    again = load_dataset(str(folder), seed=1)
+    assert (again.kind, again.name, again.rate, again.site_names) == ("audio", "arrays", 8000, ("n", "s"))
+    (folder / "rate.npy").unlink()
+    assert load_dataset(str(folder), seed=1, kind="table").train_samples.shape == (20, 16)
     with pytest.raises(ConfigError, match="unknown kind 'serie'"):
         load_dataset(path, seed=1, kind="serie")
 

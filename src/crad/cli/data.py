@@ -112,15 +112,16 @@ def check_dataset(
     """
     from crad.data.fetch import check
     from crad.data.kinds import ReadOptions, kind_of_source
+    from crad.data.readers.npz import is_npy_folder
 
     columns = {"label": label, "site": site, "ignore": ignore, "categories": categories, "missing": missing}
     found = kind_of_source(name, ReadOptions(kind=kind)).name
-    if found == "table" and not name.lower().endswith(".npz"):
+    if found == "table" and not (name.lower().endswith(".npz") or Path(name).expanduser().is_dir()):
         _check_table(name, columns, as_json=as_json)
         return
     if said := [flag for flag, value in columns.items() if value is not None and flag != "site"]:
         raise ConfigError(f"--{said[0]} is for tables (.csv, .parquet), and {name} is none: leave it out")
-    if found == "audio" and Path(name).expanduser().is_dir():
+    if found == "audio" and Path(name).expanduser().is_dir() and not is_npy_folder(Path(name).expanduser()):
         _check_recordings(Path(name).expanduser(), seconds, site, as_json=as_json)
         return
     if seconds is not None:

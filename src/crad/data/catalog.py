@@ -13,7 +13,7 @@ from crad.data.labels import number_labels
 from crad.data.readers.cifar import read_cifar
 from crad.data.readers.embedded import read_digits, read_mnist5k
 from crad.data.readers.image_folder import read_image_folder
-from crad.data.readers.npz import read_npz
+from crad.data.readers.npz import is_npy_folder, read_npz
 from crad.data.readers.table_file import TableOptions
 from crad.data.subsets import balanced_subset
 from crad.errors import ConfigError, DataError, unknown_name
@@ -281,7 +281,7 @@ def as_asked(found: FoundFile, *, resize: int | None = None, site: str | None = 
 def _read_resized(found: FoundFile, side: int, site: str | None) -> Splits:
     from crad.data.resizing import resize_images
 
-    if found.source is None and found.path is not None and found.path.is_dir():
+    if found.source is None and found.path is not None and found.path.is_dir() and not is_npy_folder(found.path):
         return read_image_folder(found.path, resize=side, site=site)  # where images of several sizes may lie
     splits, where = found.read(), str(found.path or found.name)
     train, test = with_channels(splits.train_images), with_channels(splits.test_images)
@@ -292,6 +292,8 @@ def _read_resized(found: FoundFile, side: int, site: str | None) -> Splits:
 
 def _locate_path(text: str) -> FoundFile:
     path = Path(text).expanduser()
+    if is_npy_folder(path):
+        return FoundFile(path.resolve().name, "folder of .npy files", path, partial(read_npz, path), None)
     if path.is_dir():
         return FoundFile(path.resolve().name, "image folder", path, partial(read_image_folder, path), None)
     if path.suffix.lower() == ".npz":

@@ -31,13 +31,13 @@ from crad.data.kinds.series import (
 )
 from crad.data.readers.class_folders import first_suffix
 from crad.data.readers.image_folder import PICTURE
+from crad.data.readers.npz import RATE, is_npy_folder
 from crad.data.readers.wav import WAV, as_type, read_waves
 from crad.errors import DataError
 
 if TYPE_CHECKING:
     from crad.data.dataset import Dataset
 
-RATE_KEY = "rate"  # of a .npz: samples a second
 PICTURE_SIZE = 64, 128  # height and width of a spectrogram in the inspector
 PICTURE_RANGE = 8.0  # natural logarithms of power between white and black, about 35 decibels
 
@@ -55,16 +55,18 @@ class AudioKind(SeriesKind):
         """Return whether a folder has WAV files, or a .npz file says its sampling rate."""
         path = Path(name_or_path).expanduser()
         if path.is_dir():
+            if is_npy_folder(path):
+                return (path / f"{RATE}.npy").is_file()
             return first_suffix(path, {*WAV.suffixes, *PICTURE.suffixes}) in WAV.suffixes
         if path.suffix.lower() != ".npz" or not zipfile.is_zipfile(path):
             return False
         with zipfile.ZipFile(path) as archive:
-            return f"{RATE_KEY}.npy" in archive.namelist()
+            return f"{RATE}.npy" in archive.namelist()
 
     def read(self, name_or_path: str, options: ReadOptions) -> Dataset:
         """Read class folders of WAV files, or a .npz file with the sampling rate as `rate`."""
         path = Path(name_or_path).expanduser()
-        if not path.is_dir():
+        if not path.is_dir() or is_npy_folder(path):
             return super().read(name_or_path, options)
         refuse_options(options, self.name, name_or_path, allowed=("site", "seconds"))
         return _read_once(str(path), _version(path), options.seconds, options.table.site)

@@ -48,7 +48,7 @@ class ImageKind:
         from crad.data.catalog import as_asked, locate, read_found  # it knows data sets, and they have a kind
 
         found = locate(name_or_path, data_dir=options.data_dir)
-        is_folder = found.source is None and found.path is not None and found.path.is_dir()
+        is_folder = found.form == "image folder"
         refuse_options(options, self.name, name_or_path, allowed=("resize", "site") if is_folder else ("resize",))
         asked = as_asked(found, resize=options.resize, site=options.table.site)
         if found.source is None and options.kind is None:

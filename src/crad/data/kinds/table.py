@@ -92,7 +92,7 @@ class TableKind:
             raise ConfigError(f"resize is for images, and {name_or_path} is a table: leave it out")
         if options.seconds is not None:
             raise ConfigError(f"seconds is for recordings, and {name_or_path} is a table: leave it out")
-        if name_or_path.lower().endswith(".npz"):
+        if not name_or_path.lower().endswith(SUFFIXES) and name_or_path not in EMBEDDED:
             refuse_options(options, self.name, name_or_path, allowed=())
             return _read_arrays(Path(name_or_path).expanduser())
         path, version, table = Path(name_or_path).expanduser(), (0, 0), options_for(name_or_path, options.table)

@@ -1,4 +1,7 @@
-"""Reads a .npz file with MedMNIST's key names. Never unpickles: such a file may come from anybody."""
+"""Reads a .npz file with MedMNIST's key names, or a folder of .npy files called so.
+
+Never unpickles: such a file may come from anybody.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +26,21 @@ KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 _HOW = "write one with numpy.savez(path, train_images=..., train_labels=..., test_images=..., test_labels=...)"
 
 
+class Arrays(Protocol):
+    """Arrays by name."""
+
+    @property
+    def files(self) -> list[str]:
+        """Return what they are called."""
+        ...
+
+    def __getitem__(self, name: str, /) -> NDArray[Any]: ...
+
+
 def read_npz(path: Path, *, with_validation: bool = False) -> Splits:
     """Read the four arrays of a .npz file, and its `class_names` if it has them; `val_*` only if asked for."""
+    if path.is_dir():
+        return _read_arrays(NpyFolder(path), path=path, with_validation=with_validation)
     if not path.is_file():
         raise DataError(f"{path}: no such file, expected a .npz: {_HOW}")
     with open_arrays(path) as archive:
@@ -32,6 +48,27 @@ def read_npz(path: Path, *, with_validation: bool = False) -> Splits:
             raise DataError(f"{path}: holds a single array, expected a .npz with {', '.join(KEYS)}: {_HOW}")
         with archive:
             return _read_arrays(archive, path=path, with_validation=with_validation)
+
+
+@dataclass(frozen=True)
+class NpyFolder:
+    """A folder of .npy files, read as if they were one .npz."""
+
+    path: Path
+
+    @property
+    def files(self) -> list[str]:
+        """Return what the arrays are called."""
+        return sorted(file.stem for file in self.path.glob("*.npy"))
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        with open_arrays(self.path / f"{name}.npy") as array:
+            return np.asarray(array)
+
+
+def is_npy_folder(path: Path) -> bool:
+    """Return whether a folder holds arrays and no class folders."""
+    return (path / "train_labels.npy").is_file()
 
 
 @dataclass(frozen=True)
@@ -43,17 +80,21 @@ class FoundArrays:
 
 
 def read_arrays(path: Path) -> FoundArrays:
-    """Read a .npz file that need not hold images."""
+    """Read a .npz file or a folder of .npy files that need not hold images."""
     splits = read_npz(path)
+    if path.is_dir():
+        return FoundArrays(splits, _rate(NpyFolder(path), path=path))
     with open_arrays(path) as archive, archive:
-        if RATE not in archive.files:
-            return FoundArrays(splits, None)
-        rate = np.asarray(read_array(archive, RATE, path=path))
-        if rate.size != 1 or rate.dtype.kind not in "iuf" or not 1 <= float(rate.item()) < 1 << 31:
-            raise DataError(
-                f"{path}: rate is {rate.dtype} of shape {rate.shape}, expected one number: samples a second"
-            )
-        return FoundArrays(splits, round(float(rate.item())))
+        return FoundArrays(splits, _rate(archive, path=path))
+
+
+def _rate(archive: Arrays, *, path: Path) -> int | None:
+    if RATE not in archive.files:
+        return None
+    rate = np.asarray(read_array(archive, RATE, path=path))
+    if rate.size != 1 or rate.dtype.kind not in "iuf" or not 1 <= float(rate.item()) < 1 << 31:
+        raise DataError(f"{path}: rate is {rate.dtype} of shape {rate.shape}, expected one number: samples a second")
+    return round(float(rate.item()))
 
 
 @contextmanager
@@ -81,7 +122,7 @@ def open_arrays(path: Path) -> Iterator[Any]:
         raise DataError(f"{path}: not a readable {kind} file ({_one_line(error)}): fetch or write it again") from error
 
 
-def _read_arrays(archive: np.lib.npyio.NpzFile, *, path: Path, with_validation: bool) -> Splits:
+def _read_arrays(archive: Arrays, *, path: Path, with_validation: bool) -> Splits:
     stored = {key: key if key in archive.files else key.replace(IMAGES, SAMPLES) for key in KEYS}
     missing = [key for key, name in stored.items() if name not in archive.files]
     if missing:
@@ -101,7 +142,7 @@ def _read_arrays(archive: np.lib.npyio.NpzFile, *, path: Path, with_validation: 
     return replace(found, validation_images=images, validation_labels=labels)
 
 
-def read_array(archive: np.lib.npyio.NpzFile, key: str, *, path: Path) -> NDArray[Any]:
+def read_array(archive: Arrays, key: str, *, path: Path) -> NDArray[Any]:
     """Return one array of a .npz file; refuse one that would have to be unpickled."""
     try:
         array: NDArray[Any] = archive[key]
