@@ -115,7 +115,7 @@ def _chunks(content: bytes, file: Path) -> dict[bytes, bytes]:
     found: dict[bytes, bytes] = {}
     start = 12
     while start + 8 <= len(content):
-        name, [size] = content[start : start + 4], struct.unpack("<I", content[start + 4 : start + 8])
+        name, size = content[start : start + 4], int.from_bytes(content[start + 4 : start + 8], "little")
         part = content[start + 8 : start + 8 + size]
         if name == b"data" and len(part) < size:
             raise DataError(f"{file}: is cut off, {len(part)} of {size} bytes of sound are there: copy it again")
@@ -129,17 +129,21 @@ def _mono(samples: bytes, said: WavFormat) -> NDArray[Any]:
     size = said.bits // 8
     raw = np.frombuffer(samples, dtype=np.uint8, count=said.frames * said.channels * size)
     if said.is_float:
-        values: NDArray[Any] = raw.view(f"<f{size}").astype(np.float32)
+        values: NDArray[Any] = raw.view(_little(f"f{size}")).astype(np.float32)
     elif size == 1:
         values = (raw.astype(np.int16) - 128) * 256  # 8 bits are the only ones without a sign
     elif size == 3:
         padded = np.zeros((len(raw) // 3, 4), dtype=np.uint8)
         padded[:, 1:] = raw.reshape(-1, 3)
-        values = (padded.view("<i4")[:, 0] / 2.0**31).astype(np.float32)
+        values = (padded.view(_little("i4"))[:, 0] / 2.0**31).astype(np.float32)
     else:
-        values = raw.view(f"<i{size}")
+        values = raw.view(_little(f"i{size}"))
         values = (values / 2.0**31).astype(np.float32) if size == 4 else values
     if said.channels == 1:
         return values
     mixed: NDArray[Any] = as_type(values, np.dtype(np.float32)).reshape(-1, said.channels).mean(axis=1)
     return mixed
+
+
+def _little(name: str) -> np.dtype[Any]:
+    return np.dtype(name).newbyteorder("little")
