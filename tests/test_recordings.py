@@ -547,6 +547,7 @@ def test_students_and_teachers_meet_on_changed_sounds(people, distill_augment):
     assert crad.run(change(people, distill_augment=distill_augment, rounds=1)).summary["rounds"] == 1
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_two_processes_and_a_run_that_was_stopped_give_the_same_bits(people, tmp_path):
     crad.run(people, output=tmp_path / "one")
     interrupted(people, tmp_path / "stopped", after=1)
