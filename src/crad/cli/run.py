@@ -6,10 +6,10 @@ import gc
 import json
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -162,8 +162,28 @@ def report_outcome(result: Result, *, verdict: JoiningVerdict | None = None, is_
             f"of {summary['rounds']}"
         )
         Console().print(plain_table([title, "mean", "over clients"], rows))
+        _print_metrics(summary)
         print_verdict(Console(), verdict)
     typer.echo(str(result.directory))
+
+
+def _print_metrics(summary: Mapping[str, Any]) -> None:
+    """Print the metrics beyond accuracy with their intervals; nothing of a run of an earlier version."""
+    from rich.console import Console
+
+    from crad.analysis.metric_rows import METRIC_TITLES, TEST_SETS
+    from crad.cli.terminal.terminal_tables import plain_table
+    from crad.training.metrics import estimate_from_json
+
+    found = summary.get("metrics")
+    if found is None:
+        return
+    shown = {name: title for name, title in TEST_SETS.items() if name in found}
+    rows = [
+        [title, *(str(estimate_from_json(found[test_set][metric])) for test_set in shown)]
+        for metric, title in METRIC_TITLES.items()
+    ]
+    Console().print(plain_table(["beyond accuracy, % with 95 % interval", *shown.values()], rows))
 
 
 def default_output(experiment: Experiment, what: str) -> Path:
