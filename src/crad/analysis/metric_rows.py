@@ -97,10 +97,12 @@ def _over_seeds(entries: Sequence[Mapping[str, Any]], attackers: Sequence[Collec
     pairs = list(zip(entries, attackers, strict=True))
     honest = [[value for client, value in enumerate(one["per_client"]) if client not in own] for one, own in pairs]
     num_clients = sum(value is not None for values in honest for value in values)
-    about = {"num_clients": num_clients, "of_clients": sum(map(len, honest))}
+    of_clients = sum(map(len, honest))
     means = [_of_honest(one, own) for one, own in pairs]
     values = [mean["value"] for mean in means]
     if None in values:
-        return MetricFigure(None, reason=next(mean["reason"] for mean in means if mean["value"] is None), **about)
+        reason = next(mean["reason"] for mean in means if mean["value"] is None)
+        return MetricFigure(None, None, reason, num_clients, of_clients)
     has_interval = len(means) == 1 and means[0].get("low") is not None
-    return MetricFigure(over_seeds(values), (means[0]["low"], means[0]["high"]) if has_interval else None, **about)
+    interval = (means[0]["low"], means[0]["high"]) if has_interval else None
+    return MetricFigure(over_seeds(values), interval, "", num_clients, of_clients)

@@ -85,9 +85,9 @@ def metric_caption(rows: Sequence[MetricRow]) -> str:
     spread = "mean ± deviation over seeds" if several else "in brackets the 95 % bootstrap interval"
     honest = ", of the honest clients" if any(row.is_of_honest for row in rows) else ""
     return (
-        f"In percent, mean over clients{honest}, at the reported round; {spread}. Balanced accuracy, macro F1 and AUROC "
-        f"(one class against the rest) are means over the classes with {MIN_SAMPLES} test samples or more; calibration "
-        "error: how far confidence is from accuracy, lower is better."
+        f"In percent, mean over clients{honest}, at the reported round; {spread}. Balanced accuracy, macro F1 and "
+        f"AUROC (one class against the rest): means over the classes with {MIN_SAMPLES} test samples or more; "
+        "calibration error: how far confidence is from accuracy, lower is better."
         + (" (5 of 8): so many clients have enough samples, the others are left out." if _has_partial(rows) else "")
         + (" Together: all models of a run asked at once." if any(row.is_committee for row in rows) else "")
     )

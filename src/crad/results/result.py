@@ -99,8 +99,8 @@ class Result:
     ) -> ClassificationMetrics:
         """Return metrics beyond accuracy at the reported round, in percent, each with a 95 % bootstrap interval.
 
-        Of one client, or the means over all (under a simulated attack the honest ones). `face="global"` is on the common
-        test samples, `"local"` on the clients' own test halves. What has too few samples says so.
+        Of one client, or the means over all (under a simulated attack the honest ones). `face="global"` is on the
+        common test samples, `"local"` on the clients' own test halves. What has too few samples says so.
 
         Example:
             >>> result.metrics(client=3)["auroc"], result.metrics().confusion  # doctest: +SKIP

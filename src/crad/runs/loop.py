@@ -14,7 +14,6 @@ from crad.errors import RunError
 from crad.federation.exchange import Exchange
 from crad.federation.method import Method
 from crad.federation.peer_evaluation import Evaluation
-from crad.runs.client_metrics import RunMetrics, measure_clients
 from crad.federation.roster import Roster
 from crad.federation.rounds import Round, RoundRunner
 from crad.federation.tasks import Engine
@@ -27,6 +26,7 @@ from crad.runs.checkpoint import (
     saved_rounds,
     states_at,
 )
+from crad.runs.client_metrics import RunMetrics, measure_clients
 from crad.runs.directory import RunDirectory
 from crad.runs.records import Record, round_record
 from crad.runs.selection import best_round, reported_round

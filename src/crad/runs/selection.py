@@ -30,7 +30,7 @@ def honest_best_round(rounds: Sequence[Mapping[str, Any]], attackers: Collection
 
 
 def reported_round(rounds: Sequence[Mapping[str, Any]], attackers: Collection[int]) -> int | None:
-    """Return the round that the figures are of: under a simulated attack the honest clients'; None while there is none."""
+    """Return the round that figures are of, under a simulated attack the honest clients'; None while there is none."""
     best = best_round(rounds)
     if best is None:
         return None

@@ -45,7 +45,12 @@ class Estimate:
 
 @dataclass(frozen=True, eq=False)
 class ClassificationMetrics:
-    """How well samples were classified: figures by name, and what they were counted from."""
+    """How well samples were classified: figures by name, in percent, and what they were counted from.
+
+    Example:
+        >>> metrics = result.metrics(client=3)  # doctest: +SKIP
+        >>> metrics["auroc"].value, metrics["auroc"].low, metrics["auroc"].high  # doctest: +SKIP
+    """
 
     figures: Mapping[str, Estimate]
     counted: tuple[int, ...]  # the classes with enough samples, of which means over classes are made
@@ -72,9 +77,7 @@ class ClassificationMetrics:
         return f"<ClassificationMetrics of {sum(self.counts)} samples: {figures}>"
 
 
-def measure_metrics(
-    probabilities_NC: NDArray[np.floating[Any]], labels_N: Integers, *, rng: np.random.Generator
-) -> ClassificationMetrics:
+def measure_metrics(probabilities_NC: Floats, labels_N: Integers, *, rng: np.random.Generator) -> ClassificationMetrics:
     """Measure what was said of labelled samples; rows of `probabilities_NC` sum to one.
 
     Samples are drawn again within their class, so every resample has the classes as often as the test set has. The same
@@ -140,7 +143,8 @@ def difference_estimates(own: ClassificationMetrics, other: ClassificationMetric
 
 def pool_metrics(measured: Sequence[ClassificationMetrics], figures: Mapping[str, Estimate]) -> ClassificationMetrics:
     """Return figures of several models with their confusion matrices added up, and mean AUROC per class."""
-    aurocs = [[value for value in column if value is not None] for column in zip(*(m.class_auroc for m in measured))]
+    columns = zip(*(one.class_auroc for one in measured), strict=True)
+    aurocs = [[value for value in column if value is not None] for column in columns]
     return ClassificationMetrics(
         figures=figures,
         counted=tuple(sorted({label for one in measured for label in one.counted})),
@@ -256,7 +260,7 @@ class _Counting:
         return np.asarray(f1_CR.mean(axis=0))
 
     def _auroc(self, weights_NR: NDArray[np.int32]) -> Floats:
-        return np.mean([ranks.auroc(weights_NR) for ranks in self._ranks.values()], axis=0)
+        return np.asarray(np.mean([ranks.auroc(weights_NR) for ranks in self._ranks.values()], axis=0))
 
     def _calibration_error(self, weights_NR: NDArray[np.int32]) -> Floats:
         gaps = [np.abs((self._gap_N[where, None] * weights_NR[where]).sum(axis=0)) for where in self._bins]

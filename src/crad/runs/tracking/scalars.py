@@ -43,7 +43,7 @@ def summary_scalars(summary: Record) -> dict[str, float]:
 
 def _metrics(prefix: str, entry: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics beyond accuracy with the ends of their intervals; what has too few samples is left out."""
-    found = {}
+    found: dict[str, float] = {}
     for test_set in ("global", "local"):
         for name, figure in entry.get(test_set, {}).items():
             ends = {f"{prefix}{test_set}/{name}/{end}": figure.get(end) for end in ("low", "high")}

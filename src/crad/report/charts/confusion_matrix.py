@@ -38,20 +38,20 @@ def confusion_chart(methods: Methods) -> ReportChart | None:
         rows=rows,
         name="confusion",
         title="Which class is taken for which",
-        caption=f"{title_of(run.experiment)}, seed {run.experiment.seed}, round {run.metrics['round']}: of the common test "
-        "samples of a class (row), how many percent the models call what (column); every row adds up to 100."
+        caption=f"{title_of(run.experiment)}, seed {run.experiment.seed}, round {run.metrics['round']}: of the common "
+        "test samples of a class (row), how many percent the models call what (column); every row adds up to 100."
         + (" In the page, one client's model can be chosen." if has_choice else ""),
         alt_text=_words(rows, names),
     )
 
 
 def confusion_rows(metrics: Mapping[str, Any], names: Sequence[str]) -> list[Row]:
-    """Return for all clients together, and for each, the shares of every true class in percent; absent ones have none."""
+    """Return the shares of every true class in percent, of all clients together and of each; absent ones have none."""
     found = {str(one["client"]): one["global"]["confusion"] for one in metrics["clients"] if one["global"] is not None}
     if not found:
         return []
     total = [[sum(cells) for cells in zip(*rows, strict=True)] for rows in zip(*found.values(), strict=True)]
-    shown = {ALL: total} | (found if 1 < len(found) and len(names) <= TOO_MANY_CLASSES else {})
+    shown = {ALL: total} | (found if len(found) > 1 and len(names) <= TOO_MANY_CLASSES else {})
     return [
         {"who": who, "true": name, "samples": sum(row), "shares": [round(100 * count / sum(row), 2) for count in row]}
         for who, matrix in shown.items()
