@@ -186,7 +186,7 @@ def test_a_calibration_error_is_that_of_bins_looked_at_one_by_one(case):
 
 
 def test_intervals_hold_a_known_truth_about_as_often_as_they_say():
-    """Two classes, every margin normal around 1.2 with variance two: P(margin > 0), and of two margins that they add up."""
+    """Two classes, every margin normal around 1.2 with variance two: P(margin > 0), and P(sum of two margins > 0)."""
     truth = {"accuracy": 0.5 + 0.5 * math.erf(0.6), "auroc": 0.5 + 0.5 * math.erf(1.2 * math.sqrt(2) / 2)}
     held = dict.fromkeys([*truth, "balanced_accuracy"], 0)
     truth["balanced_accuracy"] = truth["accuracy"]
