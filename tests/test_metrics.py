@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import crad
-from crad.analysis.metric_rows import metric_rows
+from crad.analysis.metric_rows import ALL_CLIENTS, metric_rows
 from crad.errors import CradError, RunError
 from crad.randomness import stream
 from crad.report.page import report_page
@@ -275,6 +275,8 @@ def test_matrices_of_a_run_have_the_hits_of_its_records_on_both_faces(run):
     summary = found.summary["metrics"]
     assert summary["global"]["accuracy"]["value"] == pytest.approx(found.summary["global_accuracy"])
     assert summary["global"]["accuracy"]["per_client"] == pytest.approx(found.summary["global_accuracy_per_client"])
+    local = [one["local"]["confusion"] for one in found.metrics["clients"]]
+    assert found.metrics["pooled"]["confusion"] == np.sum(local, axis=0).tolist()
     together = summary["committee"]["global"]["accuracy"]
     assert together["value"] == pytest.approx(found.summary["committee"]["global_accuracy"])
     assert together["per_client"] == pytest.approx(found.summary["committee"]["global_accuracy_per_client"])
@@ -302,6 +304,9 @@ def test_a_result_hands_out_metrics_by_client_and_face(run):
     assert both["auroc"].value == result.summary["metrics"]["global"]["auroc"]["value"]
     assert repr(result.metrics(client=1)).startswith("<ClassificationMetrics of 80 samples: accuracy ")
     assert result.metrics(client=1, face="local").counts == tuple(np.sum(result.metrics(1, face="local").confusion, 1))
+    assert result.metrics(face="pooled").confusion == result.metrics(face="local").confusion
+    with pytest.raises(RunError, match="leave client out"):
+        result.metrics(client=1, face="pooled")
     with pytest.raises(RunError, match="client 9 was not measured; there are 0, 1, 2, 3"):
         result.metrics(client=9)
     with pytest.raises(CradError, match="face"):
@@ -368,29 +373,31 @@ def test_under_attack_metrics_are_of_the_honest_clients_at_their_round(shallow, 
     figure = rows["local"].figures["auroc"]
     assert figure.over_seeds is not None
     assert figure.over_seeds.mean == pytest.approx(np.mean(np.delete(floor, attacker)))
-    assert (figure.num_clients, figure.interval, rows["local"].is_of_honest) == (3, None, True)
+    assert (figure.interval, rows["local"].is_of_honest) == (None, True)
+    pooled = [row for row in found if row.test_set == "pooled"]
+    assert [row.figures["auroc"].reason == ALL_CLIENTS for row in pooled] == [True, False], "one has the attacker in it"
 
 
-def summary_of(name: str, seed: int, auroc: list[float | None]) -> dict[str, Any]:
-    """A summary with one metric that clients differ in, two of three of them with enough samples."""
-    own = [value for value in auroc if value is not None]
-    entry = {"value": float(np.mean(own)), "low": 60.0, "high": 90.5} if own else {"value": None, "reason": TOO_FEW}
-    figures = {metric: {**entry, "per_client": auroc} for metric in METRIC_NAMES}
-    return {"name": name, "method": name, "seed": seed, "metrics": {"round": 1, "clients": [0, 1, 2], "local": figures}}
+def summary_of(name: str, seed: int, value: float | None) -> dict[str, Any]:
+    """A summary whose metrics are all the same."""
+    entry = {"value": None, "reason": TOO_FEW} if value is None else {"value": value, "low": 60.0, "high": 90.5}
+    metrics = {"clients": [0, 1], "pooled": dict.fromkeys(METRIC_NAMES, entry)}
+    return {"name": name, "method": name, "seed": seed, "metrics": metrics}
 
 
 def test_the_table_says_intervals_of_one_seed_and_deviations_of_several():
-    one = metric_rows([summary_of("crad", 1, [70.0, None, 80.0]), summary_of("local", 1, [None, None, None])])
+    one = metric_rows([summary_of("crad", 1, 75.0), summary_of("local", 1, None)])
     assert metric_cells(one) == [
-        ["crad", "own test halves", *["75.0 [60.0, 90.5] (2 of 3)"] * 4],
+        ["crad", "own test halves", *["75.0 [60.0, 90.5]"] * 4],
         ["local", "own test halves", *[TOO_FEW] * 4],
     ]
     assert {len(row) for row in metric_cells(one)} == {len(METRIC_HEADER)}
     assert "in brackets the 95 % bootstrap interval" in metric_caption(one)
-    assert "(5 of 8): so many clients have enough samples" in metric_caption(one)
-    two = metric_rows([summary_of("crad", seed, [value] * 3) for seed, value in ((1, 70.0), (2, 74.0))])
+    two = metric_rows([summary_of("crad", seed, value) for seed, value in ((1, 70.0), (2, 74.0))])
     assert metric_cells(two)[0][2] == "72.00 ± 2.83"
     assert "mean ± deviation over seeds" in metric_caption(two)
+    one_lacks = [summary_of("crad", 1, 75.0), {**summary_of("crad", 2, 75.0), "metrics": None}]
+    assert metric_rows(one_lacks) == [], "a run of an earlier version among them"
 
 
 def test_tracked_are_figures_and_the_ends_of_their_intervals(run):

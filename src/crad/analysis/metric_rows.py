@@ -15,7 +15,8 @@ METRIC_TITLES = {  # by their names in `summary.json`: what people call them
     "auroc": "AUROC",
     "ece": "calibration error",
 }
-TEST_SETS = {"global": "common test set", "local": "own test halves"}
+TEST_SETS = {"global": "common test set", "pooled": "own test halves"}
+ALL_CLIENTS = "of all clients only"  # why a run without an attack has no figure of some of them
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,6 @@ class MetricFigure:
     over_seeds: Figure | None
     interval: tuple[float, float] | None = None
     reason: str = ""  # why there is no figure
-    num_clients: int = 0  # with enough samples, in all seeds
-    of_clients: int = 0  # that could have been
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class MetricRow:
 
     name: str
     is_committee: bool
-    test_set: str  # "global" or "local"
+    test_set: str  # "global", or "pooled": all clients' own test halves as one, every sample by its owner's model
     figures: dict[str, MetricFigure]
     is_of_honest: bool = False
 
@@ -56,8 +55,14 @@ def metric_rows(summaries: Sequence[Mapping[str, Any]]) -> list[MetricRow]:
         whose = [attackers[summary["seed"]] for summary in own]
         found = [summary.get("metrics") for summary in own]
         rows += _rows_of(name, found, whose, is_committee=False)
-        rows += _rows_of(name, [one and one.get("committee") for one in found], whose, is_committee=True)
+        rows += _rows_of(name, [_committee_of(one) for one in found], whose, is_committee=True)
     return rows
+
+
+def _committee_of(metrics: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    if metrics is None or "committee" not in metrics:
+        return None
+    return {"clients": metrics["clients"], **metrics["committee"]}
 
 
 def to_json(rows: Sequence[MetricRow]) -> list[dict[str, Any]]:
@@ -76,33 +81,41 @@ def _rows_of(
             name,
             is_committee,
             test_set,
-            {metric: _over_seeds([one[test_set][metric] for one in measured], attackers) for metric in METRIC_TITLES},
+            {
+                metric: _over_seeds(_of_honest_clients(measured, attackers, test_set, metric))
+                for metric in METRIC_TITLES
+            },
             is_of_honest=any(attackers),
         )
         for test_set in TEST_SETS
-        if all(test_set in one for one in measured)
+        if all(test_set in one for one in measured) and not (is_committee and test_set == "pooled")
     ]
 
 
-def _of_honest(entry: Mapping[str, Any], attackers: Collection[int]) -> Mapping[str, Any]:
-    """Return the mean over the clients that attack nowhere; one that has left others out has no interval of its own."""
-    values = entry["per_client"]
-    if not any(values[client] is not None for client in attackers):
+def _of_honest_clients(
+    measured: Sequence[Mapping[str, Any]], attackers: Sequence[Collection[int]], test_set: str, metric: str
+) -> list[Mapping[str, Any]]:
+    """Return one metric seed by seed, of the clients that attack nowhere."""
+    return [
+        _of_honest(one[test_set][metric], own, counted=one["clients"])
+        for one, own in zip(measured, attackers, strict=True)
+    ]
+
+
+def _of_honest(entry: Mapping[str, Any], attackers: Collection[int], *, counted: Collection[int]) -> Mapping[str, Any]:
+    """Return the figure as it is, or the mean without attackers that were counted, which has no interval."""
+    if not set(attackers) & set(counted):
         return entry
+    if "per_client" not in entry:
+        return {"value": None, "reason": ALL_CLIENTS}
+    values = entry["per_client"]
     honest = [value for client, value in enumerate(values) if value is not None and client not in attackers]
     return {"value": statistics.fmean(honest) if honest else None, "reason": entry.get("reason", "")}
 
 
-def _over_seeds(entries: Sequence[Mapping[str, Any]], attackers: Sequence[Collection[int]]) -> MetricFigure:
-    pairs = list(zip(entries, attackers, strict=True))
-    honest = [[value for client, value in enumerate(one["per_client"]) if client not in own] for one, own in pairs]
-    num_clients = sum(value is not None for values in honest for value in values)
-    of_clients = sum(map(len, honest))
-    means = [_of_honest(one, own) for one, own in pairs]
-    values = [mean["value"] for mean in means]
+def _over_seeds(entries: Sequence[Mapping[str, Any]]) -> MetricFigure:
+    values = [entry["value"] for entry in entries]
     if None in values:
-        reason = next(mean["reason"] for mean in means if mean["value"] is None)
-        return MetricFigure(None, None, reason, num_clients, of_clients)
-    has_interval = len(means) == 1 and means[0].get("low") is not None
-    interval = (means[0]["low"], means[0]["high"]) if has_interval else None
-    return MetricFigure(over_seeds(values), interval, "", num_clients, of_clients)
+        return MetricFigure(None, reason=next(entry["reason"] for entry in entries if entry["value"] is None))
+    has_interval = len(entries) == 1 and entries[0].get("low") is not None
+    return MetricFigure(over_seeds(values), (entries[0]["low"], entries[0]["high"]) if has_interval else None)

@@ -85,17 +85,12 @@ def metric_caption(rows: Sequence[MetricRow]) -> str:
     spread = "mean ± deviation over seeds" if several else "in brackets the 95 % bootstrap interval"
     honest = ", of the honest clients" if any(row.is_of_honest for row in rows) else ""
     return (
-        f"In percent, mean over clients{honest}, at the reported round; {spread}. Balanced accuracy, macro F1 and "
-        f"AUROC (one class against the rest): means over the classes with {MIN_SAMPLES} test samples or more; "
-        "calibration error: how far confidence is from accuracy, lower is better."
-        + (" (5 of 8): so many clients have enough samples, the others are left out." if _has_partial(rows) else "")
+        f"In percent, at the reported round{honest}; {spread}. Common test set: mean over clients; own test halves: "
+        "all of them as one, every sample by its owner's model. Balanced accuracy, macro F1 and AUROC (one class against "
+        f"the rest): means over the classes with {MIN_SAMPLES} test samples or more; calibration error: how far "
+        "confidence is from accuracy, lower is better."
         + (" Together: all models of a run asked at once." if any(row.is_committee for row in rows) else "")
     )
-
-
-def _has_partial(rows: Sequence[MetricRow]) -> bool:
-    figures = [figure for row in rows for figure in row.figures.values() if figure.over_seeds is not None]
-    return any(figure.num_clients < figure.of_clients for figure in figures)
 
 
 def metric_cells(rows: Sequence[MetricRow]) -> list[list[str]]:
@@ -113,12 +108,10 @@ def metric_cells(rows: Sequence[MetricRow]) -> list[list[str]]:
 def _metric(figure: MetricFigure) -> str:
     if figure.over_seeds is None:
         return figure.reason
-    is_partial = figure.num_clients < figure.of_clients
-    partial = f" ({figure.num_clients} of {figure.of_clients})" if is_partial else ""
     if figure.interval is None:
-        return _plain(figure.over_seeds) + partial
+        return _plain(figure.over_seeds)
     low, high = figure.interval
-    return f"{figure.over_seeds.mean:.1f} [{low:.1f}, {high:.1f}]{partial}"
+    return f"{figure.over_seeds.mean:.1f} [{low:.1f}, {high:.1f}]"
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from crad.analysis.comparable import comparable_runs
 from crad.analysis.comparison import METRICS, ComparisonRow
 from crad.analysis.comparison import compare as compare_summaries
-from crad.analysis.metric_rows import METRIC_TITLES, TEST_SETS
+from crad.analysis.metric_rows import METRIC_TITLES
 from crad.analysis.verdict import joining_verdict
 from crad.report.notebook import comparison_html
 from crad.report.tables import COMPARISON_HEADER, comparison_cells, markdown
@@ -101,7 +101,7 @@ def _metric_columns(summary: Mapping[str, Any]) -> dict[str, float | None]:
     found = summary.get("metrics", {})
     return {
         f"{test_set}_{name}": found[test_set][name]["value"]
-        for test_set in TEST_SETS
+        for test_set in ("global", "local", "pooled")
         for name in METRIC_TITLES
         if test_set in found
     }

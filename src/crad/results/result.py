@@ -95,12 +95,13 @@ class Result:
         return frame(rows)
 
     def metrics(
-        self, client: int | None = None, *, face: Literal["global", "local"] = "global"
+        self, client: int | None = None, *, face: Literal["global", "local", "pooled"] = "global"
     ) -> ClassificationMetrics:
         """Return metrics beyond accuracy at the reported round, in percent, each with a 95 % bootstrap interval.
 
         Of one client, or the means over all (under a simulated attack the honest ones). `face="global"` is on the
-        common test samples, `"local"` on the clients' own test halves. What has too few samples says so.
+        common test samples, `"local"` on the clients' own test halves, `"pooled"` on all of these as one test set,
+        every sample by its owner's model. What has too few samples says so.
 
         Example:
             >>> result.metrics(client=3)["auroc"], result.metrics().confusion  # doctest: +SKIP

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from crad.errors import RunError, unknown_name
-from crad.runs.client_metrics import ClientMetrics, RunMetrics
+from crad.runs.client_metrics import POOLED, ClientMetrics, GroupMetrics, RunMetrics
 from crad.runs.records import Record
 from crad.training.metrics import (
     METRIC_NAMES,
@@ -34,9 +34,8 @@ def metrics_record(metrics: RunMetrics) -> Record:
         "round": metrics.round_index,
         "resamples": NUM_RESAMPLES,
         "min_samples": MIN_SAMPLES,
-        "mean": _means(metrics.clients),
-        "clients": [{"client": client, **_faces_to_json(one)} for client, one in metrics.clients.items()],
-        **_committee_record(metrics.committees),
+        **_group_record(metrics.models),
+        **({} if metrics.committees is None else {"committee": _without_matrices(_group_record(metrics.committees))}),
     }
 
 
@@ -52,18 +51,21 @@ def summary_metrics(record: Mapping[str, Any] | None, *, clients: int) -> Record
     digest = {
         "round": record["round"],
         "clients": [one["client"] for one in record["clients"]],
-        **_with_values(record["mean"], record["clients"], clients=clients),
+        **_digest(record, clients=clients),
     }
     if "committee" in record:
-        own = record["committee"]
-        digest["committee"] = _with_values(own["mean"], own["clients"], clients=clients)
+        digest["committee"] = _digest(record["committee"], clients=clients)
     return {"metrics": digest}
 
 
 def stored_metrics(record: Mapping[str, Any], *, client: int | None, face: str) -> ClassificationMetrics:
-    """Read one client's metrics from `metrics.json`, or the means over all with their confusion matrices added up."""
-    if face not in FACES:
-        raise unknown_name("face", face, FACES)
+    """Read one client's metrics from `metrics.json`, or those of all: means with their confusion matrices added up."""
+    if face not in (*FACES, POOLED):
+        raise unknown_name("face", face, (*FACES, POOLED))
+    if face == POOLED:
+        if client is not None:
+            raise RunError("face='pooled' is of all clients together: leave client out, or take face='local'")
+        return metrics_from_json(record[POOLED])
     entries = {one["client"]: one[face] for one in record["clients"]}
     if None in entries.values():
         raise RunError("this run had no common test samples: ask for face='local'")
@@ -75,20 +77,27 @@ def stored_metrics(record: Mapping[str, Any], *, client: int | None, face: str) 
     return metrics_from_json(entries[client])
 
 
-def _faces_to_json(one: ClientMetrics) -> Record:
-    return {"global": None if one.common is None else metrics_to_json(one.common), "local": metrics_to_json(one.own)}
+def _group_record(group: GroupMetrics) -> Record:
+    """Return the means over the clients, every client's own, and that of all own test halves together."""
+    return {
+        "mean": _means(group.clients),
+        POOLED: metrics_to_json(group.pooled),
+        "clients": [
+            {
+                "client": client,
+                "global": None if one.common is None else metrics_to_json(one.common),
+                "local": metrics_to_json(one.own),
+            }
+            for client, one in group.clients.items()
+        ],
+    }
 
 
-def _committee_record(committees: Mapping[int, ClientMetrics]) -> Record:
-    """Return the committees' figures, without their confusion matrices; nothing where none was measured."""
-    if not committees:
-        return {}
-    found = [{"client": client, **_faces_to_json(one)} for client, one in committees.items()]
-    for entry in found:
-        for face in FACES:
-            if entry[face] is not None:
-                del entry[face]["confusion"]
-    return {"committee": {"mean": _means(committees), "clients": found}}
+def _without_matrices(record: Record) -> Record:
+    """Return a committee's figures alone: its matrices would double the file."""
+    for entry in (record[POOLED], *(one[face] for one in record["clients"] for face in FACES if one[face] is not None)):
+        del entry["confusion"]
+    return record
 
 
 def _means(clients: Mapping[int, ClientMetrics]) -> Record:
@@ -103,10 +112,10 @@ def _means(clients: Mapping[int, ClientMetrics]) -> Record:
     }
 
 
-def _with_values(mean: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], *, clients: int) -> Record:
-    """Return the means with what every client has; None of a client that attacks, or has too few samples."""
-    by_client = {one["client"]: one for one in entries}
-    return {
+def _digest(record: Mapping[str, Any], *, clients: int) -> Record:
+    """Return the means with every client's value, None of one that attacks or has too few samples, and the pooled."""
+    mean, by_client = record["mean"], {one["client"]: one for one in record["clients"]}
+    faces = {
         face: {
             name: {
                 **mean[face][name],
@@ -117,6 +126,7 @@ def _with_values(mean: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], 
         for face in FACES
         if face in mean
     }
+    return {**faces, POOLED: record[POOLED]["figures"]}
 
 
 def _value_of(entry: Mapping[str, Any] | None, face: str, name: str) -> float | None:

@@ -134,7 +134,7 @@ def _train(part: LocalPeer, method: Method, folder: Path, exchange: Exchange, *,
         loop.run(records, callback=callback)
         best, state = loop.restore_best(records, part.number)
         measured = loop.measure(records)
-        return Trained(records, best, state, None if measured is None else measured.clients[part.number].own)
+        return Trained(records, best, state, None if measured is None else measured.models.clients[part.number].own)
 
 
 def _begin(directory: RunDirectory, part: LocalPeer) -> None:

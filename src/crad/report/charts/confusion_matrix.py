@@ -38,7 +38,7 @@ def confusion_chart(methods: Methods) -> ReportChart | None:
         rows=rows,
         name="confusion",
         title="Which class is taken for which",
-        caption=f"{title_of(run.experiment)}, seed {run.experiment.seed}, round {run.metrics['round']}: of the common "
+        caption=f"{title_of(run.experiment)}, round {run.metrics['round']}: of the common "
         "test samples of a class (row), how many percent the models call what (column); every row adds up to 100."
         + (" In the page, one client's model can be chosen." if has_choice else ""),
         alt_text=_words(rows, names),

@@ -44,7 +44,7 @@ def summary_scalars(summary: Record) -> dict[str, float]:
 def _metrics(prefix: str, entry: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics beyond accuracy with the ends of their intervals; what has too few samples is left out."""
     found: dict[str, float] = {}
-    for test_set in ("global", "local"):
+    for test_set in ("global", "local", "pooled"):
         for name, figure in entry.get(test_set, {}).items():
             ends = {f"{prefix}{test_set}/{name}/{end}": figure.get(end) for end in ("low", "high")}
             values = {f"{prefix}{test_set}/{name}": figure["value"], **ends}
