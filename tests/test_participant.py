@@ -15,6 +15,7 @@ from crad.report.participant import (
     participant_record,
     shortfall,
 )
+from crad.report.sections.member_metrics import metric_tables
 from crad.training.metrics import ClassificationMetrics, measure_metrics
 
 
@@ -165,8 +166,9 @@ def test_metrics_of_enough_samples_stand_beside_those_alone_and_together():
     figures = {name: {"value": 50.0, "low": 40.0, "high": 60.0} for name in enough.figures}
     committee = {"is_allowed": True, "own_accuracy": 1.0, "accuracy": None, "file": None, "left_out": {}, "members": {}}
     record = told(joined_metrics=enough, alone_metrics=enough, committee={**committee, "metrics": figures})
-    page = participant_page(record, versions={}).replace("\n", "")
-    assert (
-        "<td>100.0 [100.0, 100.0]</td><td>100.0 [100.0, 100.0]</td><td>+0.0 [+0.0, +0.0]</td><td>50.0 [40.0, 60.0]</td>"
-        in page
-    )
+    figures_shown, matrix = metric_tables(record)
+    assert figures_shown.header == ["metric", "joined", "alone", "difference", "together"]
+    all_right = ["100.0 [100.0, 100.0]", "100.0 [100.0, 100.0]", "+0.0 [+0.0, +0.0]", "50.0 [40.0, 60.0]"]
+    assert figures_shown.rows[0] == ["balanced accuracy", *all_right]
+    assert figures_shown.rows[3] == ["calibration error", *["too few samples"] * 3, "50.0 [40.0, 60.0]"]
+    assert matrix.rows == [["benign", "20", "0"], ["malignant", "0", "20"]]

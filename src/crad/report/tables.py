@@ -86,9 +86,9 @@ def metric_caption(rows: Sequence[MetricRow]) -> str:
     honest = ", of the honest clients" if any(row.is_of_honest for row in rows) else ""
     return (
         f"In percent, at the reported round{honest}; {spread}. Common test set: mean over clients; own test halves: "
-        "all of them as one, every sample by its owner's model. Balanced accuracy, macro F1 and AUROC (one class against "
-        f"the rest): means over the classes with {MIN_SAMPLES} test samples or more; calibration error: how far "
-        "confidence is from accuracy, lower is better."
+        "all of them as one, every sample by its owner's model. Balanced accuracy, macro F1 and AUROC (one class "
+        f"against the rest): means over the classes with {MIN_SAMPLES} test samples or more; calibration error: how "
+        "far confidence is from accuracy, lower is better."
         + (" Together: all models of a run asked at once." if any(row.is_committee for row in rows) else "")
     )
 
