@@ -164,7 +164,14 @@ def test_metrics_of_enough_samples_stand_beside_those_alone_and_together():
         np.repeat([[0.9, 0.1], [0.2, 0.8]], 20, axis=0), np.repeat([0, 1], 20), rng=stream(1, "metrics", "own", 0)
     )
     figures = {name: {"value": 50.0, "low": 40.0, "high": 60.0} for name in enough.figures}
-    committee = {"is_allowed": True, "own_accuracy": 1.0, "accuracy": None, "file": None, "left_out": {}, "members": {}}
+    committee: dict[str, Any] = {
+        "is_allowed": True,
+        "own_accuracy": 1.0,
+        "accuracy": None,
+        "file": None,
+        "left_out": {},
+        "members": {},
+    }
     record = told(joined_metrics=enough, alone_metrics=enough, committee={**committee, "metrics": figures})
     figures_shown, matrix = metric_tables(record)
     assert figures_shown.header == ["metric", "joined", "alone", "difference", "together"]
