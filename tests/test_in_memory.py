@@ -144,7 +144,7 @@ def test_every_layout_and_type_gives_the_same_images():
     ("x", "reason"),
     [
         (np.zeros(4), "x_train has shape (4,): expected images [N, H, W]"),
-        (np.zeros((4, 2, 2, 2, 2)), "or with kind='series' or kind='audio' [N, T] or [N, C, T]"),
+        (np.zeros((4, 2, 2, 2, 2)), "a list of texts, or with kind='series' or kind='audio' [N, T] or [N, C, T]"),
         (np.full((4, 13), np.inf), "column 'x0' has an infinite value; a gap is NaN"),
         (np.full((4, 13), "a"), "x_train is <U1 of shape (4, 13), expected numbers [N, F]"),
         (

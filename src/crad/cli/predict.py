@@ -52,7 +52,7 @@ Inputs = Annotated[
     Path,
     typer.Argument(
         metavar="INPUTS",
-        help="An image or a .wav, a folder of them, a table (.csv, .parquet), a .npy or a .npz file.",
+        help="An image or a .wav, a folder of them, a table (.csv, .parquet), texts (.txt too), a .npy or a .npz file.",
     ),
 ]
 FaceFlag = Annotated[
@@ -81,7 +81,7 @@ def predict_command(
     evidence: EvidenceFlag = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say the most probable class of every image or row, and the probabilities.
+    """Say the most probable class of every image, row or text, and the probabilities.
 
     With --committee all models of a run answer together, each as its owner publishes it.
 

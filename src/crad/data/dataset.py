@@ -7,7 +7,7 @@ channels; of tables F columns; of series and recordings T steps in time.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,8 +47,8 @@ class Splits:
 class Dataset:
     """Training and test samples with their labels [N], of one kind.
 
-    Images [N, H, W, C] (uint8, uint16, float32), rows of a table float32 [N, F], series float32 [N, C, T], recordings
-    int16 or float32 [N, C, T].
+    Images [N, H, W, C] (uint8, uint16, float32), rows of a table float32 [N, F], texts as token ids int32 [N, L],
+    series float32 [N, C, T], recordings int16 or float32 [N, C, T].
 
     From memory: `Dataset.from_arrays`, `Dataset.from_frame`, `Dataset.from_torch`, `Dataset.from_huggingface`; then
     `crad.run(experiment, data=dataset)`. Data sets with a name and files are settings: `crad.Experiment(dataset=...)`.
@@ -72,6 +72,8 @@ class Dataset:
     columns: tuple[Column, ...] = ()  # of a table: its schema
     train_sites: Labels | None = None  # whose training sample it is, places in `site_names`; None: nobody knows
     site_names: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)  # what else its kind must know, as plain values
+    texts: Mapping[bytes, str] = field(default_factory=dict, repr=False)  # test texts as written, by their ids
     rate: int | None = None  # of recordings: samples a second
 
     @classmethod
@@ -89,17 +91,22 @@ class Dataset:
         columns: Sequence[str] | None = None,
         kind: str | None = None,
         rate: int | None = None,
+        vocabulary: int | None = None,
+        text_length: int | None = None,
     ) -> Dataset:
         """Make a data set of arrays in memory: numpy, torch, or anything that numpy understands.
 
         Images are [N, H, W], [N, H, W, C] or [N, C, H, W] of 8 or 16 bits or floats (floats in 0..1, as torchvision's
         ToTensor makes them of 8-bit pixels, are turned back exactly). Numbers [N, F] are the rows of a table, NaN a
         gap; `columns` names them. Series [N, T] or [N, C, T] are told by `kind="series"`, recordings by `kind="audio"`
-        with their sampling rate. Labels are strings, or whole numbers: with `classes`, places in that list counted from
-        0, or from 1 where they are 1..C; without, every value that occurs is a class of that name. `name` is what
-        records call the data, beside its hash. `augmentation` of images is "none", "crop-flip" or "flips"; by default
-        colour images get "crop-flip"; of recordings and series "none", "shift" or "shift-gain-noise", recordings have
-        the last by default. `site` says of every training sample whose it is, for `Experiment(partition="natural")`.
+        with their sampling rate. A list of str is one of texts; `vocabulary` and `text_length` are how many ids their
+        words are hashed to (8192) and how many words are read (64).
+
+        Labels are strings, or whole numbers: with `classes`, places in that list counted from 0, or from 1 where they
+        are 1..C; without, every value that occurs is a class of that name. `name` is what records call the data, beside
+        its hash. `augmentation` of images is "none", "crop-flip" or "flips"; by default colour images get "crop-flip";
+        of recordings and series "none", "shift" or "shift-gain-noise", recordings have the last by default. `site` says
+        of every training sample whose it is, for `Experiment(partition="natural")`.
 
         Example:
             >>> import crad, numpy as np
@@ -122,6 +129,8 @@ class Dataset:
             columns=columns,
             kind=kind,
             rate=rate,
+            vocabulary=vocabulary,
+            text_length=text_length,
         )
 
     @classmethod
@@ -135,13 +144,17 @@ class Dataset:
         ignore: Sequence[str] = (),
         categories: Sequence[str] = (),
         missing: Mapping[str, object] | None = None,
+        text: str | Sequence[str] = (),
+        vocabulary: int | None = None,
+        text_length: int | None = None,
         name: str = "frame",
     ) -> Dataset:
         """Read a pandas DataFrame as a table: one column is the label, one perhaps the site, the others are inputs.
 
         `test` is a second frame with the same columns; without it a fifth of every class (of every site) is held back
         for the common test. `ignore` names columns that are no input, `categories` columns of numbers that are codes,
-        `missing` a code that means a gap: {"chol": 0}.
+        `missing` a code that means a gap: {"chol": 0}. `text` names the column or columns that hold texts, which are
+        then all that is read; `vocabulary` and `text_length` as for `from_arrays`.
 
         Example:
             >>> import crad, pandas as pd
@@ -150,13 +163,26 @@ class Dataset:
             >>> crad.Dataset.from_frame(frame, label="ill", site="ward").class_names
             ('no', 'yes')
         """
-        from crad.data.kinds.table import dataset_of_tables
+        from crad.data.kinds.table import check_columns_said, dataset_of_tables
+        from crad.data.kinds.text import dataset_of_texts
         from crad.data.readers.table_file import TableOptions, raw_table_of_frame
 
         codes = {column: str(code) for column, code in (missing or {}).items()}
-        options = TableOptions(label, site, tuple(ignore), tuple(categories), codes)
+        usual = TableOptions()
+        options = TableOptions(
+            label,
+            site,
+            tuple(ignore),
+            tuple(categories),
+            codes,
+            (text,) if isinstance(text, str) else tuple(text),
+            usual.vocabulary if vocabulary is None else vocabulary,
+            usual.text_length if text_length is None else text_length,
+        )
+        check_columns_said(options, where=name)
         second = None if test is None else raw_table_of_frame(test, where=f"{name} (test)")
-        return dataset_of_tables(raw_table_of_frame(frame, where=name), second, options, name=name)
+        make = dataset_of_texts if options.text else dataset_of_tables
+        return make(raw_table_of_frame(frame, where=name), second, options, name=name)
 
     @classmethod
     def from_torch(
@@ -197,7 +223,7 @@ class Dataset:
         name: str = "huggingface",
         augmentation: str | None = None,
     ) -> Dataset:
-        """Read a `datasets.DatasetDict`, or any mapping of splits to columns, one with images and one with labels.
+        """Read a `datasets.DatasetDict`, or any mapping of splits to columns: one of images or texts, one of labels.
 
         Class names are those of the column's ClassLabel where it is one. `datasets` itself is not needed here.
 
@@ -256,7 +282,7 @@ class Dataset:
 
     @property
     def in_channels(self) -> int:
-        """Return 1 for grayscale, 3 for colour; of a table how many columns it has."""
+        """Return 1 for grayscale, 3 for colour; of a table how many columns it has, of texts how many tokens."""
         return int(self.train_samples.shape[1:][self.kind_of_data.channel_axis])
 
     @property

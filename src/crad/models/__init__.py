@@ -7,6 +7,7 @@ from crad.models.own_statistics import OwnStatistics, fit_own_statistics, has_ow
 from crad.models.registry import (
     ARCHITECTURES,
     FAMILIES,
+    FITTED,
     POOL,
     WEIGHTS,
     Architecture,
@@ -20,10 +21,12 @@ from crad.models.registry import (
 from crad.models.resnet import ResNet18
 from crad.models.series import MelSpectrogram, SignalScaler
 from crad.models.table import TableEncoder
+from crad.models.trees import FittedModule
 
 __all__ = [
     "ARCHITECTURES",
     "FAMILIES",
+    "FITTED",
     "POOL",
     "WEIGHTS",
     "Allowance",
@@ -32,6 +35,7 @@ __all__ = [
     "Cnn6",
     "Cnn6Wide",
     "FirstWeights",
+    "FittedModule",
     "InputShape",
     "MelSpectrogram",
     "ModelSize",

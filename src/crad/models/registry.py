@@ -20,7 +20,9 @@ from crad.models.own_statistics import OwnStatistics
 from crad.models.resnet import ResNet18
 from crad.models.series import Cnn1d, MelSpectrogram, PreparedSignal, ResNet1d, SignalScaler, Transformer1d
 from crad.models.table import BLOCKS, EMBEDDING, HEADS, DeepMlp, PreparedRows, TableEncoder, TabTransformer, mlp
+from crad.models.text import KERNELS, BagOfWords, TextCnn, TextTransformer
 from crad.models.timm_models import build_timm, check_timm, is_timm
+from crad.models.trees import GradientBoosting, RandomForest
 from crad.plugins import call_foreign, resolve
 
 ENTRY_POINT_GROUP = "crad.models"
@@ -38,11 +40,24 @@ class InputShape:
     """What a network is built for: one sample [in_channels, *image_size], and how many classes it tells apart."""
 
     num_classes: int
-    in_channels: int  # of images; of a table its columns
+    in_channels: int  # of images; of a table its columns, of texts their tokens
     image_size: tuple[int, ...]  # height and width; of a series its length; nothing for a row
     kind: str = "image"  # of the data; a key of FAMILIES
     columns: tuple[int, ...] = ()  # of a table: how many categories each column has, 0 for numbers
+    vocabulary: int = 0  # of texts: how many ids a token may have
     rate: int | None = None  # of recordings: samples a second
+
+    def empty_samples(self, count: int) -> Tensor:
+        """Return inputs that hold nothing, to try a network on: numbers, or ids where tokens have some."""
+        dtype = torch.int64 if self.vocabulary else torch.float32
+        return torch.zeros(count, self.in_channels, *self.image_size, dtype=dtype)
+
+    def random_samples(self, count: int, *, generator: torch.Generator) -> Tensor:
+        """Return inputs of which no two are alike, to look into a network with."""
+        size = (count, self.in_channels, *self.image_size)
+        if self.vocabulary:
+            return torch.randint(0, self.vocabulary, size, generator=generator)
+        return torch.randn(size, generator=generator)
 
 
 class Builder(Protocol):
@@ -97,6 +112,7 @@ def build_model(
     image_size: tuple[int, ...],
     kind: str = "image",
     columns: tuple[int, ...] = (),
+    vocabulary: int = 0,
     rate: int | None = None,
     seed: int,
 ) -> nn.Module:
@@ -106,7 +122,7 @@ def build_model(
         raise ConfigError(f"images of {sides} are too small: both sides must be at least {MIN_SIDE}")
     if num_classes < 1 or in_channels < 1:
         raise ConfigError(f"a model needs a class and a channel, got {num_classes} and {in_channels}")
-    shape = InputShape(num_classes, in_channels, image_size, kind, columns, rate=rate)
+    shape = InputShape(num_classes, in_channels, image_size, kind, columns, vocabulary, rate)
     check_fits_kind(architecture.name, kind)
     build = resolve_architecture(architecture.name)
     with torch.random.fork_rng(devices=[]):
@@ -200,6 +216,41 @@ def _tab_transformer(shape: InputShape, *, width: float) -> nn.Module:
     return TabTransformer(shape.columns, width=embedding, heads=HEADS, blocks=BLOCKS, num_classes=shape.num_classes)
 
 
+def _gradient_boosting(shape: InputShape, *, width: float) -> nn.Module:
+    [steps] = scale_channels((100,), width)
+    return GradientBoosting(shape.columns, steps=steps, depth=4, num_classes=shape.num_classes)
+
+
+def _random_forest(shape: InputShape, *, width: float) -> nn.Module:
+    [trees] = scale_channels((100,), width)
+    return RandomForest(shape.columns, trees=trees, depth=8, num_classes=shape.num_classes)
+
+
+FITTED: dict[str, Builder] = {"gradient-boosting": _gradient_boosting, "random-forest": _random_forest}  # in one call
+
+
+def _bag(shape: InputShape, *, width: float) -> nn.Module:
+    embedding, hidden = scale_channels((64, 64), width)
+    return BagOfWords(shape.vocabulary, embedding, hidden, num_classes=shape.num_classes)
+
+
+def _text_cnn(shape: InputShape, *, width: float) -> nn.Module:
+    embedding, channels = scale_channels((64, 64), width)
+    return TextCnn(shape.vocabulary, embedding, channels, kernels=KERNELS, num_classes=shape.num_classes)
+
+
+def _text_transformer(shape: InputShape, *, width: float) -> nn.Module:
+    embedding = HEADS * max(1, round(2 * EMBEDDING * width / HEADS))
+    return TextTransformer(
+        shape.vocabulary,
+        shape.in_channels,
+        width=embedding,
+        heads=HEADS,
+        blocks=BLOCKS,
+        num_classes=shape.num_classes,
+    )
+
+
 def _cnn1d(shape: InputShape, *, width: float) -> nn.Module:
     return _behind_scaler(shape, Cnn1d(scale_channels((32, 64, 128, 128), width), **_of_series(shape)))
 
@@ -255,7 +306,8 @@ FAMILIES: dict[str, dict[str, Builder]] = {  # by the kind of data that they are
         "cnn6": _cnn6,
         "cnn6-wide": _cnn6_wide,
     },
-    "table": {"mlp": _mlp, "mlp-deep": _mlp_deep, "tab-transformer": _tab_transformer},
+    "table": {"mlp": _mlp, "mlp-deep": _mlp_deep, "tab-transformer": _tab_transformer, **FITTED},
+    "text": {"bag": _bag, "text-cnn": _text_cnn, "text-transformer": _text_transformer},
     "series": {"cnn1d": _cnn1d, "resnet1d": _resnet1d, "transformer1d": _transformer1d},
 }
 FAMILIES["audio"] = {
@@ -271,11 +323,11 @@ def _build_foreign(name: str, build: ForeignBuilder, shape: InputShape, *, width
     """Build a user's network, tried on two empty samples before anything trusts it; width is not its concern.
 
     For a table it is given prepared values: `in_channels` is their number, and no gap is among them; of recordings and
-    series standardised samples.
+    series standardised samples. For texts it is given token ids: `in_channels` is their number in a text.
     """
     encoder = preparing_layer(name, shape)
     in_channels = encoder.width if isinstance(encoder, TableEncoder) else shape.in_channels
-    samples_BDHW = torch.zeros(2, in_channels, *shape.image_size)
+    samples_BDHW = replace(shape, in_channels=in_channels).empty_samples(2)
     batch = f"a batch of {list(samples_BDHW.shape)}"
     call = f"build({shape.num_classes}, {in_channels})"
     model = call_foreign("model", name, call, build, shape.num_classes, in_channels, shape.image_size)

@@ -15,6 +15,7 @@ from crad.data.dataset import Dataset
 from crad.data.federated_data import FederatedData
 from crad.data.kinds import KINDS, Kind
 from crad.data.preprocessing import ImagePreprocessor, Preprocessor
+from crad.data.tokenizer import RECIPE, Tokenizer
 from crad.errors import RunError
 from crad.models import Architecture, InputShape
 
@@ -36,7 +37,7 @@ class ModelCard:
     class_names: tuple[str, ...]
     input_shape: tuple[
         int, ...
-    ]  # of a raw sample: height, width, channels of an image; a row's columns; channels, time
+    ]  # of a sample: height, width, channels; a row's columns; a text's tokens; channels, time
     pad_to: int | None  # a border of zero pixels up to this side, before anything else
     mean: tuple[float, ...]  # per channel, of an image's pixel values; others' are in the network
     std: tuple[float, ...]
@@ -45,6 +46,7 @@ class ModelCard:
     resize: int | None = None  # images of any size are brought to this side, before anything else
     kind: str = "image"  # of the data
     columns: tuple[Column, ...] = ()  # of a table: its schema
+    details: Mapping[str, Any] = field(default_factory=dict)  # what else its kind must know: of texts the tokenizer
     stored_dtype: str | None = None  # of raw samples; None: as its kind usually has them
     rate: int | None = None  # of recordings: samples a second
 
@@ -74,8 +76,15 @@ class ModelCard:
     def network_shape(self) -> InputShape:
         """Return what the network is built for."""
         sizes = tuple(column.size for column in self.columns)
-        channels = self.input_shape[self.kind_of_data.channel_axis]
-        return InputShape(self.num_classes, channels, self.image_size, self.kind, sizes, rate=self.rate)
+        return InputShape(
+            self.num_classes,
+            self.input_shape[self.kind_of_data.channel_axis],
+            self.image_size,
+            self.kind,
+            sizes,
+            self.details.get("vocabulary", 0),
+            self.rate,
+        )
 
     def preprocessor(self) -> Preprocessor:
         """Return how samples become inputs, on the CPU and without augmentation."""
@@ -98,9 +107,8 @@ class ModelCard:
         }
 
     def _sample_metadata(self) -> dict[str, Any]:
-        if self.kind in SIGNALS:
-            return self._signal_metadata()
-        return self._image_metadata() if self.kind == "image" else self._table_metadata()
+        made = {"image": self._image_metadata, "table": self._table_metadata, "text": self._text_metadata}
+        return made.get(self.kind, self._signal_metadata)()
 
     def _signal_metadata(self) -> dict[str, Any]:
         channels, length = self.input_shape
@@ -142,6 +150,10 @@ class ModelCard:
                 "category": "its place in the column's categories from 0 on; their number: an unknown one",
             },
         }
+
+    def _text_metadata(self) -> dict[str, Any]:
+        about = {"dtype": "int64", "layout": "NL", "length": self.input_shape[0], "made_by": RECIPE}
+        return {"tokenizer": dict(self.details), "input": about}
 
     @classmethod
     def from_metadata(cls, about: Mapping[str, str], *, where: str) -> ModelCard:
@@ -185,6 +197,8 @@ class ModelCard:
 
 
 def _sample_form(about: Mapping[str, str]) -> dict[str, Any]:
+    if "tokenizer" in about:
+        return _text_form(about)
     if "signal" in about:
         return _signal_form(about)
     return _table_form(about) if "columns" in about else _image_form(about)
@@ -204,6 +218,14 @@ def _signal_form(about: Mapping[str, str]) -> dict[str, Any]:
         "stored_dtype": str(given["dtype"]),
         "rate": None if rate is None else int(rate),
     }
+
+
+def _text_form(about: Mapping[str, str]) -> dict[str, Any]:
+    details = json.loads(about["tokenizer"])
+    tokenizer = Tokenizer.from_json(details)
+    details = tokenizer.to_json([str(name) for name in details["columns"]])
+    shape = (tokenizer.length,)
+    return {"input_shape": shape, "pad_to": None, "mean": (), "std": (), "kind": "text", "details": details}
 
 
 def _table_form(about: Mapping[str, str]) -> dict[str, Any]:
@@ -233,7 +255,7 @@ def _image_form(about: Mapping[str, str]) -> dict[str, Any]:
 def stored_dtype(dataset: Dataset) -> str | None:
     """Return the type of a data set's samples where it is not the usual one of their kind."""
     dtype = dataset.train_samples.dtype
-    return None if dtype == dataset.kind_of_data.dtype else str(dtype)
+    return None if dataset.kind not in DTYPES or dtype == dataset.kind_of_data.dtype else str(dtype)
 
 
 def make_card(
@@ -254,6 +276,7 @@ def make_card(
         std=() if statistics is None else tuple(statistics.std.flatten().tolist()),
         kind=data.dataset.kind,
         columns=data.dataset.columns,
+        details=data.dataset.details,
         stored_dtype=stored_dtype(data.dataset),
         rate=data.dataset.rate,
         log_prior=None if log_prior_C is None else tuple(log_prior_C.tolist()),

@@ -211,6 +211,7 @@ class RunModels(Sequence[TrainedModel]):
             resize=self.experiment.resize,
             kind=self.record.get("kind", "image"),
             columns=columns_from_json(self.record.get("columns", ())),
+            details=self.record.get("details", {}),
             stored_dtype=self.record.get("dtype"),
             rate=self.record.get("rate"),
             origin={

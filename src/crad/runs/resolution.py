@@ -27,6 +27,7 @@ def resolve_experiment(experiment: Experiment) -> Experiment:
     check_recipe(experiment, method)
     whole = {
         "dataset": absolute_name(experiment.dataset),
+        "test_data": None if experiment.test_data is None else absolute_name(experiment.test_data),
         "models": tuple(map(_with_full_path, experiment.models)),
         "method_settings": {**own, **experiment.method_settings},
     }
@@ -47,7 +48,7 @@ def _for_its_data(experiment: Experiment) -> Experiment:
 
 def _kind_of(experiment: Experiment) -> Kind:
     if not is_object(experiment.dataset):
-        return kind_of_source(experiment.dataset, ReadOptions(kind=experiment.kind))
+        return kind_of_source(experiment.dataset, ReadOptions(table=options_of(experiment), kind=experiment.kind))
     data: Dataset = passed_object("data set", experiment.dataset)
     return data.kind_of_data
 

@@ -7,7 +7,7 @@ C channels; of series T steps in time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 from crad.data.columns import Column, Rows, numeric_columns
 from crad.data.dataset import EIGHT_BITS, MAX_CLASSES, Dataset, Images, Labels, Splits, build_dataset, is_channels_first
+from crad.data.tokenizer import Tokenizer
 from crad.errors import ConfigError, DataError, unknown_name
 
 ARRAY_KINDS = ("image", "table", "series", "audio")  # that arrays of numbers may be
 WHOLE_LEVEL = 1e-3  # how far a float pixel may be from one of the 256 levels
 EXPECTED = (
-    "expected images [N, H, W], [N, H, W, C] or [N, C, H, W], rows of a table [N, F], or with kind='series' or "
-    "kind='audio' [N, T] or [N, C, T]"
+    "expected images [N, H, W], [N, H, W, C] or [N, C, H, W], rows of a table [N, F], a list of texts, or with "
+    "kind='series' or kind='audio' [N, T] or [N, C, T]"
 )
 
 
@@ -38,47 +39,101 @@ def dataset_from_arrays(
     columns: Sequence[str] | None = None,
     kind: str | None = None,
     rate: int | None = None,
+    vocabulary: int | None = None,
+    text_length: int | None = None,
 ) -> Dataset:
     """Bring four arrays into the package's own form; see `Dataset.from_arrays`."""
     train_labels, test_labels, class_names = encode_labels(y_train, y_test, classes)
     sites = None if site is None else _site_texts(site, len(train_labels))
+    labelled = LabelledArrays(x_train, train_labels, x_test, test_labels, class_names, sites, name)
+    if is_texts(x_train):
+        if columns is not None or kind is not None or augmentation not in (None, "none"):
+            raise DataError("columns, kind and augmentation are not for texts: leave them out")
+        return _texts(labelled, Tokenizer(vocabulary or Tokenizer.vocabulary, text_length or Tokenizer.length))
+    if vocabulary is not None or text_length is not None:
+        raise DataError("vocabulary and text_length are for texts, and x_train holds none: leave them out")
     if kind is not None and kind not in ARRAY_KINDS:
         raise unknown_name("kind", kind, ARRAY_KINDS)
-    if kind in ("series", "audio"):
-        if columns is not None:
-            raise DataError(f"columns name those of a table [N, F], and kind is {kind!r}: leave them out")
-        from crad.data.kinds import KINDS
-        from crad.data.kinds.series import SeriesKind, make_signals
-
-        signals = KINDS[kind]
-        assert isinstance(signals, SeriesKind)
-        return make_signals(
-            signals, x_train, train_labels, x_test, test_labels,
-            classes=class_names, sites=sites, rate=rate, name=name, augmentation=augmentation,
-        )  # fmt: skip
-    if rate is not None:
+    if rate is not None and kind != "audio":
         raise DataError("rate is the samples a second of recordings: say kind='audio', or leave it out")
+    if columns is not None and kind in ("series", "audio", "image"):
+        raise DataError(f"columns name those of a table [N, F], and kind is {kind!r}: leave them out")
+    if kind in ("series", "audio"):
+        return _signals(labelled, kind, rate, augmentation)
     is_table = _to_numpy(x_train, where="x_train").ndim == 2 if kind is None else kind == "table"
     if is_table:
-        from crad.data.kinds.table import make_table  # late: it needs torch, and readers that call this file do not
-
-        rows = to_rows(x_train, where="x_train"), to_rows(x_test, where="x_test")
-        schema = _columns_of(rows[0], columns)
         if augmentation not in (None, "none"):
             raise DataError(f"augmentation is {augmentation!r}, and rows of a table have none: leave it out")
-        return make_table(rows[0], train_labels, rows[1], test_labels, class_names, schema, sites, name=name)
+        return _rows(labelled, columns)
     if columns is not None:
         raise DataError("columns name those of a table [N, F], and x_train holds images: leave them out")
-    dtype = pixel_type(x_train, where="x_train", is_said=kind == "image")
-    splits = Splits(
-        to_images(x_train, where="x_train", dtype=dtype),
-        train_labels,
-        to_images(x_test, where="x_test", dtype=dtype),
-        test_labels,
-        class_names,
+    return _images(labelled, augmentation, is_said=kind == "image")
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledArrays:
+    """What a person gave, with labels as numbers."""
+
+    x_train: object
+    train_labels: Labels
+    x_test: object
+    test_labels: Labels
+    class_names: tuple[str, ...]
+    sites: list[str] | None
+    name: str
+
+
+# The kinds are imported late: they need torch, and readers that call this file do not.
+
+
+def _texts(given: LabelledArrays, tokenizer: Tokenizer) -> Dataset:
+    from crad.data.kinds.text import texts_from_arrays
+
+    labels = given.train_labels, given.test_labels
+    return texts_from_arrays(
+        given.x_train, labels[0], given.x_test, labels[1], given.class_names, given.sites, tokenizer, name=given.name
     )
-    dataset = build_dataset(splits, name=name, where=name, augmentation=augmentation)
-    return dataset if sites is None else with_sites(dataset, sites)
+
+
+def _signals(given: LabelledArrays, kind: str, rate: int | None, augmentation: str | None) -> Dataset:
+    from crad.data.kinds import KINDS
+    from crad.data.kinds.series import SeriesKind, make_signals
+
+    signals = KINDS[kind]
+    assert isinstance(signals, SeriesKind)
+    return make_signals(
+        signals,
+        given.x_train,
+        given.train_labels,
+        given.x_test,
+        given.test_labels,
+        classes=given.class_names,
+        sites=given.sites,
+        rate=rate,
+        name=given.name,
+        augmentation=augmentation,
+    )
+
+
+def _rows(given: LabelledArrays, columns: Sequence[str] | None) -> Dataset:
+    from crad.data.kinds.table import make_table
+
+    train, test = to_rows(given.x_train, where="x_train"), to_rows(given.x_test, where="x_test")
+    schema, labels = _columns_of(train, columns), (given.train_labels, given.test_labels)
+    return make_table(train, labels[0], test, labels[1], given.class_names, schema, given.sites, name=given.name)
+
+
+def _images(given: LabelledArrays, augmentation: str | None, *, is_said: bool) -> Dataset:
+    dtype = pixel_type(given.x_train, where="x_train", is_said=is_said)
+    splits = Splits(
+        to_images(given.x_train, where="x_train", dtype=dtype),
+        given.train_labels,
+        to_images(given.x_test, where="x_test", dtype=dtype),
+        given.test_labels,
+        given.class_names,
+    )
+    dataset = build_dataset(splits, name=given.name, where=given.name, augmentation=augmentation)
+    return dataset if given.sites is None else with_sites(dataset, given.sites)
 
 
 def with_sites(dataset: Dataset, sites: Sequence[str]) -> Dataset:
@@ -126,7 +181,9 @@ def dataset_from_columns(
         for column in (image, label):
             if column not in columns:
                 raise unknown_name(f"column of {split!r}", column, columns)
-        parts += [stack_images(splits[split][image], where=split), [_plain(one) for one in splits[split][label]]]
+        samples, labels = splits[split][image], [_plain(one) for one in splits[split][label]]
+        parts += [list(samples) if isinstance(next(iter(samples), None), str) else stack_images(samples, where=split)]
+        parts.append(labels)
     named = classes if classes is not None else _feature_names(splits[train], label)
     return dataset_from_arrays(*parts, classes=named, name=name, augmentation=augmentation)
 
@@ -171,6 +228,25 @@ def to_rows(x: object, *, where: str) -> Rows:
         raise DataError(f"{where} is {array.dtype} of shape {array.shape}, expected numbers [N, F], one row each")
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(array, dtype=np.float32)
+
+
+def is_texts(x: object) -> bool:
+    """Return whether something is a collection of texts, by its first; nothing is copied to tell."""
+    if isinstance(x, np.ndarray):
+        return x.ndim == 1 and (x.dtype.kind in "UT" or (x.dtype.kind == "O" and len(x) > 0 and isinstance(x[0], str)))
+    if isinstance(x, list | tuple):
+        return bool(x) and isinstance(x[0], str)
+    values = getattr(x, "to_list", None)  # a column of a frame
+    return callable(values) and is_texts(values())
+
+
+def plain_texts(x: Any, *, where: str) -> list[str]:  # noqa: ANN401  # what `is_texts` is true of
+    """Return a collection of texts as a list; refuse whatever else is among them."""
+    texts = list(x)
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise DataError(f"{where}[{place}] is a {type(text).__name__}, expected texts: write an empty one as ''")
+    return texts
 
 
 def to_batch(
