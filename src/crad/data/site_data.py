@@ -209,7 +209,9 @@ def _validation(splits: Splits, whole: Dataset, to_agreed: Labels, *, where: str
 def write_shard(dataset: Dataset, shard: Shard, path: Path) -> None:
     """Write one client's shard of a divided data set as a file that `load_own_data` reads back in the same order."""
     if dataset.kind != "image":
-        raise DataError(f"{dataset.name}: a table is not written as .npz: organisations federate images only so far")
+        raise DataError(
+            f"{dataset.name}: a {dataset.kind} is not written as .npz: organisations federate images only so far"
+        )
     parts = {"train": shard.train, "val": shard.validation, "test": shard.test}
     arrays: dict[str, NDArray[Any]] = {"class_names": np.array(dataset.class_names)}
     for name, where in parts.items():

@@ -58,6 +58,7 @@ class RunContext:
             dataset.image_size,
             dataset.kind,
             tuple(column.size for column in dataset.columns),
+            dataset.details.get("vocabulary", 0),
         )
 
     @cached_property

@@ -6,6 +6,7 @@ from crad.models.first_weights import FirstWeights, file_sha256, load_first_weig
 from crad.models.registry import (
     ARCHITECTURES,
     FAMILIES,
+    FITTED,
     POOL,
     WEIGHTS,
     Architecture,
@@ -17,10 +18,12 @@ from crad.models.registry import (
 )
 from crad.models.resnet import ResNet18
 from crad.models.table import TableEncoder, fit_own_statistics, has_own_statistics, set_own_statistics
+from crad.models.trees import FittedModule
 
 __all__ = [
     "ARCHITECTURES",
     "FAMILIES",
+    "FITTED",
     "POOL",
     "WEIGHTS",
     "Allowance",
@@ -29,6 +32,7 @@ __all__ = [
     "Cnn6",
     "Cnn6Wide",
     "FirstWeights",
+    "FittedModule",
     "InputShape",
     "ModelSize",
     "ResNet18",
