@@ -20,7 +20,7 @@ from crad.data.labels import number_texts
 from crad.data.partition import MIN_SAMPLES, Shard
 from crad.data.readers.npz import read_npz
 from crad.data.subsets import stratified_split
-from crad.errors import DataError
+from crad.errors import DataError, with_article
 
 AS_AGREED: Literal["as agreed"] = "as agreed"
 SHOWN_CLASSES = 12
@@ -214,10 +214,8 @@ def _validation(splits: Splits, whole: Dataset, to_agreed: Labels, *, where: str
 def write_shard(dataset: Dataset, shard: Shard, path: Path) -> None:
     """Write one client's shard of a divided data set as a file that `load_own_data` reads back in the same order."""
     if dataset.kind != "image":
-        raise DataError(
-            f"{dataset.name}: data of kind {dataset.kind!r} is not written as .npz: organisations federate images only "
-            "so far"
-        )
+        what = with_article(dataset.kind)
+        raise DataError(f"{dataset.name}: {what} is not written as .npz: organisations federate images only so far")
     parts = {"train": shard.train, "val": shard.validation, "test": shard.test}
     arrays: dict[str, NDArray[Any]] = {"class_names": np.array(dataset.class_names)}
     for name, where in parts.items():
