@@ -216,7 +216,7 @@ BAD_FLAGS = {
     "unknown data set": (["--dataset", "cifar11"], "unknown data set 'cifar11'. Did you mean 'cifar10'?"),
     "unknown method": (["--method", "crda"], "unknown method 'crda'. Did you mean 'crad'?"),
     "unknown preset": (["--preset", "minj"], "unknown preset 'minj'. Did you mean 'mini'?"),
-    "unknown model": (["--models", "resnet81"], "unknown model 'resnet81'. Did you mean 'resnet18'"),
+    "unknown model": (["--models", "resnet-18"], "unknown model 'resnet-18'. Did you mean 'resnet18'"),
     "unknown flag": (["--alhpa", "1"], "--alhpa"),
     "alpha": (["--alpha", "0"], "alpha = '0'"),
     "alpha not a number": (["--alpha", "nan"], "alpha = 'nan'"),

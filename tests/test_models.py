@@ -161,8 +161,8 @@ def test_malformed_id_is_refused(text: str) -> None:
 
 
 def test_unknown_name_is_answered_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"unknown model 'resnet81'\. Did you mean 'resnet18'\? Known: cnn6, "):
-        build("resnet81")
+    with pytest.raises(ConfigError, match=r"unknown model 'resnet-18'\. Did you mean 'resnet18'\? Known: bag, "):
+        build("resnet-18")
 
 
 # A user's own architecture

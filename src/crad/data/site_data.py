@@ -20,7 +20,7 @@ from crad.data.labels import number_texts
 from crad.data.partition import MIN_SAMPLES, Shard
 from crad.data.readers.npz import read_npz
 from crad.data.subsets import stratified_split
-from crad.errors import DataError
+from crad.errors import DataError, with_article
 
 AS_AGREED: Literal["as agreed"] = "as agreed"
 SHOWN_CLASSES = 12
@@ -57,6 +57,11 @@ def load_own_data(
     where = source
     splits = _with_numbers(_read(source), own_classes, where=where)
     whole = build_dataset(splits, name=Path(source).stem, where=where, augmentation=augmentation)
+    if whole.train_samples.dtype != np.uint8:
+        raise DataError(
+            f"{where}: organisations federate images of 8 bits only so far, and these are "
+            f"{whole.train_samples.dtype}: convert them"
+        )
     whole = replace(whole, pad_to=_padding(whole, image_shape, where=where))
     names = own_names(splits.class_names, own_classes, where=where, listed=classes)
     to_agreed = _class_map(whole, names, classes, where=where)
@@ -139,7 +144,7 @@ def _check_length(dataset: Dataset, names: Sequence[str], *, where: str) -> None
 def _refuse_tables(source: str) -> None:
     if kind_of_source(source).name != "image":
         raise DataError(
-            f"{source}: organisations federate images only so far; a table can be simulated, one client per site: "
+            f"{source}: organisations federate images only so far; other data can be simulated, one client per site: "
             "crad run --partition natural"
         )
 
@@ -209,9 +214,8 @@ def _validation(splits: Splits, whole: Dataset, to_agreed: Labels, *, where: str
 def write_shard(dataset: Dataset, shard: Shard, path: Path) -> None:
     """Write one client's shard of a divided data set as a file that `load_own_data` reads back in the same order."""
     if dataset.kind != "image":
-        raise DataError(
-            f"{dataset.name}: a {dataset.kind} is not written as .npz: organisations federate images only so far"
-        )
+        what = with_article(dataset.kind)
+        raise DataError(f"{dataset.name}: {what} is not written as .npz: organisations federate images only so far")
     parts = {"train": shard.train, "val": shard.validation, "test": shard.test}
     arrays: dict[str, NDArray[Any]] = {"class_names": np.array(dataset.class_names)}
     for name, where in parts.items():

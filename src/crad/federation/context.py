@@ -59,6 +59,7 @@ class RunContext:
             dataset.kind,
             tuple(column.size for column in dataset.columns),
             dataset.details.get("vocabulary", 0),
+            rate=dataset.rate,
         )
 
     @cached_property

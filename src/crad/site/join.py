@@ -195,6 +195,8 @@ class Outcome:
             proven=self._exchange.witness.proven(),
             committee=self._committee(),
             is_taught=part.method.teachers != "nobody",
+            joined_metrics=self._federated.metrics,
+            alone_metrics=self._alone.metrics,
         )
         directory = RunDirectory(part.folder)
         directory.write_json("participant.json", record)
