@@ -299,6 +299,7 @@ def options(**more):
     [
         ({"categories": "paper"}, "categories is for tables without texts; of this one only text is read"),
         ({"resize": 16}, "resize is for images"),
+        ({"seconds": 2}, "seconds is for recordings"),
         ({"text": "topic"}, "column 'topic' is both text and label: name another one"),
         ({"text": None, "ignore": "text", "vocabulary": 300}, "vocabulary is for texts: name the column that holds"),
         ({"text": None, "site": None}, "or learn from texts alone with text=text"),

@@ -95,8 +95,9 @@ class TextKind:
             raise ConfigError(f"text names columns of a table ({', '.join(SUFFIXES)}), and {name_or_path} is none")
         if not options.table.text:
             raise ConfigError(f"{name_or_path}: say which column holds the texts, such as text={USUAL_COLUMN}")
-        if options.resize is not None:
-            raise ConfigError(f"resize is for images, and {name_or_path} is read as texts: leave it out")
+        for option, whose in (("resize", "images"), ("seconds", "recordings")):
+            if getattr(options, option) is not None:
+                raise ConfigError(f"{option} is for {whose}, and {name_or_path} is read as texts: leave it out")
         check_columns_said(options.table, where=name_or_path)
         table, path = options.table, Path(name_or_path).expanduser()
         test = None if table.test_data is None else Path(table.test_data).expanduser()
