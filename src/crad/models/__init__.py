@@ -16,7 +16,14 @@ from crad.models.registry import (
     resolve_architecture,
 )
 from crad.models.resnet import ResNet18
-from crad.models.table import TableEncoder, fit_own_statistics, has_own_statistics, set_own_statistics
+from crad.models.table import (
+    TableEncoder,
+    fit_agreed_ranges,
+    fit_own_statistics,
+    has_own_statistics,
+    other_than_agreed,
+    set_own_statistics,
+)
 
 __all__ = [
     "ARCHITECTURES",
@@ -37,9 +44,11 @@ __all__ = [
     "check_fits_kind",
     "estimate_size",
     "file_sha256",
+    "fit_agreed_ranges",
     "fit_own_statistics",
     "has_own_statistics",
     "load_first_weights",
+    "other_than_agreed",
     "resolve_architecture",
     "set_own_statistics",
 ]

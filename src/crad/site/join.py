@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from crad.analysis.confusions import confusion_sentence
@@ -195,6 +195,8 @@ class Outcome:
             proven=self._exchange.witness.proven(),
             committee=self._committee(),
             is_taught=part.method.teachers != "nobody",
+            words=asdict(agreement.data_schema.words),
+            also_left=agreement.data_schema.travels_along(agreement.settings),
         )
         directory = RunDirectory(part.folder)
         directory.write_json("participant.json", record)
