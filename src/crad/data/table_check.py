@@ -81,7 +81,7 @@ def shown_values(column: Column, values: NDArray[np.float32]) -> str:
     """Return which values a column has, in a few words."""
     if column.categories is not None:
         return _listed(column.categories)
-    known = values[~np.isnan(values)]
+    known = values[~np.isnan(values)].astype(np.float64)
     if not len(known):
         return "gaps only"
     return f"{known.min():g} to {known.max():g}, median {np.median(known):g}"
@@ -109,7 +109,7 @@ def _warnings(
 
 def stands_apart(values: NDArray[np.float32]) -> bool:
     """Return whether zeros stand alone: further below all others than those spread."""
-    others = values[(values != 0) & ~np.isnan(values)]
+    others = values[(values != 0) & ~np.isnan(values)].astype(np.float64)
     if not (values == 0).any() or not len(others):
         return False
     return bool(others.min() > others.std() and others.min() > 10)

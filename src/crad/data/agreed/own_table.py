@@ -327,7 +327,7 @@ def _nearest(name: str, names: Sequence[str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    return repr(printable(text))
+    return f"'{printable(text)}'"
 
 
 def _listed(values: Collection[str]) -> str:

@@ -24,7 +24,7 @@ from crad.data.columns import Column, check_standardize, columns_to_json
 from crad.data.dataset import Dataset
 from crad.data.kinds import KINDS, Words
 from crad.data.kinds.table import TablePreprocessor, options_for, raw_table_of
-from crad.data.readers.table_file import TableOptions, labels_of, understand
+from crad.data.readers.table_file import FLOAT32_MAX, TableOptions, labels_of, understand
 from crad.data.site_data import OwnData
 from crad.errors import ConfigError
 
@@ -175,7 +175,8 @@ def _cell(column: Column, value: np.float32) -> str:
     if column.categories is not None:
         return column.categories[int(value)]
     short = str(value).removesuffix(".0")
-    return short if np.float32(float(short)) == value else repr(float(value))
+    is_exact = abs(float(short)) <= FLOAT32_MAX and np.float32(float(short)) == value
+    return short if is_exact else repr(float(value))
 
 
 def _agreed_range(column: Column, values: np.ndarray[tuple[int], np.dtype[np.float32]]) -> list[float]:
