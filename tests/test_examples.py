@@ -173,8 +173,8 @@ def three_hospitals_forked(folder, *words):
     """The same in a process that is forked, as its hospitals are."""
     code = (
         "import subprocess, sys, types; from tests.forked import fork_or_start; "
-        "from examples.three_hospitals import run; "
-        "run.subprocess = types.SimpleNamespace(**{**vars(subprocess), 'Popen': fork_or_start}); "
+        "from examples import hospitals; from examples.three_hospitals import run; "
+        "hospitals.subprocess = types.SimpleNamespace(**{**vars(subprocess), 'Popen': fork_or_start}); "
         f"sys.argv = ['run.py', '--dataset', 'digits', '--folder', {str(folder)!r}, *{words!r}]; sys.exit(run.main())"
     )
     env = {**os.environ, WITHOUT: "onnx"}
