@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 
 import pytest
 import torch
@@ -371,5 +372,11 @@ def test_the_command_line_has_both_ways_of_saying_it(tiny_npz, tmp_path):
     for name, flags in {"new": ["--attack", "noise", "--attackers", "1"], "old": ["--liars", "1"]}.items():
         arguments = [*common, *flags, "--quiet", "--output", str(tmp_path / name)]
         assert CliRunner().invoke(make_app(arguments), arguments).exit_code == 0
+    shown = CliRunner().invoke(make_app(["run"]), ["run", "--resume", str(tmp_path / "new")]).output
+    summary = json.loads((tmp_path / "new" / "summary.json").read_text())
+    figures = {key: re.escape(f"{summary['honest'][key]:.2f} %") for key in ("global_accuracy", "local_accuracy")}
+    assert re.search(rf"global accuracy, honest clients\s+{figures['global_accuracy']}", shown)
+    assert re.search(rf"local accuracy, honest clients\s+{figures['local_accuracy']}", shown)
+    assert "global accuracy  " not in shown, "no mean that has the attackers in it"
     assert_same_weights(tmp_path / "old", tmp_path / "new")
     assert (tmp_path / "old" / "experiment.toml").read_text() == (tmp_path / "new" / "experiment.toml").read_text()

@@ -17,13 +17,17 @@ import pytest
 import vl_convert
 
 from crad.errors import ConfigError, RunError
+from crad.federation.attacks import draw_attackers
 from crad.methods import METHODS, PAPER_METHODS
 from crad.report import charts
 from crad.report.charts import vega_lite
 from crad.report.charts.chart_files import to_svg
 from crad.report.charts.scales import padded_domain, round_domain, round_ticks
 from crad.report.charts.style import NAME_LETTERS, STYLES, method_styles, short_names, theme
+from tests.conftest import change
 from tests.records import made_run
+
+LIE = {"clients": 4, "attack": "noise", "attackers": 1}
 
 LONG = "organisation.department.federated.methods:WEIGHTED_BY_AGE"
 HOSTILE = "</script><b>'\"&\\"
@@ -523,3 +527,23 @@ def test_the_real_script_draws_and_loads_nothing():
     script = vl_convert.javascript_bundle()
     assert "vegaEmbed" in script
     assert len(script) < 3_000_000
+
+
+def test_a_curve_of_one_point_is_no_chart_once_the_runs_are_over():
+    once = made_run(rounds=4, eval_every=4)
+    names = [chart.name for chart in charts.make_charts([once])]
+    assert "accuracy" not in names
+    assert "classes" in names or "support" in names, "what was tested once is shown otherwise"
+    running = replace(once, experiment=change(once.experiment, rounds=8))
+    assert "accuracy" in [chart.name for chart in charts.make_charts([running])], "it goes on"
+    assert "accuracy" in [chart.name for chart in charts.make_charts([made_run(rounds=1)])]
+
+
+def test_clients_stand_in_their_order_whoever_attacks_with_the_first_seed():
+    seeds = [seed for seed in range(1, 9) if 0 in draw_attackers(made_run(seed=seed, **LIE).experiment)][:1]
+    seeds += [seed for seed in range(1, 9) if 0 not in draw_attackers(made_run(seed=seed, **LIE).experiment)][:1]
+    runs = [made_run("local", seed=seed, clients=4) for seed in seeds] + [made_run(seed=seed, **LIE) for seed in seeds]
+    (chart,) = [chart for chart in charts.make_charts(runs) if chart.name == "gains"]
+    clients = list(dict.fromkeys(row["who"] for row in chart.rows))
+    assert clients == sorted(clients)
+    assert clients[0].startswith("client 0")

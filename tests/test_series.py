@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crad.analysis.groups import by_method, worlds
+from crad.analysis.honest import of_honest_clients
 from crad.analysis.series import (
     TRUST_NUMBERS,
     accuracy_rows,
@@ -43,6 +44,44 @@ def test_runs_on_other_data_or_divided_otherwise_are_kept_apart():
         "cifar10, alpha 0.3": [there],
         "digits, alpha 0.1": [skewed],
     }
+
+
+def test_training_alone_belongs_to_every_attack_on_the_same_data():
+    alone, other = made_run("local", clients=4), made_run("local", clients=4, alpha=0.1)
+    noise, flip = (made_run(clients=4, attack=attack, attackers=2) for attack in ("noise", "label-flip"))
+    assert worlds([alone, noise]) == {"": [alone, noise]}
+    assert worlds([alone, noise, flip, made_run("uniform", clients=4)]) == {
+        "attack noise, attackers 2": [alone, noise],
+        "attack label-flip, attackers 2": [alone, flip],
+        "no attack": [alone, made_run("uniform", clients=4)],
+    }
+    assert worlds([other, noise]) == {"alpha 0.1, no attack": [other], "alpha 0.3, attack noise, attackers 2": [noise]}
+
+
+def test_under_an_attack_curves_and_classes_are_of_the_honest_clients_of_every_method():
+    """Four clients, two of them attack: means are of the other two, for training alone too."""
+    runs = [made_run("local", clients=4), made_run("crad", clients=4, better=1, attack="noise", attackers=2)]
+    lying = runs[1].summary["attackers"]
+    methods = of_honest_clients(by_method(runs))
+    rows = {(row["method"], row["round"]): row["accuracy"] for row in accuracy_rows(methods) if row["metric"] == GLOBAL}
+    for run in runs:
+        for record in run.rounds:
+            honest = [one["global_accuracy"] for one in record["clients"] if one["client"] not in lying]
+            assert len(honest) == 2
+            assert rows[run.experiment.method, record["round"]] == pytest.approx(sum(honest) / 2)
+    assert [row["client"] for row in gain_rows(methods)][:2] == sorted(set(range(4)) - set(lying))
+    selected = {name: own[0].summary["best_round"] for name, own in methods.items()}
+    for row in class_rows(methods):
+        of_method = next(run for run in runs if run.experiment.method == row["method"])
+        label = int(row["class"].removeprefix("class "))
+        clients = of_method.rounds[selected[row["method"]] - 1]["clients"]
+        hits = [one["global"]["hits"][label] for one in clients if one["client"] not in lying]
+        assert row["accuracy"] == pytest.approx(100 * sum(hits) / 2 / TEST_IMAGES)
+
+
+def test_where_nobody_attacks_runs_are_what_they_are():
+    methods = by_method([made_run("local"), made_run("crad")])
+    assert of_honest_clients(methods) == methods
 
 
 def test_seeds_of_a_method_stand_together_in_the_order_of_the_runs():

@@ -247,7 +247,7 @@ def test_every_method_has_its_verdict_against_local_and_the_sentence_names_each(
     }
     assert found.kind == "mixed"
     assert found.sentence == (
-        "Joining helped with uniform, hurt with fedmd, is mixed with crad, is not shown to do either with dfml."
+        "Joining helped with uniform, hurt with fedmd, is mixed with crad; nothing is shown of dfml."
     )
     assert len(found.lines) == 5, "a sentence each, and what four verdicts at once are worth"
     assert "up to one in ten" in found.lines[-1], "two accuracies, each at 95 %"

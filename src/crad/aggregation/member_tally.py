@@ -75,12 +75,16 @@ def evidence_of(
     source: EvidenceSource,
 ) -> TeacherStats:
     """Return what a client knows of the members by its own counts on so many samples per class and their figures."""
-    said = _stacked(samples_C, [one.hits for one in tallies], [one.alarms for one in tallies])
-    heard = said
+    said = heard = said_tally(tallies, samples_C=samples_C)
     if teacher_prior == "remove":
         corrected = [one.corrected_hits for one in tallies], [one.corrected_alarms for one in tallies]
         heard = _stacked(samples_C, *corrected)
     return member_evidence(published, said=said, heard=heard, source=source)
+
+
+def said_tally(tallies: Sequence[MemberTally], *, samples_C: Sequence[int]) -> Tally:
+    """Return the counts of several members on what they say as they say it."""
+    return _stacked(samples_C, [one.hits for one in tallies], [one.alarms for one in tallies])
 
 
 def _stacked(samples_C: Sequence[int], hits: Sequence[Sequence[int]], alarms: Sequence[Sequence[int]]) -> Tally:

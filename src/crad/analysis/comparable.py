@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from crad.analysis.gains import ALONE
+from crad.analysis.groups import NOT_JOINED
 from crad.errors import RunError
 from crad.runs.names import with_names
 from crad.runs.run_records import RunRecords
@@ -20,8 +20,8 @@ def comparable_runs(runs: Sequence[RunRecords]) -> tuple[list[RunRecords], list[
     runs = with_names(runs)
     for run in runs[1:]:
         _refuse_other_data(runs[0], run)
-    # Who trains alone meets no attack, and is the floor of every one.
-    attackable = [run for run in runs if run.summary["method"] != ALONE or run.experiment.attack]
+    # Who joins nobody meets no attack, and is the floor of every one.
+    attackable = [run for run in runs if run.summary["method"] not in NOT_JOINED or run.experiment.attack]
     for run in attackable[1:]:
         _refuse_other_attack(attackable[0], run)
     _refuse_twice(runs)

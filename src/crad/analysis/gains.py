@@ -7,11 +7,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from crad.analysis.comparison import METRICS
+from crad.analysis.groups import NOT_JOINED
 from crad.runs.run_records import RunRecords
 from crad.runs.selection import honest_best_round, honest_clients_at
 
 ALONE = "local"
-NOT_JOINED = (ALONE, "centralized")  # the floor, and the ceiling that no federation may reach
 
 
 @dataclass(frozen=True)

@@ -6,20 +6,55 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from crad.config import setting_of
-from crad.runs.names import WORLD_FIELDS, differing, names
+from crad.runs.names import WORLD_FIELDS, names
 from crad.runs.run_records import RunRecords
 
 Methods = Mapping[str, Sequence[RunRecords]]  # by name, one run per seed
+World = tuple[str, ...]  # the value of every setting that says what world it is
+
+NOT_JOINED = ("local", "centralized")  # the floor, and the ceiling that no federation may reach
 
 
 def worlds(runs: Sequence[RunRecords]) -> dict[str, list[RunRecords]]:
-    """Return the runs by data set and division, under a label of what sets them apart; one world has the label ''."""
-    fields = differing(runs, WORLD_FIELDS)
-    found: dict[str, list[RunRecords]] = {}
+    """Return the runs by data set and division, under a label of what sets them apart; one world has the label ''.
+
+    Who joins nobody meets no attack and is the floor of every one: such runs stand in each world that differs from
+    theirs in the attack alone.
+    """
+    joined = dict.fromkeys(_world(run) for run in runs if not _is_floor(run))
+    found: dict[World, list[RunRecords]] = {}
     for run in runs:
-        words = [_word(key, getattr(run.experiment, key)) for key in fields]
-        found.setdefault(", ".join(filter(None, words)), []).append(run)
-    return found
+        homes = [world for world in joined if _is_floor(run) and _without_attack(world) == _without_attack(_world(run))]
+        for world in homes or [_world(run)]:
+            found.setdefault(world, []).append(run)
+    fields = [key for place, key in enumerate(WORLD_FIELDS) if len({world[place] for world in found}) > 1]
+    return {_label(own, fields): own for own in found.values()}
+
+
+def attackers_by_seed(methods: Methods) -> dict[int, frozenset[int]]:
+    """Return who attacks in runs of one world: the seed draws them, for every method alike."""
+    found: dict[int, frozenset[int]] = {}
+    for run in (run for runs in methods.values() for run in runs):
+        found[run.experiment.seed] = found.get(run.experiment.seed, frozenset()).union(run.summary.get("attackers", ()))
+    return {seed: attackers for seed, attackers in found.items() if attackers}
+
+
+def _is_floor(run: RunRecords) -> bool:
+    return run.experiment.method in NOT_JOINED and run.experiment.attack is None
+
+
+def _world(run: RunRecords) -> World:
+    return tuple(repr(getattr(run.experiment, key)) for key in WORLD_FIELDS)
+
+
+def _without_attack(world: World) -> World:
+    return tuple(value for key, value in zip(WORLD_FIELDS, world, strict=True) if key not in ("attack", "attackers"))
+
+
+def _label(runs: Sequence[RunRecords], fields: Sequence[str]) -> str:
+    """Return what sets a world apart, in the words of the runs that belong to it alone."""
+    own = next((run for run in runs if not _is_floor(run)), runs[0]).experiment
+    return ", ".join(filter(None, (_word(key, getattr(own, key)) for key in fields)))
 
 
 def by_method(runs: Sequence[RunRecords]) -> dict[str, list[RunRecords]]:

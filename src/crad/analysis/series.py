@@ -16,7 +16,7 @@ from crad.analysis.groups import Methods, is_tested
 from crad.analysis.intervals import gain_interval, t_interval
 from crad.runs.records import Record
 from crad.runs.run_records import RunRecords
-from crad.runs.selection import clients_at
+from crad.runs.selection import clients_at, honest_clients_at
 
 Row = dict[str, Any]
 
@@ -245,7 +245,7 @@ def _held_per_class(methods: Methods) -> list[float]:
 def _by_own_support(run: RunRecords) -> dict[int, tuple[float, float]]:
     """By place in a client's own order of classes: private samples and accuracy, means over the clients."""
     found: dict[int, list[tuple[int, float]]] = {}
-    for client in clients_at(run.rounds, run.summary["best_round"]):
+    for client in honest_clients_at(run.rounds, run.summary["best_round"], attackers_of(run)):
         held = run.partition["counts"][client["client"]]
         scores = _hits_and_counts(client)
         order = sorted((label for label, (_, count) in enumerate(scores) if count), key=lambda label: -held[label])

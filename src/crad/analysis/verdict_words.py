@@ -83,11 +83,13 @@ def sentence_over(verdicts: Sequence[Verdict]) -> str:
         "helped": "helped with",
         "hurt": "hurt with",
         "mixed": "is mixed with",
-        "not shown": "is not shown to do either with",
     }
-    of_kind = {kind: [verdict for verdict in verdicts if verdict.kind == kind] for kind in words}
-    parts = [f"{words[kind]} {_listed(own)}" for kind, own in of_kind.items() if own]
-    return f"Joining {', '.join(parts)}."
+    of_kind = {kind: [verdict for verdict in verdicts if verdict.kind == kind] for kind in (*words, "not shown")}
+    parts = [f"{words[kind]} {_listed(own)}" for kind, own in of_kind.items() if own and kind in words]
+    unknown = of_kind["not shown"]
+    if not parts:
+        return f"Whether joining helps is not shown, with {_listed(unknown)}."
+    return f"Joining {', '.join(parts)}{f'; nothing is shown of {_listed(unknown)}' if unknown else ''}."
 
 
 def notes_on_many(verdicts: Sequence[Verdict]) -> list[str]:

@@ -141,13 +141,13 @@ def _against_the_mean(folder: Path, experiments: Sequence[Experiment]) -> str | 
 
 
 def _show_demo(folder: Path, honest: Compared, swapped: Compared, *, line: str | None, is_quiet: bool) -> None:
-    """Print both parts: a table of the first, of the second the honest members alone, and what each says of joining."""
+    """Print both parts, each with what it says of joining; of the second the honest members count."""
     if not is_quiet:
         typer.echo("Six members with images of digits, all of them honest:")
         _print_comparison(*honest)
         typer.echo(f"Report: {folder / 'report.html'}\n")
         typer.echo("Eight members with a table of biopsies, two of them with swapped labels; the six honest ones:")
-        _print_comparison(*swapped, is_attacked=True)
+        _print_comparison(*swapped)
         if line is not None:
             typer.echo(line)
         typer.echo(f"Report: {folder / SWAPPED / 'report.html'}\n")
@@ -241,25 +241,12 @@ def _show(
     typer.echo(str(folder))
 
 
-def _print_comparison(
-    rows: Sequence[ComparisonRow], verdict: JoiningVerdict | None, *, is_attacked: bool = False
-) -> None:
-    """Print the table of the methods, of the honest clients alone under an attack, and whether joining helped."""
+def _print_comparison(rows: Sequence[ComparisonRow], verdict: JoiningVerdict | None) -> None:
+    """Print the table of the methods, and whether joining helped."""
     from crad.cli.terminal.terminal_tables import plain_table, print_verdict, table_console
     from crad.report.tables import COMPARISON_HEADER, comparison_caption, comparison_cells
 
     console = table_console()
-    if is_attacked and verdict is not None:
-        console.print(plain_table(["method", "global %", "local %"], _honest_cells(verdict)))
-    else:
-        console.print(plain_table(COMPARISON_HEADER, comparison_cells(rows)))
-        console.print(comparison_caption(rows), highlight=False)
+    console.print(plain_table(COMPARISON_HEADER, comparison_cells(rows)))
+    console.print(comparison_caption(rows), highlight=False)
     print_verdict(console, verdict)
-
-
-def _honest_cells(verdict: JoiningVerdict) -> list[list[str]]:
-    """Return what the honest clients have alone and with every method, means over seeds and clients."""
-    from crad.analysis.gains import ALONE
-
-    alone = [f"{gain.alone:.2f}" for gain in verdict.verdicts[0].gains]
-    return [[ALONE, *alone], *([one.name, *(f"{gain.joined:.2f}" for gain in one.gains)] for one in verdict.verdicts)]

@@ -6,10 +6,10 @@ import gc
 import json
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -35,6 +35,7 @@ AgainstFlag = Annotated[
 ]
 # What two runs must share for their clients to be the same ones.
 SHARED = ("dataset", "clients", "seed", "partition", "alpha")
+ACCURACIES = {"global_accuracy": "global accuracy", "local_accuracy": "local accuracy"}
 
 
 @with_experiment_flags()
@@ -133,8 +134,7 @@ def report_outcome(result: Result, *, verdict: JoiningVerdict | None = None, is_
         return
     if not is_quiet:
         rows = [
-            ["global accuracy", f"{summary['global_accuracy']:.2f} %", f"± {summary['global_accuracy_spread']:.2f}"],
-            ["local accuracy", f"{summary['local_accuracy']:.2f} %", f"± {summary['local_accuracy_spread']:.2f}"],
+            *_accuracy_rows(summary),
             ["validation accuracy", f"{summary['validation_accuracy']:.2f} %", ""],
             [
                 f"{summary.get('payload_counts', 'sent')} per client and round",
@@ -145,25 +145,33 @@ def report_outcome(result: Result, *, verdict: JoiningVerdict | None = None, is_
             ["peak memory", f"{mib(summary['peak_memory_bytes'])} MiB", ""],
         ]
         if committee := summary.get("committee"):
-            for key, what in (("global_accuracy", "global accuracy"), ("local_accuracy", "local accuracy")):
+            for key, what in ACCURACIES.items():
                 if committee[key] is not None:
                     rows.append([f"{what}, all models together", f"{committee[key]:.2f} %", ""])
-        if honest := summary.get("honest"):
-            for key, what in (("global_accuracy", "global accuracy"), ("local_accuracy", "local accuracy")):
-                rows.append([f"{what}, honest clients", f"{honest[key]:.2f} %", ""])
-            if "attack_success" in honest:
-                rows.append(["trigger works on honest clients", f"{honest['attack_success']:.2f} %", ""])
         for name, figures in summary.get("variants", {}).items():
             spread = f"± {figures['global_accuracy_spread']:.2f}"
             rows.insert(2, [f"global accuracy, {name} weights", f"{figures['global_accuracy']:.2f} %", spread])
         mark = " (our reconstruction, no public code)" if summary.get("is_reconstruction") else ""
         title = (
-            f"{summary.get('name', summary['method'])}{mark} on {summary['dataset']}, round {summary['best_round']} "
-            f"of {summary['rounds']}"
+            f"{summary.get('name', summary['method'])}{mark} on {summary['dataset']}, round "
+            f"{summary.get('honest', summary)['best_round']} of {summary['rounds']}"
         )
         Console().print(plain_table([title, "mean", "over clients"], rows))
         print_verdict(Console(), verdict)
     typer.echo(str(result.directory))
+
+
+def _accuracy_rows(summary: Mapping[str, Any]) -> list[list[str]]:
+    """Return both accuracies and their spread over the clients; under an attack of the honest ones, at their round."""
+    honest = summary.get("honest")
+    if honest is None:
+        return [
+            [what, f"{summary[key]:.2f} %", f"± {summary[f'{key}_spread']:.2f}"] for key, what in ACCURACIES.items()
+        ]
+    rows = [[f"{what}, honest clients", f"{honest[key]:.2f} %", ""] for key, what in ACCURACIES.items()]
+    if "attack_success" in honest:
+        rows.append(["trigger works on honest clients", f"{honest['attack_success']:.2f} %", ""])
+    return rows
 
 
 def default_output(experiment: Experiment, what: str) -> Path:

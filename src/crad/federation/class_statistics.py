@@ -22,7 +22,7 @@ def class_statistics(
     """Return what a peer publishes of itself per class, from its validation half; counts noised if private."""
     # Others run the model without its owner's prior, so that is what is measured for them.
     scores = evaluation.validation if evaluation.plain is None else evaluation.plain
-    own = scores[0] if len(scores) == 1 else _sum_scores(scores, num_classes=context.data.num_classes)
+    own = scores[0] if len(scores) == 1 else sum_scores(scores, num_classes=context.data.num_classes)
     counts = np.maximum(0.0, np.asarray(own.counts, dtype=np.float64) + count_noise(context, peer))
     measured = Statistics(
         counts=tuple(counts.tolist()),
@@ -54,7 +54,8 @@ def count_noise(context: RunContext, peer: int) -> NDArray[np.float64]:
     return rng.laplace(scale=1 / epsilon, size=context.data.num_classes)
 
 
-def _sum_scores(scores: tuple[ClassScore, ...], *, num_classes: int) -> ClassScore:
+def sum_scores(scores: Sequence[ClassScore], *, num_classes: int) -> ClassScore:
+    """Return several scores as one: counts, hits and losses of every class together."""
     classes = range(num_classes)
     return ClassScore(
         counts=tuple(sum(one.counts[c] for one in scores) for c in classes),

@@ -19,7 +19,7 @@ from torch import Tensor
 from crad.aggregation import RULES, Rule
 from crad.aggregation.committee_rule import CommitteeHits, count_hits, make_client_rules
 from crad.config import EvidenceSource, Recipe, TeacherPrior
-from crad.federation.class_statistics import class_statistics, stack_statistics
+from crad.federation.class_statistics import class_statistics, stack_statistics, sum_scores
 from crad.federation.context import RunContext
 from crad.federation.peer import GLOBAL, LOCAL
 from crad.federation.roster import PeerSlot, Roster
@@ -136,13 +136,15 @@ class _Committees:
         askers = tuple(client for client in range(len(data.shards)) if client not in attackers)
         labels_B = data.global_test.labels.cpu()
         overall = _scores(count_hits(self._rules, [one[GLOBAL] for one in said], labels_B)) if labels_B.numel() else []
+        counted = [overall[client % len(overall)] for client in askers] if overall else []
         local = self._local_scores([one[LOCAL] for one in said])
         return CommitteeScore(
             rule=name,
             teacher_prior=self._prior,
             evidence=self._context.experiment.committee_evidence,
             members=tuple(slot.index for slot in self._sound),
-            overall=_sum_scores([overall[client % len(overall)] for client in askers]) if overall else None,
+            # Their hits on the same images together: its accuracy is the mean of theirs.
+            overall=sum_scores(counted, num_classes=data.num_classes) if overall else None,
             overall_per_client=tuple(overall) if len(overall) > 1 else (),
             local=tuple(local),
             askers=askers,
@@ -162,11 +164,3 @@ class _Committees:
 
 def _scores(counted: Sequence[CommitteeHits]) -> list[ClassScore]:
     return [ClassScore(one.counts, one.hits, one.cross_entropy_sums) for one in counted]
-
-
-def _sum_scores(scores: Sequence[ClassScore]) -> ClassScore:
-    """Return the hits of several committees on the same images together: their accuracy is the mean of theirs."""
-    columns = ([score.counts for score in scores], [score.hits for score in scores])
-    counts, hits = (tuple(map(sum, zip(*column, strict=True))) for column in columns)
-    losses = tuple(map(sum, zip(*(score.cross_entropy_sums for score in scores), strict=True)))
-    return ClassScore(counts, hits, losses)

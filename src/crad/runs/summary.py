@@ -56,7 +56,7 @@ def summarise(
         "global_accuracy_per_client": [client["global_accuracy"] for client in clients],
         "local_accuracy_per_client": [client["local_accuracy"] for client in clients],
         "architecture_per_client": [client["architecture"] for client in clients],
-        "per_class": _per_class(clients, partition),
+        "per_class": class_figures(clients, partition),
         "payload_bytes_per_client_round": _per_client(rounds, "payload_bytes"),
         "published_bytes_per_client_round": _per_client(rounds, "published_bytes"),
         **_helper_bytes(rounds),
@@ -149,7 +149,8 @@ def _under_attack(experiment: Experiment, rounds: Sequence[Record]) -> Record:
     }
 
 
-def _per_class(clients: Sequence[Mapping[str, Any]], partition: Mapping[str, Any]) -> list[Record]:
+def class_figures(clients: Sequence[Mapping[str, Any]], partition: Mapping[str, Any]) -> list[Record]:
+    """Return global accuracy by class, over these clients, with the private samples of all and the test samples."""
     held = [sum(column) for column in zip(*partition["counts"], strict=True)]
     rows = []
     for label, name in enumerate(partition["class_names"]):

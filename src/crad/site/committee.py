@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from crad.aggregation import resolve_rule
-from crad.aggregation.member_tally import MemberTally, count_member, evidence_of
-from crad.aggregation.verification import Tally, credibility
+from crad.aggregation.member_tally import MemberTally, count_member, evidence_of, said_tally
+from crad.aggregation.verification import credibility
 from crad.config import EvidenceSource, TeacherPrior
 from crad.data.dataset import Images, Labels
 from crad.errors import CradError, SnapshotError
@@ -187,9 +187,7 @@ def _believed(
 ) -> list[float]:
     """Return how far what each member says of itself is borne out by our counts, 0 to 1."""
     published = stack_statistics([member.statistics for member in members])
-    tally = Tally(*published.counts_KC.shape)
-    tally.samples_C += torch.tensor(samples_C, dtype=torch.float64)
-    tally.hits_KC += torch.tensor([tallies[member.client].hits for member in members], dtype=torch.float64)
+    tally = said_tally([tallies[member.client] for member in members], samples_C=samples_C)
     shares: list[float] = credibility(published, tally).tolist()
     return shares
 

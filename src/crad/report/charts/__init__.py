@@ -10,9 +10,10 @@ import pkgutil
 from collections.abc import Sequence
 from importlib import import_module
 
-from crad.analysis.groups import by_method, worlds
+from crad.analysis.groups import attackers_by_seed, by_method, worlds
+from crad.analysis.honest import of_honest_clients
 from crad.errors import ConfigError
-from crad.report.charts.chart import CHARTS, ReportChart, labelled
+from crad.report.charts.chart import CHARTS, ReportChart, labelled, with_note
 from crad.report.charts.chart_files import INSTALL, charts_available, javascript, save_chart
 from crad.report.charts.style import theme
 from crad.runs.run_records import RunRecords
@@ -27,6 +28,8 @@ __all__ = [
     "theme",
 ]
 
+OF_HONEST = "Under the attack, means over clients are of the honest ones."
+
 
 def make_charts(runs: Sequence[RunRecords]) -> list[ReportChart]:
     """Return every chart for which there is data; runs on other data, or divided otherwise, get charts of their own."""
@@ -36,10 +39,12 @@ def make_charts(runs: Sequence[RunRecords]) -> list[ReportChart]:
 
 
 def _charts_of(runs: Sequence[RunRecords], label: str) -> list[ReportChart]:
-    methods = by_method(runs)
+    methods = of_honest_clients(by_method(runs))
     if not methods:
         return []
     for module in pkgutil.iter_modules(__path__):  # each registers its charts
         import_module(f"{__name__}.{module.name}")
     found = [chart for place in sorted(CHARTS) for chart in [CHARTS[place](methods)] if chart is not None]
+    if attackers_by_seed(methods):
+        found = [with_note(chart, OF_HONEST) for chart in found]
     return [labelled(chart, label) for chart in found] if label else found

@@ -41,6 +41,11 @@ def on_page(place: int) -> Callable[[ChartMaker], ChartMaker]:
     return register
 
 
+def with_note(chart: ReportChart, note: str) -> ReportChart:
+    """Return the chart with one more sentence in its caption."""
+    return replace(chart, caption=f"{chart.caption} {note}")
+
+
 def labelled(chart: ReportChart, label: str) -> ReportChart:
     """Return the chart of one world among several, with what sets it apart in its name and title."""
     slug = re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.")

@@ -127,7 +127,8 @@ def _chart(
 def _over_seeds(rows: Sequence[Row], field: str, attackers: Sequence[int]) -> list[Row]:
     """Return every client's mean over the seeds, and its lowest and highest."""
     found = []
-    for method, metric, client in dict.fromkeys((row["method"], row["metric"], row["client"]) for row in rows):
+    keys = dict.fromkeys((row["method"], row["metric"], row["client"]) for row in rows)
+    for method, metric, client in sorted(keys, key=lambda key: key[2]):  # every seed draws other attackers
         own = [row for row in rows if (row["method"], row["metric"], row["client"]) == (method, metric, client)]
         values = [row[field] for row in own]
         about = {"method": method, "metric": metric, "who": _who(client, attackers)}

@@ -68,7 +68,7 @@ def committee_chart(methods: Methods) -> ReportChart | None:
 def _over_rounds(
     methods: Methods, rows: list[Row], *, name: str, title: str, caption: str, whose: str
 ) -> ReportChart | None:
-    if not rows:
+    if not rows or _is_one_point(methods, rows):
         return None
     last = max(row["round"] for row in rows)
     x = round_axis(last, planned=max(run.experiment.rounds for runs in methods.values() for run in runs))
@@ -91,6 +91,13 @@ def _over_rounds(
         alt_text=f"{whose} up to round {last}: {listing(found)}.",
         is_beside=True,
     )
+
+
+def _is_one_point(methods: Methods, rows: list[Row]) -> bool:
+    """Return whether finished runs of several rounds were tested once: the tiles say that, and a curve says nothing."""
+    runs = [run for own in methods.values() for run in own]
+    is_over = all(run.is_complete and run.experiment.rounds > 1 for run in runs)
+    return is_over and len({row["round"] for row in rows}) == 1
 
 
 @on_page(30)
