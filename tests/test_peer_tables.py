@@ -97,7 +97,7 @@ def test_a_member_has_its_model_its_report_and_predicts_a_table_of_the_agreed_co
     assert ("mean and deviation of every column" in page) == (way == "https")
     assert "own test rows" in said
     code, out, _ = crad_command("peer", "status", "--site", members.site(1))
-    assert (code, "finished" in out) == (0, True)
+    assert (code, "finished" in out, "own test rows" in out) == (0, True, True)
     with safe_open(folder / "model.safetensors", "pt") as model:
         columns = json.loads(model.metadata()["columns"])
     assert [column["name"] for column in columns] == ["pressure", "sugar", "sex", "lab"]
@@ -118,6 +118,28 @@ def test_the_doctor_says_what_it_understood_of_the_table(federation, crad_comman
     assert "(here 'glucose mmol', times 10)" in found["columns"]["text"]
     assert found["columns"]["details"]["passed_over"] == ["patient"]
     assert "rows of 4 columns (3 numbers, 1 categories), label 'ill'" in found["data"]["text"]
+
+
+def test_a_table_that_does_not_fit_is_refused_by_doctor_and_join_with_the_line_to_write(
+    wards,  # noqa: F811
+    tmp_path,
+    crad_command,
+):
+    members = found_wards(tmp_path, wards)
+    path = members.site(1)
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if not line.startswith("columns.sex")))
+    said = (
+        "own.csv: column 'sex' holds 'W', 'M' (line 2), the agreed categories are 'f', 'm': write "
+        'columns.sex.categories = { "W" = "...", "M" = "..." } into peer.toml, or columns.sex.missing = "W" if it '
+        "means a gap"
+    )
+    code, _, err = crad_command("peer", "join", "--site", path)
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.endswith(f"{said}\n")
+    code, out, err = crad_command("peer", "doctor", "--site", path, "--json")
+    [problem] = [one for one in json.loads(out)["findings"] if one["check"] == "data"]
+    assert (code, problem["state"]) == (2, "problem")
+    assert problem["text"].endswith(said)
 
 
 # --- hostile snapshots

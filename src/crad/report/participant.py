@@ -77,7 +77,7 @@ def participant_record(
 
 def words_of(record: Mapping[str, Any]) -> Mapping[str, str]:
     """Return what a member's samples are called, `one` and `several` of them."""
-    words: Mapping[str, str] = record.get("words", IMAGE_WORDS)
+    words: Mapping[str, str] = record.get("words") or IMAGE_WORDS
     return words
 
 

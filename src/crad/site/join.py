@@ -21,7 +21,7 @@ from crad.network.member_exchange import MemberExchange
 from crad.network.store.kept_snapshots import KeptSnapshots
 from crad.prediction.export import export_onnx, export_safetensors, trained_model
 from crad.prediction.model_card import make_card
-from crad.report.participant import participant_page, participant_record
+from crad.report.participant import participant_page, participant_record, words_of
 from crad.runs.callbacks import Callback, CallbackList, LambdaCallback
 from crad.runs.directory import RunDirectory
 from crad.runs.records import Record
@@ -102,6 +102,7 @@ def _join(agreement: Agreement, site: Site, *, callback: Callback) -> Joined:
         left_out=record["left_out"],
         confused=[confusion_sentence(entry) for entry in record["confused"]],
         committee=record["committee"],
+        words=dict(words_of(record)),
     )
     return Joined(record, part.folder)
 

@@ -94,10 +94,7 @@ def _say_columns(own: OwnData, findings: Findings) -> None:
     if not own.columns:
         return
     rows = len(own.dataset.train_labels)
-    said = [
-        f"{one.name} {one.values}" + (f", {100 * one.gaps / rows:.0f} % gaps" if 0 < one.gaps < rows else "")
-        for one in own.columns
-    ]
+    said = [f"{one.name} {one.values}" + (f", {one.gaps} gaps" if 0 < one.gaps < rows else "") for one in own.columns]
     rest = len(said) - SHOWN_COLUMNS
     shown = "; ".join(said[:SHOWN_COLUMNS]) + (f"; and {rest} more" if rest > 0 else "")
     over = f". Passed over: {shown_names(own.passed_over)}" if own.passed_over else ""
