@@ -206,7 +206,7 @@ def write_shard(dataset: Dataset, shard: Shard, path: Path, *, label: str = "lab
     of the simulation; `label` is what their last column is called.
     """
     if dataset.kind == "table":
-        from crad.data.agreed.tables import write_table  # which knows own data, and that is here
+        from crad.data.agreed.table_schema import write_table  # which knows own data, and that is here
 
         write_table(dataset, shard.indices, path, label=label)
         return

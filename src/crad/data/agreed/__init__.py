@@ -11,9 +11,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from crad.data.agreed.data_schema import DataSchema, Draft, OwnFile
-from crad.data.agreed.images import ImageSchema, draft_images
+from crad.data.agreed.image_schema import ImageSchema, draft_images
 from crad.data.agreed.own_table import ColumnMapping, LabelMapping
-from crad.data.agreed.tables import TableSchema, draft_table
+from crad.data.agreed.table_schema import TableSchema, draft_table
 from crad.data.kinds import kind_of_source
 from crad.data.readers.table_file import TableOptions
 from crad.errors import DataError, first_fault

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from crad.data.agreed.data_schema import OwnFile
 
 SHOWN = 8  # of many values in one line
-POWERS = (0.001, 0.01, 0.1, 10.0, 100.0, 1000.0)  # between units that people mix up
 Values = NDArray[np.float64]  # [N]
 
 
@@ -116,11 +115,10 @@ def load_own_table(own: OwnFile, agreed: Dataset, *, label: str, held_out: float
         )
     table = raw_table_of(own.source)
     _check_mapping(own, agreed.columns)
-    label_name = own.label.name or label
-    labels = _labels(table, own, label=label, classes=agreed.class_names)
-    read = [
-        _column(table, column, own.columns.get(column.name, ColumnMapping()), label_name) for column in agreed.columns
-    ]
+    names = {own.label.name or label, *(_own_name(column, own.columns) for column in agreed.columns)}
+    free = tuple(name for name in table.names if name not in names)
+    labels = _labels(table, own, free, label=label, classes=agreed.class_names)
+    read = [_column(table, column, own, free, label=label) for column in agreed.columns]
     if len(table) < MIN_SAMPLES:
         raise DataError(f"{table.where}: has {len(table)} rows; a member needs at least {MIN_SAMPLES}")
     rows = np.stack([values for values, _ in read], axis=1).astype(np.float32)
@@ -134,12 +132,11 @@ def load_own_table(own: OwnFile, agreed: Dataset, *, label: str, held_out: float
         kind="table",
         columns=agreed.columns,
     )
-    used = {label_name, *(_own_name(column, own.columns) for column in agreed.columns)}
     return OwnData(
         dataset,
         split_shard(np.arange(len(table)), held_out=held_out, rng=rng),
         columns=tuple(report for _, report in read),
-        passed_over=tuple(name for name in table.names if name not in used),
+        passed_over=free,
         warnings=tuple(_warnings(agreed.columns, rows)),
     )
 
@@ -162,14 +159,16 @@ def _own_name(column: Column, mappings: Mapping[str, ColumnMapping]) -> str | No
     return None if mapping.absent else mapping.name or column.name
 
 
-def _labels(table: RawTable, own: OwnFile, *, label: str, classes: Sequence[str]) -> NDArray[np.int64]:
+def _labels(
+    table: RawTable, own: OwnFile, free: Sequence[str], *, label: str, classes: Sequence[str]
+) -> NDArray[np.int64]:
     """Return the agreed number of every row's class."""
     name = own.label.name or label
     if name not in table.names:
         which = f"the label {name!r} of peer.toml" if own.label.name else f"the agreed label {label!r}"
         raise DataError(
-            f"{table.where}: lacks {which}; has {_has(table)}: write "
-            f"{_line('label', name=_nearest(name, table.names))} into peer.toml, with its name here"
+            f"{table.where}: lacks {which}; {_others(free)}: write {_line('label', name=_nearest(name, free))} into "
+            "peer.toml, with its name here"
         )
     cells = filled(table, name, with_gaps(table.column(name), None))
     means = {**_numbered(own, classes), **own.label.classes}
@@ -196,17 +195,20 @@ def _numbered(own: OwnFile, classes: Sequence[str]) -> dict[str, str]:
     return {str(number): name for number, name in enumerate(names)}
 
 
-def _column(table: RawTable, column: Column, mapping: ColumnMapping, label: str) -> tuple[Values, ColumnReport]:
+def _column(
+    table: RawTable, column: Column, own: OwnFile, free: Sequence[str], *, label: str
+) -> tuple[Values, ColumnReport]:
     """Return one agreed column's values, and what was understood of it."""
+    mapping = own.columns.get(column.name, ColumnMapping())
     if mapping.absent:
         return np.full(len(table), np.nan), ColumnReport(column.name, column.kind, len(table), "absent here: all gaps")
     name = mapping.name or column.name
-    if name == label:
+    if name == (own.label.name or label):
         raise ConfigError(
             f"columns.{_key(column.name)} in peer.toml: {name!r} is the label here, and nobody may learn from it"
         )
     if name not in table.names:
-        _refuse_lacking(table, column, name)
+        _refuse_lacking(table, column, name, free)
     cells: list[str | None] = list(table.column(name))
     for code in (column.missing,) if mapping.missing is None else (None, *mapping.missing):
         cells = with_gaps([cell or "" for cell in cells], code)
@@ -221,11 +223,11 @@ def _column(table: RawTable, column: Column, mapping: ColumnMapping, label: str)
     )
 
 
-def _refuse_lacking(table: RawTable, column: Column, name: str) -> NoReturn:
+def _refuse_lacking(table: RawTable, column: Column, name: str, free: Sequence[str]) -> NoReturn:
     said = f"the column {name!r} of peer.toml" if name != column.name else f"the agreed column {name!r}"
     raise DataError(
-        f"{table.where}: lacks {said} ({_agreed(column)}); has {_has(table)}: write "
-        f"{_line('columns', column.name, name=_nearest(name, table.names))} into peer.toml, with its name here, or "
+        f"{table.where}: lacks {said} ({_agreed(column)}); {_others(free)}: write "
+        f"{_line('columns', column.name, name=_nearest(name, free))} into peer.toml, with its name here, or "
         f"{_line('columns', column.name, absent=True)} if it is not measured here"
     )
 
@@ -280,12 +282,10 @@ def _refuse_range(
     low, high = column.range or (-np.inf, np.inf)
     lowest, highest = float(found.min()), float(found.max())
     what = f"{lowest:g}" if lowest == highest else f"{lowest:g} to {highest:g}"
-    power = next((one for one in POWERS if not outside_range(known * one, column.range).any()), None)
     if len(np.unique(found)) == 1 and len(found) < len(known):
         advice = f"{_line('columns', column.name, missing=f'{raw[outside][0]:g}')} into peer.toml if it means a gap"
     elif 2 * len(found) > len(known):
-        factor = "..." if power is None else f"{power:g}"
-        advice = f"columns.{_key(column.name)}.factor = {factor} into peer.toml if it has another unit here"
+        advice = f"columns.{_key(column.name)}.factor = ... into peer.toml if it has another unit here"
     else:
         advice = f"{_line('columns', column.name, outside='gap')} into peer.toml to have such values as gaps"
     line, unit = table.lines[int(outside.argmax())], f" {column.unit}" if column.unit else ""
@@ -317,8 +317,9 @@ def _agreed(column: Column) -> str:
     return column.kind + (f", {column.unit}" if column.unit else "")
 
 
-def _has(table: RawTable) -> str:
-    return printable(shown_names(table.names))
+def _others(free: Sequence[str]) -> str:
+    """Say which columns of a file are none of the agreed ones: one of them may be what is lacking."""
+    return f"not agreed on are {printable(shown_names(free))}" if free else "all its columns are other agreed ones"
 
 
 def _nearest(name: str, names: Sequence[str]) -> str:
