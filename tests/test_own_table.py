@@ -309,6 +309,13 @@ def test_an_agreement_about_a_table_is_read_as_it_is_written_and_says_nothing_of
     ]
 
 
+def test_a_copy_has_a_hash_of_its_own_and_equality_does_not_depend_on_who_was_asked(identities):
+    agreement = make_agreement(table_of(identities))
+    assert agreement.hash == make_agreement(table_of(identities)).hash
+    assert agreement.model_copy(update={"seed": 7}).hash == make_agreement(table_of(identities, seed=7)).hash
+    assert agreement == make_agreement(table_of(identities)), "one of them has been asked for its hash"
+
+
 def test_equal_schemas_are_equal_however_numbers_are_written(identities):
     again = {**SCHEMA, "columns": [{**SCHEMA["columns"][0], "range": [10.0, 200.0]}, *SCHEMA["columns"][1:]]}
     assert make_agreement(table_of(identities, data=again)).hash == make_agreement(table_of(identities)).hash

@@ -120,6 +120,19 @@ def test_the_doctor_says_what_it_understood_of_the_table(federation, crad_comman
     assert "rows of 4 columns (3 numbers, 1 categories), label 'ill'" in found["data"]["text"]
 
 
+def test_a_network_for_images_cannot_join_a_federation_about_tables(wards, tmp_path, crad_command):  # noqa: F811
+    members = found_wards(tmp_path, wards)
+    assert crad_command("peer", "init", "--name", "late", "--folder", tmp_path / "late", "--address", "h:1")[0] == 0
+    code, _, err = crad_command("peer", "trust", tmp_path / "federation.toml", tmp_path / "late" / "member.toml")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "late: model 'cnn6' is for data of kind 'image', and this is of kind 'table': choose mlp, mlp-deep," in err
+    text = (members.site(0).parent / "peer.toml").read_text()
+    (members.site(0).parent / "peer.toml").write_text(text.replace('name = "clinic-0"', 'name = "late"'))
+    words = ("--site", members.site(0), "--member", tmp_path / "late" / "member.toml", "--label", "ill")
+    code, _, err = crad_command("peer", "invite", "--federation", "x", *words, "--output", tmp_path / "x.toml")
+    assert (code, "choose mlp, mlp-deep, tab-transformer" in err) == (2, True)
+
+
 def test_a_table_that_does_not_fit_is_refused_by_doctor_and_join_with_the_line_to_write(
     wards,  # noqa: F811
     tmp_path,

@@ -118,7 +118,7 @@ def trust_command(
     from crad.files import write_atomically
     from crad.network.agreement import add_member, agreement_to_toml, read_agreement, renew_member
     from crad.site.permission import word_about_network
-    from crad.site.setup import read_member_toml
+    from crad.site.setup import check_fits, read_member_toml
 
     whole = read_agreement(agreement)
     for path in members:
@@ -127,6 +127,7 @@ def trust_command(
             raise ConfigError(
                 f"{path}: the certificate of {member.name} has the fingerprint {member.pin}, not that one"
             )
+        check_fits(member, kind=whole.data_schema.kind)
         renewed = renew_member(whole, member)
         whole = add_member(whole, member) if renewed is None else renewed
         if renewed is not None:

@@ -122,12 +122,13 @@ class Peer:
     def first_model(self) -> nn.Module:
         """Build its network again as it was before it had learned anything here, with weights from its file, if any.
 
-        One that prepares its inputs itself gets the statistics that it does so by; with a file they came along.
+        One that prepares its inputs itself gets the statistics that it does so by; own ones came along with a file.
         """
         model = untrained_model(self.context, self._member)
         if self.architecture.weights is not None:
             load_first_weights(model, self.architecture.weights, name=self.architecture.id)
-        elif has_own_statistics(model):
+        is_fitted = self.architecture.weights is not None and self.experiment.standardize == "own"
+        if has_own_statistics(model) and not is_fitted:
             fit_statistics(model, self.context, self.data.preprocessor.inputs(self.train.images))
         return model
 

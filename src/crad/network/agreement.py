@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -215,10 +216,16 @@ class Agreement(BaseModel):
         """Return the canonical form as JSON, the same bytes for everybody who has agreed on the same."""
         return json.dumps(self.canonical(), sort_keys=True, separators=(",", ":")).encode()
 
-    @property
+    @cached_property  # every question of another member is answered with it, and a schema may be long
     def hash(self) -> str:
         """Return the sha256 of the canonical form: equal for members that have agreed on the same."""
         return hashlib.sha256(self.text).hexdigest()
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy, perhaps with other values; its hash is its own."""
+        copied = super().model_copy(update=update, deep=deep)
+        copied.__dict__.pop("hash", None)
+        return copied
 
 
 def _said(table: dict[str, Any]) -> dict[str, Any]:

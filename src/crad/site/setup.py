@@ -14,6 +14,7 @@ from crad.data.agreed import draft_schema
 from crad.data.readers.table_file import TableOptions
 from crad.errors import ConfigError, first_fault
 from crad.files import read_toml
+from crad.models import Architecture, check_fits_kind
 from crad.network.agreement import Agreement, Member, make_agreement
 from crad.network.identity import Identity, fingerprint
 from crad.site.settings import Site
@@ -49,6 +50,7 @@ def draft_agreement(
     Labels without names are called what that member's peer.toml says; where it says "as agreed", by their numbers.
     """
     draft = draft_schema(site.own_file, table or TableOptions())
+    check_fits(member, kind=draft.agreed.get("data", {}).get("kind", "image"))
     own = {key: value for key, value in settings.items() if key in Agreement.model_fields and key != "settings"}
     rest = {key: value for key, value in settings.items() if key not in own}
     return make_agreement(
@@ -61,6 +63,14 @@ def draft_agreement(
             "members": [member.model_dump(mode="json", exclude_none=True)],
         }
     )
+
+
+def check_fits(member: Member, *, kind: str) -> None:
+    """Refuse a member whose network is for another kind of data than the federation's."""
+    try:
+        check_fits_kind(Architecture.parse(member.architecture).name, kind)
+    except ConfigError as error:
+        raise ConfigError(f"{member.name}: {error}, as architecture in its member.toml") from error
 
 
 def _member(table: Mapping[str, Any], *, where: str) -> Member:

@@ -5,12 +5,12 @@ One file per kind of data; a kind that has none yet can be simulated, but organi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
-from crad.data.agreed.data_schema import DataSchema, Draft, OwnFile
+from crad.data.agreed.data_schema import DataSchema, Draft, OwnFile, StoredSchema
 from crad.data.agreed.image_schema import ImageSchema, draft_images
 from crad.data.agreed.own_table import ColumnMapping, LabelMapping
 from crad.data.agreed.table_schema import TableSchema, draft_table
@@ -20,8 +20,8 @@ from crad.errors import DataError, first_fault
 
 # By kind: the first says what stands under [data] of an agreement (of images it stands outside, as ever), the second
 # makes it from the data of the member that invites.
-SCHEMAS = {"table": TableSchema}
-DRAFTS = {"image": draft_images, "table": draft_table}
+SCHEMAS: dict[str, Callable[[Mapping[str, Any]], StoredSchema]] = {"table": TableSchema.from_plain}
+DRAFTS: dict[str, Callable[[OwnFile, TableOptions], Draft]] = {"image": draft_images, "table": draft_table}
 
 
 def complete_schema(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -29,13 +29,13 @@ def complete_schema(given: Mapping[str, Any]) -> dict[str, Any]:
     return read_schema(given).to_plain()
 
 
-def read_schema(given: Mapping[str, Any]) -> TableSchema:
+def read_schema(given: Mapping[str, Any]) -> StoredSchema:
     """Return the schema under [data]; ValueError says what is wrong in one line."""
     kind = given.get("kind")
     if not isinstance(kind, str) or kind not in SCHEMAS:
         raise ValueError(f"kind = {str(kind)[:100]!r}: expected {' or '.join(SCHEMAS)} (of images there is no [data])")
     try:
-        return SCHEMAS[kind].from_plain(given)
+        return SCHEMAS[kind](given)
     except ValidationError as error:
         raise ValueError(first_fault(error)) from None
 

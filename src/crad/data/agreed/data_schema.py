@@ -39,6 +39,11 @@ class DataSchema(Protocol):
     """What all have agreed on about their samples."""
 
     @property
+    def kind(self) -> str:
+        """Return the name of the kind of data."""
+        ...
+
+    @property
     def words(self) -> Words:
         """Return what people call a sample."""
         ...
@@ -65,4 +70,12 @@ class DataSchema(Protocol):
 
     def load(self, own: OwnFile, *, classes: Sequence[str], held_out: float, rng: np.random.Generator) -> OwnData:
         """Read a member's own file under this schema; refuse it with what to correct, or to write into peer.toml."""
+        ...
+
+
+class StoredSchema(DataSchema, Protocol):
+    """One that stands under [data] of an agreement; that of images stands outside, as it ever did."""
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return it as plain values, the same for what means the same."""
         ...

@@ -26,6 +26,7 @@ class ImageSchema:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     augmentation: str
+    kind: str = "image"
 
     @property
     def words(self) -> Words:
