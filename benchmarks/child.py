@@ -1,6 +1,6 @@
 """What runs in a process of its own: memory is measured from the start, and two may compute at once.
 
-    python -m benchmarks.child needed|run SETTINGS_AS_JSON
+    python -m benchmarks.child needed|read|run SETTINGS_AS_JSON
     python -m benchmarks.child naive SETTINGS_AS_JSON
     python -m benchmarks.child gemm SECONDS
 
@@ -38,7 +38,8 @@ def main() -> None:
     if what == "naive":
         naive(experiment)
         return
-    print(json.dumps(work_with_active_models(experiment) if what == "needed" else whole_run(experiment)), flush=True)
+    work = {"needed": work_with_active_models, "read": read_data, "run": whole_run}[what]
+    print(json.dumps(work(experiment)), flush=True)
 
 
 def whole_run(experiment: Experiment) -> dict[str, Any]:
@@ -48,6 +49,13 @@ def whole_run(experiment: Experiment) -> dict[str, Any]:
     # A run resets the counter when it begins; its rounds say what came after.
     peaks = [line["timing"]["peak_memory_bytes"] for line in result.rounds]
     return {"peak_bytes": max(*peaks, peak_memory_bytes("cpu")), "seconds": time.perf_counter() - started}
+
+
+def read_data(experiment: Experiment) -> dict[str, Any]:
+    """Peak resident bytes and seconds of reading and dividing the data."""
+    started = time.perf_counter()
+    build_run_context(experiment)
+    return {"peak_bytes": peak_memory_bytes("cpu"), "seconds": time.perf_counter() - started}
 
 
 def work_with_active_models(experiment: Experiment) -> dict[str, Any]:

@@ -617,6 +617,30 @@ def test_a_rule_that_no_graph_can_hold_is_named(ran, tmp_path):
 # --- the command line
 
 
+def test_a_committee_in_a_file_becomes_a_graph(ran, images, tmp_path, crad_command):
+    """As a member has it after `crad peer join`: committee.safetensors, and no run directory."""
+    committee = ran.committee(client=1, members=[0, 2])
+    path = ran.export(committee=committee, path=tmp_path / "committee.safetensors")
+    code, out, err = crad_command("export", path, "--format", "onnx")
+    assert (code, err) == (0, ""), err
+    graph = crad.load_model(tmp_path / "committee.onnx")
+    assert out.strip() == str(tmp_path / "committee.onnx")
+    for face in ("global", "local"):
+        assert graph.predict_proba(images, face=face) == pytest.approx(
+            committee.predict_proba(images, face=face), abs=1e-5
+        )
+    for words, reason in (
+        ([path, "--format", "onnx"], "is there already"),
+        ([path, "--format", "onnx", "--client", 1], "leave out --client and --committee"),
+        ([path], "say --format onnx"),
+        ([tmp_path / "committee.onnx", "--format", "onnx"], "can only be turned from .safetensors into onnx"),
+    ):
+        code, out, err = crad_command("export", *words)
+        assert (code, out) == (2, "")
+        assert reason in err
+        assert err.count("\n") == 1
+
+
 def test_predict_and_export_with_a_committee(ran, images, tiny_npz, tmp_path, crad_command):
     words = ("--committee", "--client", 2, "--teacher-prior", "remove", "--members", "0,2,3", "--rule", "crad")
     committee = ran.committee(2, teacher_prior="remove", members=[0, 2, 3], rule="crad")

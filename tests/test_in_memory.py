@@ -144,7 +144,7 @@ def test_every_layout_and_type_gives_the_same_images():
     ("x", "reason"),
     [
         (np.zeros(4), "x_train has shape (4,): expected images [N, H, W]"),
-        (np.zeros((4, 2, 2, 2, 2)), "texts and signals are not supported yet"),
+        (np.zeros((4, 2, 2, 2, 2)), "or a list of texts; signals are not supported yet"),
         (np.full((4, 13), np.inf), "column 'x0' has an infinite value; a gap is NaN"),
         (np.full((4, 13), "a"), "x_train is <U1 of shape (4, 13), expected numbers [N, F]"),
         (np.zeros((4, 16, 16, 4), np.uint8), "x_train has shape (4, 16, 16, 4): expected images"),

@@ -75,11 +75,11 @@ def test_roles_are_what_the_hand_kept_lists_said():
     assert names_of("method") == ("method", "method_settings")
     assert names_of("extent") == ("preset", "seed", "rounds", "eval_every", "committee_rule")
     assert " ".join(names_of("world")) == (
-        "dataset clients active partition alpha label site ignore categories missing ranges classes_per_client "
-        "held_out train_limit test_limit resize attack attackers"
+        "dataset clients active partition alpha label site ignore categories missing ranges text vocabulary "
+        "text_length test_data classes_per_client held_out train_limit test_limit resize attack attackers"
     )
     assert " ".join(names_where(lambda one: one.sets_pace)) == (
-        "dataset clients active train_limit test_limit resize models width local_epochs batch_size"
+        "dataset clients active text_length train_limit test_limit resize models width local_epochs batch_size"
     )
     assert " ".join(names_where(lambda one: one.is_of_teachers)) == (
         "evidence filter distill_augment teacher_prior attack attackers"
@@ -98,6 +98,10 @@ def test_roles_are_what_the_hand_kept_lists_said():
         "missing": None,
         "ranges": None,
         "standardize": "own",
+        "text": None,
+        "vocabulary": 8192,
+        "text_length": 64,
+        "test_data": None,
         "resize": None,
         "optimizer": "sgd",
         "lr_schedule": "constant",

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from crad.analysis.comparable import comparable_runs
 from crad.analysis.verdict import Face, Verdict, is_at_chance, joining_verdict, judge, to_json
 from crad.report.page import report_page
+from crad.report.sections.headline import make_headline
+from crad.runs.names import with_names
 from crad.runs.run_records import RunRecords
 from tests.pages import Page, run_of, summary
 from tests.records import made_run
@@ -381,3 +383,13 @@ def test_every_method_has_tiles_of_its_own_and_the_best_of_those_that_join_is_ma
     assert "71.00 % +1.00 points over alone" in text
     assert "2 of 2 better on one accuracy, worse on neither" in text, "crad"
     assert "0 of 2 better on one accuracy, worse on neither" in text, "uniform fell locally"
+
+
+def test_a_run_that_goes_on_is_not_judged_against_a_finished_one():
+    alone, whole = made_run("local", rounds=4), made_run("crad", rounds=4, better=2)
+    going = replace(whole, rounds=whole.rounds[:2])
+    assert joining_verdict(with_names([alone, whole])) is not None
+    assert joining_verdict(with_names([alone, going])) is None
+    headline = make_headline(with_names([alone, going]), (), ())
+    assert headline.verdict == "Whether joining helped is still open."
+    assert headline.detail == ["1 run is not finished, of 2; only whole runs count."]

@@ -27,7 +27,14 @@ from crad.federation.roster import Roster
 from crad.federation.tasks import Engine
 from crad.inspection import RunInspector, is_inspectable, write_inspection
 from crad.methods import resolve_method
-from crad.models import ARCHITECTURES, Architecture, check_fits_kind, load_first_weights, resolve_architecture
+from crad.models import (
+    ARCHITECTURES,
+    Architecture,
+    FittedModule,
+    check_fits_kind,
+    load_first_weights,
+    resolve_architecture,
+)
 from crad.plugins import is_object, passing
 from crad.prediction.run_models import (
     MODELS_FILE,
@@ -66,6 +73,8 @@ def run(
     rule: Rule | str | None = None,
     label: str | None = None,
     site: str | None = None,
+    text: str | Sequence[str] | None = None,
+    test_data: Path | str | None = None,
     output: Path | str | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
@@ -76,7 +85,7 @@ def run(
     `crad.Dataset`, functions `build(num_classes, in_channels) -> nn.Module` beside names, a method object, a
     `crad.Rule`. Such objects live in this process: records call them `object:NAME` (data also by a hash), the clients
     run in one process where a model or a method is among them, and to continue the run they must be passed again.
-    `label` and `site` name columns where `data` is a table's file.
+    `label`, `site` and `text` name columns where `data` is a table's file, `test_data` one with its test rows.
 
     `resume=True` continues the run in `output` from its last complete round; a complete one is just read.
 
@@ -85,7 +94,8 @@ def run(
         >>> experiment = crad.Experiment(clients=3, rounds=5, width=0.25)  # doctest: +SKIP
         >>> crad.run(experiment, data=data, models=[my_build, "cnn6"]).models[0].predict(x_test)  # doctest: +SKIP
     """
-    passed = name_objects(experiment, data=data, models=models, method=method, rule=rule, label=label, site=site)
+    columns: dict[str, Any] = {"label": label, "site": site, "text": text, "test_data": test_data}
+    passed = name_objects(experiment, data=data, models=models, method=method, rule=rule, **columns)
     notices: list[str] = []
     callback = CallbackList([LambdaCallback(on_notice=notices.append), *callbacks])
     directory = None if output is None else RunDirectory(Path(output))
@@ -106,6 +116,8 @@ def compare(
     models: Sequence[AnyModel] | None = None,
     label: str | None = None,
     site: str | None = None,
+    text: str | Sequence[str] | None = None,
+    test_data: Path | str | None = None,
     output: Path | str | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Comparison:
@@ -125,12 +137,13 @@ def compare(
     folder = None if output is None else Path(output)
     numbers = [experiment.seed] if seeds is None else _each_once("seeds", seeds)
     methods = _each_once("methods", methods)
+    columns: dict[str, Any] = {"label": label, "site": site, "text": text, "test_data": test_data}
     results = []
     with kept_workers():
         for seed in numbers:  # so that an early stop leaves whole comparisons
             for method in methods:
                 keyword = "rule" if isinstance(method, Rule) else "method"
-                given: dict[str, Any] = {"data": data, "models": models, keyword: method, "label": label, "site": site}
+                given: dict[str, Any] = {"data": data, "models": models, keyword: method, **columns}
                 one = _experiment_of(experiment, method, methods, seed=seed)
                 place = {} if folder is None else _place_of(folder, one, given)
                 results.append(run(one, **given, **place, callbacks=callbacks))
@@ -360,6 +373,8 @@ def check_model(context: RunContext, architecture: Architecture) -> str | None:
     Return what to say of these, None where there are none.
     """
     model = new_model(context, architecture, seed=0)
+    if isinstance(model, FittedModule):
+        model.check_fittable(architecture.name)
     first = model.state_dict()
     if architecture.name not in ARCHITECTURES:
         again = new_model(context, architecture, seed=0).state_dict()

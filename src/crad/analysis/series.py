@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from crad.analysis.comparison import over_seeds
-from crad.analysis.gains import NOT_JOINED, attackers_of, client_accuracies
-from crad.analysis.groups import Methods, is_tested
+from crad.analysis.gains import attackers_of, client_accuracies
+from crad.analysis.groups import NOT_JOINED, Methods, is_tested
 from crad.analysis.intervals import gain_interval, t_interval
 from crad.runs.records import Record
 from crad.runs.run_records import RunRecords

@@ -42,7 +42,8 @@ from itertools import chain
 from typing import Any, Literal
 
 from crad.analysis.comparison import METRICS
-from crad.analysis.gains import NOT_JOINED, alone_name, attackers_of, client_accuracies
+from crad.analysis.gains import alone_name, attackers_of, client_accuracies
+from crad.analysis.groups import NOT_JOINED
 from crad.analysis.intervals import LEVEL, gain_interval
 from crad.analysis.verdict_words import notes_on_loss, notes_on_many, sentence_over, verdict_label, verdict_sentence
 from crad.runs.run_records import RunRecords
@@ -148,7 +149,11 @@ def css_class(kind: Kind) -> str:
 
 
 def joining_verdict(runs: Sequence[RunRecords]) -> JoiningVerdict | None:
-    """Judge every joined method of comparable runs against training alone; None where nobody joined or was alone."""
+    """Judge every joined method of comparable runs against training alone; None where nobody joined or was alone.
+
+    Runs that are still going on are not judged: a model after three rounds says nothing of one after thirty.
+    """
+    runs = [run for run in runs if run.is_complete]
     who = "honest clients" if any(run.experiment.attack for run in runs) else "clients"
     verdicts = tuple(replace(judge(name, faces), who=who) for name, faces in _faces_by_method(runs).items())
     if not verdicts:

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
     from crad.data.catalog import Source
     from crad.data.federated_data import FederatedData
+    from crad.data.readers.table_file import TableOptions
+    from crad.data.table_check import TableReport
+    from crad.data.text_check import TextReport
 
 app = typer.Typer(help="List, fetch and check data sets.", no_args_is_help=True)
 
@@ -46,6 +49,13 @@ Mirror = Annotated[str | None, typer.Option("--url", help="Fetch from this addre
 
 SiteColumn = Annotated[
     str | None, typer.Option("--site", metavar="COLUMN", help="Column of a table that says whose row it is.")
+]
+Text = Annotated[str | None, typer.Option("--text", metavar="COLUMN,...", help="Columns of a table that hold texts.")]
+Vocabulary = Annotated[
+    str | None, typer.Option("--vocabulary", metavar="COUNT", help="Ids that words of texts are hashed to (8192).")
+]
+TextLength = Annotated[
+    str | None, typer.Option("--text-length", metavar="COUNT", help="Words of a text that are read (64).")
 ]
 
 _PLAIN_STEP_PERCENT = 10
@@ -92,25 +102,32 @@ def check_dataset(
     categories: Categories = None,
     missing: Missing = None,
     ranges: Ranges = None,
+    text: Text = None,
+    vocabulary: Vocabulary = None,
+    text_length: TextLength = None,
     as_json: AsJson = False,
 ) -> None:
     """Read a data set and say which file was found, whether it is the official one, and what it holds.
 
-    Of a table it says what was understood of every column: numbers, categories, gaps, classes, sites.
+    Of a table it says what was understood of every column: numbers, categories, gaps, classes, sites. Of texts how long
+    they are, what is cut off, and how many words share an id.
 
     Example: crad data check cifar10; crad data check my-images/
     Example: crad data check heart.csv --label disease --site hospital --missing chol=0
+    Example: crad data check news.csv --label topic --text title,body
     """
     from crad.data.fetch import check
     from crad.data.kinds import kind_of_source
 
     columns = {"label": label, "site": site, "ignore": ignore, "categories": categories, "missing": missing}
-    columns["ranges"] = ranges
+    columns |= {"ranges": ranges, "text": text, "vocabulary": vocabulary, "text_length": text_length}
     if kind_of_source(name).name == "table":
-        _check_table(name, columns, as_json=as_json)
+        _check_table(name, {flag: value for flag, value in columns.items() if value is not None}, as_json=as_json)
         return
     if said := [flag for flag, value in columns.items() if value is not None]:
-        raise ConfigError(f"--{said[0]} is for tables (.csv, .parquet), and {name} is none: leave it out")
+        raise ConfigError(
+            f"--{said[0].replace('_', '-')} is for tables (.csv, .parquet), and {name} is none: leave it out"
+        )
     report = dataclasses.asdict(check(name, data_dir=_folder(data_dir)))
     if as_json:
         typer.echo(json.dumps(report, indent=2))
@@ -134,12 +151,16 @@ def _file_name(data: FederatedData, client: int) -> str:
 
 def _check_table(name: str, columns: Settings, *, as_json: bool) -> None:
     from crad.cli.terminal.terminal_tables import plain_table, table_console
-    from crad.data.kinds.table import options_for, raw_table_of
+    from crad.data.kinds.table import check_columns_said, options_for, raw_table_of
     from crad.data.readers.table_file import options_of
     from crad.data.table_check import check_table
 
-    options = options_of(make_experiment({"dataset": name, **columns}))
-    report = check_table(raw_table_of(name), options_for(name, options))
+    options = options_for(name, options_of(make_experiment({"dataset": name, **columns})))
+    check_columns_said(options, where=name)
+    if options.text:
+        _check_texts(name, options, as_json=as_json)
+        return
+    report = check_table(raw_table_of(name), options)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(report), indent=2))
         return
@@ -149,6 +170,37 @@ def _check_table(name: str, columns: Settings, *, as_json: bool) -> None:
     ]
     table_console().print(plain_table(["column", "holds", "gaps", "values"], rows))
     typer.echo(f"{report.path}: {report.rows} rows, {report.inputs} columns to learn from")
+    _print_counts(report)
+
+
+def _check_texts(name: str, options: TableOptions, *, as_json: bool) -> None:
+    from crad.data.kinds.table import raw_table_of
+    from crad.data.text_check import check_texts
+
+    report = check_texts(raw_table_of(name), options)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(report), indent=2))
+        return
+    for label, line in report.examples:
+        typer.echo(f"{label}: {line}")
+    typer.echo(f"{report.path}: {report.texts} texts in {', '.join(report.columns)}")
+    if report.not_read:
+        typer.echo(f"not read: {', '.join(report.not_read)}")
+    typer.echo(
+        f"words: median {report.median_words:g}, longest {report.longest_words}; {report.different_words} different"
+    )
+    typer.echo(
+        f"read: the first {report.length} of each; {report.cut_texts} texts are longer, {100 * report.cut_words:.1f} % "
+        "of all words are cut off"
+    )
+    typer.echo(
+        f"ids: {report.vocabulary - 1}; {100 * report.outnumbered_words:.1f} % of all words share theirs with a more "
+        "frequent one"
+    )
+    _print_counts(report)
+
+
+def _print_counts(report: TableReport | TextReport) -> None:
     for what, counts in (("classes", report.classes), ("sites", report.sites)):
         if counts is not None:
             typer.echo(f"{what}: {', '.join(f'{value} {count}' for value, count in counts.items())}")

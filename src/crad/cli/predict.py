@@ -51,7 +51,8 @@ ModelFile = Annotated[
 Inputs = Annotated[
     Path,
     typer.Argument(
-        metavar="INPUTS", help="An image, a folder of images, a table (.csv, .parquet), a .npy or a .npz file."
+        metavar="INPUTS",
+        help="An image, a folder of images, a table (.csv, .parquet), texts (.txt too), a .npy or a .npz file.",
     ),
 ]
 FaceFlag = Annotated[
@@ -80,7 +81,7 @@ def predict_command(
     evidence: EvidenceFlag = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say the most probable class of every image or row, and the probabilities.
+    """Say the most probable class of every image, row or text, and the probabilities.
 
     With --committee all models of a run answer together, each as its owner publishes it.
 

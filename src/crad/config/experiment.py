@@ -191,6 +191,46 @@ class Experiment(BaseModel):
             words={"schema": "agreed ranges", "own": "own statistics"},
         ),
     ] = "own"
+    text: Annotated[
+        Names | None,
+        Setting(
+            "Columns of a table that hold texts, which are then what is learned from",
+            "Data",
+            "world",
+            "simulated",
+            before=None,
+            metavar="COLUMN,...",
+        ),
+    ] = None
+    vocabulary: Annotated[
+        Annotated[int, Field(ge=256, le=1_000_000)],
+        Setting(
+            "Ids that the words of texts are hashed to", "Data", "world", "simulated", before=8192, metavar="COUNT"
+        ),
+    ] = 8192
+    text_length: Annotated[
+        Annotated[int, Field(ge=1, le=8192)],
+        Setting(
+            "Words of a text that are read; the rest is cut",
+            "Data",
+            "world",
+            "simulated",
+            before=64,
+            metavar="COUNT",
+            sets_pace=True,
+        ),
+    ] = 64
+    test_data: Annotated[
+        str | None,
+        Setting(
+            "Another file with the test rows of a table or of texts (a fifth of every class is split off)",
+            "Data",
+            "world",
+            "simulated",
+            before=None,
+            metavar="FILE",
+        ),
+    ] = None
     classes_per_client: Annotated[
         AtLeastOne, Setting("Classes a client holds with partition shards", "Data", "world", "simulated")
     ] = 2

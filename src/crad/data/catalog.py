@@ -191,7 +191,7 @@ def load_dataset(
         dataset: Dataset = passed_object("data set", name_or_path)
     else:
         options = ReadOptions(resize, table or TableOptions(), data_dir)
-        dataset = kind_of_source(name_or_path).read(name_or_path, options)
+        dataset = kind_of_source(name_or_path, options).read(name_or_path, options)
     if train_limit is not None:
         kept = _limit(dataset.train_labels, limit=train_limit, split="train", dataset=dataset, seed=seed)
         dataset = replace(

@@ -7,7 +7,7 @@ channels (1 or 3); of tables F columns.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,7 +42,7 @@ class Splits:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Training and test samples with their labels [N]: images uint8 [N, H, W, C], or rows of a table float32 [N, F].
+    """Training and test samples with labels [N]: images uint8 [N,H,W,C], rows float32 [N,F], token ids int32 [N,L].
 
     From memory: `Dataset.from_arrays`, `Dataset.from_frame`, `Dataset.from_torch`, `Dataset.from_huggingface`; then
     `crad.run(experiment, data=dataset)`. Data sets with a name and files are settings: `crad.Experiment(dataset=...)`.
@@ -66,6 +66,8 @@ class Dataset:
     columns: tuple[Column, ...] = ()  # of a table: its schema
     train_sites: Labels | None = None  # whose training sample it is, places in `site_names`; None: nobody knows
     site_names: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)  # what else its kind must know, as plain values
+    texts: Mapping[bytes, str] = field(default_factory=dict, repr=False)  # test texts as written, by their ids
 
     @classmethod
     def from_arrays(
@@ -80,14 +82,19 @@ class Dataset:
         name: str = "arrays",
         augmentation: str | None = None,
         columns: Sequence[str] | None = None,
+        vocabulary: int | None = None,
+        text_length: int | None = None,
     ) -> Dataset:
         """Make a data set of arrays in memory: numpy, torch, or anything that numpy understands.
 
         Images are uint8 [N, H, W], [N, H, W, C] or [N, C, H, W] with 1 or 3 channels (floats in 0..1, as torchvision's
         ToTensor makes them of such pixels, are turned back exactly). Numbers [N, F] are the rows of a table, NaN a gap;
-        `columns` names them. Labels are strings, or whole numbers: with `classes`, places in that list counted from 0,
-        or from 1 where they are 1..C; without, every value that occurs is a class of that name. `name` is what records
-        call the data, beside its hash. `augmentation` is "none", "crop-flip" or "flips"; by default colour images get
+        `columns` names them. A list of str is one of texts; `vocabulary` and `text_length` are how many ids their words
+        are hashed to (8192) and how many words are read (64).
+
+        Labels are strings, or whole numbers: with `classes`, places in that list counted from 0, or from 1 where they
+        are 1..C; without, every value that occurs is a class of that name. `name` is what records call the data, beside
+        its hash. `augmentation` is "none", "crop-flip" or "flips"; by default colour images get
         "crop-flip". `site` says of every training sample whose it is, for `Experiment(partition="natural")`.
 
         Example:
@@ -109,6 +116,8 @@ class Dataset:
             augmentation=augmentation,
             site=site,
             columns=columns,
+            vocabulary=vocabulary,
+            text_length=text_length,
         )
 
     @classmethod
@@ -122,13 +131,17 @@ class Dataset:
         ignore: Sequence[str] = (),
         categories: Sequence[str] = (),
         missing: Mapping[str, object] | None = None,
+        text: str | Sequence[str] = (),
+        vocabulary: int | None = None,
+        text_length: int | None = None,
         name: str = "frame",
     ) -> Dataset:
         """Read a pandas DataFrame as a table: one column is the label, one perhaps the site, the others are inputs.
 
         `test` is a second frame with the same columns; without it a fifth of every class (of every site) is held back
         for the common test. `ignore` names columns that are no input, `categories` columns of numbers that are codes,
-        `missing` a code that means a gap: {"chol": 0}.
+        `missing` a code that means a gap: {"chol": 0}. `text` names the column or columns that hold texts, which are
+        then all that is read; `vocabulary` and `text_length` as for `from_arrays`.
 
         Example:
             >>> import crad, pandas as pd
@@ -137,13 +150,26 @@ class Dataset:
             >>> crad.Dataset.from_frame(frame, label="ill", site="ward").class_names
             ('no', 'yes')
         """
-        from crad.data.kinds.table import dataset_of_tables
+        from crad.data.kinds.table import check_columns_said, dataset_of_tables
+        from crad.data.kinds.text import dataset_of_texts
         from crad.data.readers.table_file import TableOptions, raw_table_of_frame
 
         codes = {column: str(code) for column, code in (missing or {}).items()}
-        options = TableOptions(label, site, tuple(ignore), tuple(categories), codes)
+        usual = TableOptions()
+        options = TableOptions(
+            label,
+            site,
+            tuple(ignore),
+            tuple(categories),
+            codes,
+            (text,) if isinstance(text, str) else tuple(text),
+            usual.vocabulary if vocabulary is None else vocabulary,
+            usual.text_length if text_length is None else text_length,
+        )
+        check_columns_said(options, where=name)
         second = None if test is None else raw_table_of_frame(test, where=f"{name} (test)")
-        return dataset_of_tables(raw_table_of_frame(frame, where=name), second, options, name=name)
+        make = dataset_of_texts if options.text else dataset_of_tables
+        return make(raw_table_of_frame(frame, where=name), second, options, name=name)
 
     @classmethod
     def from_torch(
@@ -184,7 +210,7 @@ class Dataset:
         name: str = "huggingface",
         augmentation: str | None = None,
     ) -> Dataset:
-        """Read a `datasets.DatasetDict`, or any mapping of splits to columns, one with images and one with labels.
+        """Read a `datasets.DatasetDict`, or any mapping of splits to columns: one of images or texts, one of labels.
 
         Class names are those of the column's ClassLabel where it is one. `datasets` itself is not needed here.
 
@@ -243,7 +269,7 @@ class Dataset:
 
     @property
     def in_channels(self) -> int:
-        """Return 1 for grayscale, 3 for colour; of a table how many columns it has."""
+        """Return 1 for grayscale, 3 for colour; of a table how many columns it has, of texts how many tokens."""
         return int(self.train_samples.shape[-1])
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,10 +102,13 @@ def _warnings(
                 f"column {column.name!r} is 0 in {zeros} rows and {least:g} or more in all others: if 0 means "
                 f"a gap, say missing={column.name}=0"
             )
-    for site, count in (sites or {}).items():
-        if count < MIN_SAMPLES + 2:
-            found.append(f"site {site!r} has {count} rows: too few for a client of its own")
-    return found
+    return found + too_small_sites(sites)
+
+
+def too_small_sites(sites: Mapping[str, int] | None) -> list[str]:
+    """Say which sites have too few rows."""
+    few = [(site, count) for site, count in (sites or {}).items() if count < MIN_SAMPLES + 2]
+    return [f"site {site!r} has {count} rows: too few for a client of its own" for site, count in few]
 
 
 def stands_apart(values: NDArray[np.float32]) -> bool:

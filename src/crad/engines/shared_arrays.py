@@ -16,8 +16,8 @@ ALIGNMENT = 64
 
 
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
-    """Return everything of a data set but its arrays, as plain values."""
-    rest = {name: value for name, value in vars(dataset).items() if name not in ARRAYS}
+    """Return everything of a data set but its arrays, as plain values; texts are only for people to look at."""
+    rest = {name: value for name, value in vars(dataset).items() if name not in (*ARRAYS, "texts")}
     return {**rest, "columns": columns_to_json(dataset.columns)}
 
 

@@ -282,7 +282,7 @@ def _negated(tensors: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, T
 
 
 def _output_layer_of(model: nn.Module, shape: InputShape, *, seed: int) -> tuple[str, ...]:
-    inputs = torch.randn((PROBE_IMAGES, shape.in_channels, *shape.image_size), generator=torch_stream(seed, "probe"))
+    inputs = shape.random_samples(PROBE_IMAGES, generator=torch_stream(seed, "probe"))
     device = next((tensor.device for tensor in model.parameters()), inputs.device)
     return output_layer(model, inputs.to(device), shape.num_classes)
 

@@ -87,6 +87,7 @@ def input_shape_of(dataset: Dataset) -> InputShape:
         dataset.image_size,
         dataset.kind,
         tuple(column.size for column in dataset.columns),
+        dataset.details.get("vocabulary", 0),
     )
 
 

@@ -94,6 +94,7 @@ class Method:
     common_images: CommonImages = "none"  # images beside the private ones that everybody sees
     payload: Payload = "sent"  # which bytes of a client the tables count
     is_reconstruction: bool = False  # nobody has published its code: the tables say so
+    needs_gradients: bool = False  # its models take steps along a gradient: none that is fitted in one call takes part
     settings: Mapping[str, Any] = field(default_factory=dict)  # its own, all of them
     preparation: Callable[[Experiment], int] = _no_preparation  # rounds before those that are selected and reported
     refusal: Callable[[Experiment], str | None] = _no_refusal  # why it cannot run under these settings, if it cannot
@@ -117,6 +118,7 @@ class MethodSpec(BaseModel):
     common_images: ClassVar[CommonImages] = "none"
     payload: ClassVar[Payload] = "sent"
     is_reconstruction: ClassVar[bool] = False
+    needs_gradients: ClassVar[bool] = False
 
     def phases(self) -> Sequence[Phase]:
         """Return what everybody does in a round, in order."""
@@ -135,5 +137,6 @@ class MethodSpec(BaseModel):
             common_images=self.common_images,
             payload=self.payload,
             is_reconstruction=self.is_reconstruction,
+            needs_gradients=self.needs_gradients,
             settings=self.model_dump(mode="json"),
         )

@@ -22,6 +22,7 @@ from crad.methods.fedgd import FedGd
 from crad.methods.fedmd import FedMd
 from crad.methods.fedmkd import FedMkd
 from crad.methods.msfkd import Msfkd
+from crad.models import FITTED, Architecture
 from crad.plugins import call_foreign, resolve
 
 METHODS: dict[str, Method | type[MethodSpec]] = {
@@ -76,6 +77,8 @@ def check_recipe(experiment: Experiment, method: Method) -> None:
         raise ConfigError(f"evidence = {recipe.evidence!r}: {method.name!r} looks at no evidence of its teachers")
     if problem := method.refusal(experiment):
         raise ConfigError(problem)
+    if fitted := [model for model in experiment.models if Architecture.parse(model).name in FITTED]:
+        _check_fits_in_one_call(fitted[0], method)
     if recipe.teacher_prior == "remove" and recipe.local_loss == "balanced" and method.teachers == "clients":
         raise ConfigError(
             f"teacher_prior = 'remove' with the balanced loss of {method.name!r}: that loss has the class shares out "
@@ -84,6 +87,15 @@ def check_recipe(experiment: Experiment, method: Method) -> None:
         )
     if rule is not None:
         rule.with_filter(recipe.filter)
+
+
+def _check_fits_in_one_call(model: str, method: Method) -> None:
+    if method.needs_gradients:
+        able = [name for name, one in METHODS.items() if not one.needs_gradients]
+        raise ConfigError(
+            f"model {model!r} is fitted in one call, and method {method.name!r} takes steps along gradients: choose "
+            f"networks, or one of {', '.join(able)}"
+        )
 
 
 def _is_changed(experiment: Experiment, name: str) -> bool:

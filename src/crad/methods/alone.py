@@ -17,7 +17,7 @@ from crad.federation.method import Learned, Method, Phase, RoundContext
 from crad.federation.peer import Peer, PeerSpec
 from crad.methods.local_training import BlockLoss, train_epochs
 from crad.training.epoch import Block
-from crad.training.losses import private_loss
+from crad.training.losses import PrivateLoss
 
 
 def train_alone(peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
@@ -28,7 +28,7 @@ def train_alone(peer: Peer, messages: Mapping[int, Message], context: RoundConte
 
 def own_labels(block: Block, *, log_prior_C: Tensor | None = None) -> BlockLoss:
     """Return the cross-entropy on the labels of a block."""
-    return lambda logits_BC, where: private_loss(logits_BC, block.batch_labels[where], log_prior_C)
+    return PrivateLoss(block.batch_labels, log_prior_C)
 
 
 def one_member_for_all(context: RunContext) -> list[PeerSpec]:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -39,6 +39,8 @@ PEAK = "peak"
 
 class Dfml(MethodSpec):
     """How long they learn together, how their models are weighed, and over how many rounds alpha rises and falls."""
+
+    needs_gradients: ClassVar[bool] = True
 
     mutual_epochs: Annotated[int, Field(ge=0)] = 1  # 0: models come back as they went, what is left is the private loss
     teacher_weights: Literal["size", "uniform"] = "size"

@@ -30,6 +30,7 @@ class FedMkd(MethodSpec):
     """`mu` is the own model's share of the distillation; `pooled` counts it as one more peer instead."""
 
     is_reconstruction: ClassVar[bool] = True
+    needs_gradients: ClassVar[bool] = True  # two targets
 
     mu: Annotated[float, Field(ge=0, le=1)] = 0.5
     mode: Literal["two teachers", "pooled"] = "two teachers"

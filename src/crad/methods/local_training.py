@@ -9,6 +9,7 @@ from torch import Tensor
 from crad.config import DistillAugment
 from crad.federation.method import RoundContext
 from crad.federation.peer import Peer
+from crad.models import FittedModule
 from crad.training.distill_augment import augment_block
 from crad.training.epoch import Block, LossMeter, epoch_blocks, train_on_block
 from crad.training.losses import Loss
@@ -52,10 +53,12 @@ def local_blocks(
 
     Batches and augmentation depend on (seed, peer, round) alone, so every method sees the same ones; `words` name
     other epochs than the round's usual ones, `distill_augment` says how samples are changed before anybody sees them.
+    A model that is fitted in one call has one epoch, in one block: a second fit would forget the first.
     """
-    experiment = peer.experiment
+    experiment, is_fitted = peer.experiment, isinstance(peer.model, FittedModule)
     round_purpose = context.purpose(peer, *words)
-    for epoch in range(experiment.local_epochs if epochs is None else epochs):
+    planned = experiment.local_epochs if epochs is None else epochs
+    for epoch in range(min(planned, 1) if is_fitted else planned):
         purpose = (*round_purpose, "epoch", epoch)
         blocks = epoch_blocks(
             peer.train,
@@ -65,6 +68,7 @@ def local_blocks(
             purpose=purpose,
             sample_values=sample_values,
             epoch=epoch,
+            is_whole=is_fitted,
         )
         for number, drawn in enumerate(blocks):
             of_block = (*purpose, "block", number)

@@ -6,7 +6,7 @@ Shapes: K clients, B images, C classes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -28,6 +28,8 @@ ROW_TOLERANCE = 1e-3
 
 class DigestSpec(MethodSpec):
     """The settings of a digest."""
+
+    needs_gradients: ClassVar[bool] = True
 
     digest_lr: Annotated[float, Field(gt=0)] = 2e-4
     digest_batch: Annotated[int, Field(ge=2)] = 128

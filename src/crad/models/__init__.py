@@ -6,6 +6,7 @@ from crad.models.first_weights import FirstWeights, file_sha256, load_first_weig
 from crad.models.registry import (
     ARCHITECTURES,
     FAMILIES,
+    FITTED,
     POOL,
     WEIGHTS,
     Architecture,
@@ -24,10 +25,12 @@ from crad.models.table import (
     other_than_agreed,
     set_own_statistics,
 )
+from crad.models.trees import FittedModule
 
 __all__ = [
     "ARCHITECTURES",
     "FAMILIES",
+    "FITTED",
     "POOL",
     "WEIGHTS",
     "Allowance",
@@ -36,6 +39,7 @@ __all__ = [
     "Cnn6",
     "Cnn6Wide",
     "FirstWeights",
+    "FittedModule",
     "InputShape",
     "ModelSize",
     "ResNet18",

@@ -128,7 +128,7 @@ def _sketch(architecture: Architecture, shape: InputShape) -> nn.Module:
 def _measure(model: nn.Module, shape: InputShape) -> ModelSize:
     from torch.utils.flop_counter import FlopCounterMode  # takes a second to import
 
-    image_BDHW = torch.zeros(1, shape.in_channels, *shape.image_size)
+    image_BDHW = shape.empty_samples(1)
     with FlopCounterMode(display=False) as counter, _LargestOutput() as largest:
         model.eval()(image_BDHW)
     weights = {name: tensor.to("meta") for name, tensor in model.state_dict().items()}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -18,7 +18,9 @@ from crad.errors import ConfigError
 from crad.models.cnn6 import Cnn6, Cnn6Wide
 from crad.models.resnet import ResNet18
 from crad.models.table import BLOCKS, EMBEDDING, HEADS, DeepMlp, PreparedRows, TableEncoder, TabTransformer, mlp
+from crad.models.text import KERNELS, BagOfWords, TextCnn, TextTransformer
 from crad.models.timm_models import build_timm, check_timm, is_timm
+from crad.models.trees import GradientBoosting, RandomForest
 from crad.plugins import call_foreign, resolve
 
 ENTRY_POINT_GROUP = "crad.models"
@@ -35,10 +37,23 @@ class InputShape:
     """What a network is built for: one sample [in_channels, *image_size], and how many classes it tells apart."""
 
     num_classes: int
-    in_channels: int  # of images; of a table its columns
+    in_channels: int  # of images; of a table its columns, of texts their tokens
     image_size: tuple[int, ...]  # height and width; nothing for a row
     kind: str = "image"  # of the data; a key of FAMILIES
     columns: tuple[int, ...] = ()  # of a table: how many categories each column has, 0 for numbers
+    vocabulary: int = 0  # of texts: how many ids a token may have
+
+    def empty_samples(self, count: int) -> Tensor:
+        """Return inputs that hold nothing, to try a network on: numbers, or ids where tokens have some."""
+        dtype = torch.int64 if self.vocabulary else torch.float32
+        return torch.zeros(count, self.in_channels, *self.image_size, dtype=dtype)
+
+    def random_samples(self, count: int, *, generator: torch.Generator) -> Tensor:
+        """Return inputs of which no two are alike, to look into a network with."""
+        size = (count, self.in_channels, *self.image_size)
+        if self.vocabulary:
+            return torch.randint(0, self.vocabulary, size, generator=generator)
+        return torch.randn(size, generator=generator)
 
 
 class Builder(Protocol):
@@ -93,6 +108,7 @@ def build_model(
     image_size: tuple[int, ...],
     kind: str = "image",
     columns: tuple[int, ...] = (),
+    vocabulary: int = 0,
     seed: int,
 ) -> nn.Module:
     """Build the untrained network; its weights depend on the seed alone, and torch's random state is left as it was."""
@@ -101,7 +117,7 @@ def build_model(
         raise ConfigError(f"images of {sides} are too small: both sides must be at least {MIN_SIDE}")
     if num_classes < 1 or in_channels < 1:
         raise ConfigError(f"a model needs a class and a channel, got {num_classes} and {in_channels}")
-    shape = InputShape(num_classes, in_channels, image_size, kind, columns)
+    shape = InputShape(num_classes, in_channels, image_size, kind, columns, vocabulary)
     check_fits_kind(architecture.name, kind)
     build = resolve_architecture(architecture.name)
     with torch.random.fork_rng(devices=[]):
@@ -195,6 +211,41 @@ def _tab_transformer(shape: InputShape, *, width: float) -> nn.Module:
     return TabTransformer(shape.columns, width=embedding, heads=HEADS, blocks=BLOCKS, num_classes=shape.num_classes)
 
 
+def _gradient_boosting(shape: InputShape, *, width: float) -> nn.Module:
+    [steps] = scale_channels((100,), width)
+    return GradientBoosting(shape.columns, steps=steps, depth=4, num_classes=shape.num_classes)
+
+
+def _random_forest(shape: InputShape, *, width: float) -> nn.Module:
+    [trees] = scale_channels((100,), width)
+    return RandomForest(shape.columns, trees=trees, depth=8, num_classes=shape.num_classes)
+
+
+FITTED: dict[str, Builder] = {"gradient-boosting": _gradient_boosting, "random-forest": _random_forest}  # in one call
+
+
+def _bag(shape: InputShape, *, width: float) -> nn.Module:
+    embedding, hidden = scale_channels((64, 64), width)
+    return BagOfWords(shape.vocabulary, embedding, hidden, num_classes=shape.num_classes)
+
+
+def _text_cnn(shape: InputShape, *, width: float) -> nn.Module:
+    embedding, channels = scale_channels((64, 64), width)
+    return TextCnn(shape.vocabulary, embedding, channels, kernels=KERNELS, num_classes=shape.num_classes)
+
+
+def _text_transformer(shape: InputShape, *, width: float) -> nn.Module:
+    embedding = HEADS * max(1, round(2 * EMBEDDING * width / HEADS))
+    return TextTransformer(
+        shape.vocabulary,
+        shape.in_channels,
+        width=embedding,
+        heads=HEADS,
+        blocks=BLOCKS,
+        num_classes=shape.num_classes,
+    )
+
+
 FAMILIES: dict[str, dict[str, Builder]] = {  # by the kind of data that they are for
     "image": {
         "resnet18": _resnet18((64, 128, 256, 512)),
@@ -202,7 +253,8 @@ FAMILIES: dict[str, dict[str, Builder]] = {  # by the kind of data that they are
         "cnn6": _cnn6,
         "cnn6-wide": _cnn6_wide,
     },
-    "table": {"mlp": _mlp, "mlp-deep": _mlp_deep, "tab-transformer": _tab_transformer},
+    "table": {"mlp": _mlp, "mlp-deep": _mlp_deep, "tab-transformer": _tab_transformer, **FITTED},
+    "text": {"bag": _bag, "text-cnn": _text_cnn, "text-transformer": _text_transformer},
 }
 ARCHITECTURES: dict[str, Builder] = {name: build for families in FAMILIES.values() for name, build in families.items()}
 POOL = ("resnet18", "resnet18-half", "cnn6")  # what the paper deals out to its clients in turn
@@ -211,11 +263,12 @@ POOL = ("resnet18", "resnet18-half", "cnn6")  # what the paper deals out to its 
 def _build_foreign(name: str, build: ForeignBuilder, shape: InputShape, *, width: float) -> nn.Module:
     """Build a user's network, tried on two empty samples before anything trusts it; width is not its concern.
 
-    For a table it is given prepared values: `in_channels` is their number, and no gap is among them.
+    For a table it is given prepared values: `in_channels` is their number, and no gap is among them. For texts it is
+    given token ids: `in_channels` is their number in a text.
     """
     encoder = TableEncoder(shape.columns) if shape.kind == "table" else None
     in_channels = shape.in_channels if encoder is None else encoder.width
-    samples_BDHW = torch.zeros(2, in_channels, *shape.image_size)
+    samples_BDHW = replace(shape, in_channels=in_channels).empty_samples(2)
     batch = f"a batch of {list(samples_BDHW.shape)}"
     call = f"build({shape.num_classes}, {in_channels})"
     model = call_foreign("model", name, call, build, shape.num_classes, in_channels, shape.image_size)

@@ -192,7 +192,7 @@ class TabTransformer(nn.Module):
         self.shape = (len(sizes), most)
         self.embedding = nn.Parameter(torch.randn(len(sizes), most, width) * width**-0.5)
         self.bias = nn.Parameter(torch.randn(len(sizes), width) * width**-0.5)
-        self.blocks = nn.ModuleList(_AttentionBlock(width, heads) for _ in range(blocks))
+        self.blocks = nn.ModuleList(AttentionBlock(width, heads) for _ in range(blocks))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, num_classes)
 
@@ -207,7 +207,9 @@ class TabTransformer(nn.Module):
         return logits_BC
 
 
-class _AttentionBlock(nn.Module):
+class AttentionBlock(nn.Module):
+    """Tokens look at each other, then each by itself goes through two layers."""
+
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -215,11 +217,12 @@ class _AttentionBlock(nn.Module):
         self.queries_keys_values, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.feed_forward = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
 
-    def forward(self, tokens_BFE: Tensor) -> Tensor:
+    def forward(self, tokens_BFE: Tensor, is_seen: Tensor | None = None) -> Tensor:
+        """Return tokens of the same shape; `is_seen` [B,1,1,F] says which of them may be looked at."""
         parts: Tensor = self.queries_keys_values(self.norm(tokens_BFE))
         batch, tokens, _ = tokens_BFE.shape
         queries, keys, values = parts.reshape(batch, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-        seen = F.scaled_dot_product_attention(queries, keys, values)
+        seen = F.scaled_dot_product_attention(queries, keys, values, attn_mask=is_seen)
         tokens_BFE = tokens_BFE + self.out(seen.transpose(1, 2).flatten(2))
         changed: Tensor = tokens_BFE + self.feed_forward(self.norm_2(tokens_BFE))
         return changed

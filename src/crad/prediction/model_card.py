@@ -13,6 +13,7 @@ from crad.data.columns import Column, columns_from_json, columns_to_json
 from crad.data.federated_data import FederatedData
 from crad.data.kinds import KINDS, Kind
 from crad.data.preprocessing import ImagePreprocessor, Preprocessor
+from crad.data.tokenizer import RECIPE, Tokenizer
 from crad.errors import RunError
 from crad.models import Architecture, InputShape
 
@@ -30,7 +31,7 @@ class ModelCard:
 
     architecture: str
     class_names: tuple[str, ...]
-    input_shape: tuple[int, ...]  # of a raw sample: height, width, channels of an image; the columns of a row
+    input_shape: tuple[int, ...]  # of a sample: height, width, channels; the columns of a row; the tokens of a text
     pad_to: int | None  # a border of zero pixels up to this side, before anything else
     mean: tuple[float, ...]  # per channel, of pixel values 0..255; a table's are in the network
     std: tuple[float, ...]
@@ -39,6 +40,7 @@ class ModelCard:
     resize: int | None = None  # images of any size are brought to this side, before anything else
     kind: str = "image"  # of the data
     columns: tuple[Column, ...] = ()  # of a table: its schema
+    details: Mapping[str, Any] = field(default_factory=dict)  # what else its kind must know: of texts the tokenizer
 
     @property
     def kind_of_data(self) -> Kind:
@@ -59,7 +61,14 @@ class ModelCard:
     def network_shape(self) -> InputShape:
         """Return what the network is built for."""
         sizes = tuple(column.size for column in self.columns)
-        return InputShape(self.num_classes, self.input_shape[-1], self.image_size, self.kind, sizes)
+        return InputShape(
+            self.num_classes,
+            self.input_shape[-1],
+            self.image_size,
+            self.kind,
+            sizes,
+            self.details.get("vocabulary", 0),
+        )
 
     def preprocessor(self) -> Preprocessor:
         """Return how samples become inputs, on the CPU and without augmentation."""
@@ -69,7 +78,7 @@ class ModelCard:
         """Return all of it as texts, for the metadata of a file; values other than texts are JSON."""
         plain: dict[str, Any] = {
             "classes": list(self.class_names),
-            **(self._image_metadata() if self.kind == "image" else self._table_metadata()),
+            **self._sample_metadata(),
             **({} if self.log_prior is None else {"log_prior": list(self.log_prior)}),
             "outputs": {"global": "probabilities", "local": "local_probabilities"},
             "origin": dict(self.origin),
@@ -80,6 +89,10 @@ class ModelCard:
             "faces": ONE_FACE if self.log_prior is None else TWO_FACES,
             **{name: json.dumps(value) for name, value in plain.items()},
         }
+
+    def _sample_metadata(self) -> dict[str, Any]:
+        made = {"image": self._image_metadata, "table": self._table_metadata, "text": self._text_metadata}
+        return made[self.kind]()
 
     def _image_metadata(self) -> dict[str, Any]:
         height, width, channels = self.input_shape
@@ -108,6 +121,10 @@ class ModelCard:
             },
         }
 
+    def _text_metadata(self) -> dict[str, Any]:
+        about = {"dtype": "int64", "layout": "NL", "length": self.input_shape[0], "made_by": RECIPE}
+        return {"tokenizer": dict(self.details), "input": about}
+
     @classmethod
     def from_metadata(cls, about: Mapping[str, str], *, where: str) -> ModelCard:
         """Read what `to_metadata` wrote, or an earlier version; `where` opens the refusal of anything else."""
@@ -118,7 +135,7 @@ class ModelCard:
                 class_names=tuple(map(str, json.loads(about["classes"]))),
                 log_prior=None if prior is None else tuple(map(float, prior)),
                 origin=json.loads(about.get("origin", "{}")),
-                **(_table_form(about) if "columns" in about else _image_form(about)),
+                **_sample_form(about),
             )
             card._check()
         except (KeyError, ValueError, TypeError, AttributeError) as error:
@@ -141,6 +158,20 @@ class ModelCard:
     def of(self, architecture: str, log_prior: tuple[float, ...] | None, **origin: object) -> ModelCard:
         """Return the card of one client's model among those of a run."""
         return replace(self, architecture=architecture, log_prior=log_prior, origin={**self.origin, **origin})
+
+
+def _sample_form(about: Mapping[str, str]) -> dict[str, Any]:
+    if "tokenizer" in about:
+        return _text_form(about)
+    return _table_form(about) if "columns" in about else _image_form(about)
+
+
+def _text_form(about: Mapping[str, str]) -> dict[str, Any]:
+    details = json.loads(about["tokenizer"])
+    tokenizer = Tokenizer.from_json(details)
+    details = tokenizer.to_json([str(name) for name in details["columns"]])
+    shape = (tokenizer.length,)
+    return {"input_shape": shape, "pad_to": None, "mean": (), "std": (), "kind": "text", "details": details}
 
 
 def _table_form(about: Mapping[str, str]) -> dict[str, Any]:
@@ -184,6 +215,7 @@ def make_card(
         std=() if statistics is None else tuple(statistics.std.flatten().tolist()),
         kind=data.dataset.kind,
         columns=data.dataset.columns,
+        details=data.dataset.details,
         log_prior=None if log_prior_C is None else tuple(log_prior_C.tolist()),
         origin=origin or {},
     )

@@ -210,6 +210,7 @@ class RunModels(Sequence[TrainedModel]):
             resize=self.experiment.resize,
             kind=self.record.get("kind", "image"),
             columns=columns_from_json(self.record.get("columns", ())),
+            details=self.record.get("details", {}),
             origin={
                 "client": client,
                 "round": self.round_index,

@@ -76,7 +76,8 @@ class TrainedModel:
     def predict_proba(self, x: object, face: Face = "global") -> Probabilities:
         """Return class probabilities [N, C] of raw images: numpy or torch, uint8 [N,H,W], [N,H,W,C] or [N,C,H,W].
 
-        Of a table: a frame with its columns, or numbers [N, F] in their order. A single sample is a batch of one.
+        Of a table: a frame with its columns, or numbers [N, F] in their order. Of texts: a list of them, a frame with
+        their columns, or token ids [N, L]. A single sample is a batch of one.
 
         Example:
             >>> result.models[0].predict_proba(x_test, face="local").sum(axis=1)  # doctest: +SKIP

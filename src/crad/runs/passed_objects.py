@@ -49,6 +49,8 @@ def name_objects(
     rule: Rule | str | None = None,
     label: str | None = None,
     site: str | None = None,
+    text: str | Sequence[str] | None = None,
+    test_data: Path | str | None = None,
 ) -> Passed:
     """Return the experiment with these in place of its own names; what is None stays as it is."""
     if rule is not None and method is not None:
@@ -60,7 +62,8 @@ def name_objects(
         objects[settings["dataset"]] = data
     elif data is not None:
         settings["dataset"] = str(data)
-    settings |= {name: value for name, value in (("label", label), ("site", site)) if value is not None}
+    columns = {"label": label, "site": site, "text": text, "test_data": None if test_data is None else str(test_data)}
+    settings |= {name: value for name, value in columns.items() if value is not None}
     if models is not None:
         settings["models"] = tuple(_name_model(objects, one) for one in _listed(models))
     if method is not None:

@@ -212,7 +212,7 @@ def _hits(score: ClassScore) -> Record:
 
 
 def data_fingerprint(dataset: Dataset) -> str:
-    """Return a hash of a data set's arrays; of a table also of what its columns are, and of whose rows they are."""
+    """Return a hash of a data set's arrays, and of what else its kind knows: columns, sites, how words became ids."""
     digest = hashlib.sha256()
     arrays = [dataset.train_labels, dataset.train_samples, dataset.test_labels, dataset.test_samples]
     for array in [*arrays, *([] if dataset.train_sites is None else [dataset.train_sites])]:
@@ -220,4 +220,6 @@ def data_fingerprint(dataset: Dataset) -> str:
         digest.update(np.ascontiguousarray(array).data)
     if dataset.columns or dataset.site_names:
         digest.update(repr((dataset.columns, dataset.site_names)).encode())
+    if dataset.details:
+        digest.update(repr(sorted(dataset.details.items())).encode())
     return digest.hexdigest()

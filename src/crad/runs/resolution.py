@@ -9,7 +9,7 @@ from typing import Any
 from crad.config import Experiment
 from crad.data.catalog import absolute_name, load_dataset
 from crad.data.dataset import Dataset
-from crad.data.kinds import Kind, kind_of_source
+from crad.data.kinds import Kind, ReadOptions, kind_of_source
 from crad.data.readers.table_file import options_of
 from crad.methods import check_recipe, resolve_method
 from crad.models import WEIGHTS
@@ -27,6 +27,7 @@ def resolve_experiment(experiment: Experiment) -> Experiment:
     check_recipe(experiment, method)
     whole = {
         "dataset": absolute_name(experiment.dataset),
+        "test_data": None if experiment.test_data is None else absolute_name(experiment.test_data),
         "models": tuple(map(_with_full_path, experiment.models)),
         "method_settings": {**own, **experiment.method_settings},
     }
@@ -47,7 +48,7 @@ def _for_its_data(experiment: Experiment) -> Experiment:
 
 def _kind_of(experiment: Experiment) -> Kind:
     if not is_object(experiment.dataset):
-        return kind_of_source(experiment.dataset)
+        return kind_of_source(experiment.dataset, ReadOptions(table=options_of(experiment)))
     data: Dataset = passed_object("data set", experiment.dataset)
     return data.kind_of_data
 

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from crad.data.preprocessing import ImageSet, Preprocessor
 from crad.device import stopwatch
-from crad.randomness import torch_stream
-from crad.training.losses import BatchLabels, Loss
+from crad.errors import ConfigError
+from crad.models import FittedModule
+from crad.randomness import stream, torch_stream
+from crad.training.losses import BatchLabels, Loss, WeighsClasses
 
 BLOCK_BYTES = 256 * 2**20  # of inputs held at once; a shard is usually one block
 
@@ -26,6 +28,7 @@ class Block:
     share: Tensor | None = None  # of each sample's own image; one where nothing was mixed in
     is_changed: Tensor | None = None  # which samples are not what was photographed; None: none
     epoch: int = 0  # which pass of the round over the shard it belongs to
+    seed: int = 0  # for a model that draws while it is fitted to the block
     batch_labels: BatchLabels = field(init=False)  # the labels as a loss takes them
 
     def __post_init__(self) -> None:
@@ -60,10 +63,12 @@ def epoch_blocks(
     purpose: tuple[str | int, ...],
     sample_values: int = 0,
     epoch: int = 0,
+    is_whole: bool = False,
 ) -> Iterator[Block]:
     """Yield the shard once, shuffled and augmented, in blocks of whole batches that bound the memory.
 
     `sample_values` is how many floats the caller keeps per sample beside the inputs, say K x C teacher outputs.
+    `is_whole`: the shard is one block, whatever its size, for a model that is fitted to all of it at once.
     """
     order = torch.randperm(len(shard.labels), generator=torch_stream(seed, *purpose, "shuffle")).to(shard.labels.device)
     # Augmented as a whole: where the blocks are cut must not change what a method sees.
@@ -73,8 +78,11 @@ def epoch_blocks(
     labels = shard.labels[order]
     bytes_per_sample = 4 * max(shard.images.shape[1:].numel(), sample_values)
     step = batch_size * max(1, BLOCK_BYTES // (bytes_per_sample * batch_size))
+    step = max(step, len(labels)) if is_whole else step
+    fit_seed = int(stream(seed, *purpose, "fit").integers(2**31)) if is_whole else 0
     for start in range(0, len(labels), step):
-        yield Block(preprocessor.inputs(images[start : start + step]), labels[start : start + step], epoch=epoch)
+        where = slice(start, start + step)
+        yield Block(preprocessor.inputs(images[where]), labels[where], epoch=epoch, seed=fit_seed)
 
 
 def train_on_block(
@@ -87,7 +95,13 @@ def train_on_block(
     loss_of: Callable[[Tensor, slice], Loss],
     meter: LossMeter,
 ) -> None:
-    """Take steps over the batches of a block; `loss_of(logits, where)` scores the samples at `where` in it."""
+    """Take steps over the batches of a block; `loss_of(logits, where)` scores the samples at `where` in it.
+
+    A model that is fitted in one call is fitted to what the loss asks for in the whole block.
+    """
+    if isinstance(model, FittedModule):
+        _fit_to_block(model, block, batch_size=batch_size, loss_of=loss_of, meter=meter)
+        return
     model.train()
     for start in range(0, len(block.labels), batch_size):
         where = slice(start, min(start + batch_size, len(block.labels)))
@@ -100,3 +114,23 @@ def train_on_block(
             nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
             optimizer.step()
             meter.add(loss, where.stop - where.start)
+
+
+@torch.no_grad()
+def _fit_to_block(
+    model: FittedModule, block: Block, *, batch_size: int, loss_of: Callable[[Tensor, slice], Loss], meter: LossMeter
+) -> None:
+    """Fit a model to a block; the losses that are counted are those that it has afterwards."""
+    asked: object = loss_of
+    if not isinstance(asked, WeighsClasses):
+        raise ConfigError(
+            f"{type(model).__name__} is fitted to weighed labels, and this method has a loss of its own: choose "
+            "networks, or a method that learns from labels and one target, such as crad"
+        )
+    model.eval()
+    with stopwatch.part("student"):
+        num_classes = model(block.inputs[:1]).shape[1]
+        model.fit(block.inputs, asked.class_mass(num_classes), seed=block.seed)
+        for start in range(0, len(block.labels), batch_size):
+            where = slice(start, min(start + batch_size, len(block.labels)))
+            meter.add(loss_of(model(block.inputs[where]), where), where.stop - where.start)

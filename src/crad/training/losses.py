@@ -5,14 +5,17 @@ Shapes: B samples, C classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 SMALLEST_LOG = -1e9  # of the share of a class that is not there
+LARGEST_CLASS_WEIGHT = 10.0  # of a rare class among samples that are weighed, however rare it is
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,23 @@ class BatchLabels:
     def __getitem__(self, where: slice) -> BatchLabels:
         parts = (None if part is None else part[where] for part in (self.first_B, self.second_B, self.share_B))
         return BatchLabels(*parts)  # type: ignore[arg-type]  # the first is never None
+
+    def mass(self, num_classes: int) -> Tensor:
+        """Return what they say of each class, [B,C]: one for the label, or divided among the two of a mixed sample."""
+        first_BC = F.one_hot(self.first_B, num_classes).float()
+        if self.second_B is None or self.share_B is None:
+            return first_BC
+        second_BC = F.one_hot(self.second_B, num_classes)
+        return self.share_B[:, None] * first_BC + (1 - self.share_B[:, None]) * second_BC
+
+
+@runtime_checkable
+class WeighsClasses(Protocol):
+    """A loss that can also say what it asks for as weights of classes, for models that are fitted in one call."""
+
+    def class_mass(self, num_classes: int) -> Tensor:
+        """Return how much each class counts for each sample of the stretch, [B,C]."""
+        ...
 
 
 def distillation_loss(
@@ -77,6 +97,46 @@ class StudentLoss:
             distill_weight=self.distill_weight,
             log_prior_C=self.log_prior_C,
         )
+
+    def class_mass(self, num_classes: int) -> Tensor:
+        """Return (1 - lambda) for the label and lambda for the target, sharpened back to temperature 1, [B,C]."""
+        own_BC = private_mass(self.labels, num_classes, self.log_prior_C)
+        target_BC = sharpened(self.target_BC, temperature=self.temperature).to(own_BC)
+        return (1 - self.distill_weight) * own_BC + self.distill_weight * target_BC
+
+
+@dataclass(frozen=True)
+class PrivateLoss:
+    """The cross-entropy on the own labels of a stretch of samples, called as `StudentLoss` is."""
+
+    labels: BatchLabels
+    log_prior_C: Tensor | None = None
+
+    def __call__(self, logits_BC: Tensor, where: slice) -> Loss:
+        """Return the loss of a batch."""
+        return private_loss(logits_BC, self.labels[where], self.log_prior_C)
+
+    def class_mass(self, num_classes: int) -> Tensor:
+        """Return the labels as weights of classes, [B,C]."""
+        return private_mass(self.labels, num_classes, self.log_prior_C)
+
+
+def private_mass(labels: BatchLabels, num_classes: int, log_prior_C: Tensor | None = None) -> Tensor:
+    """Return the labels as weights of classes, [B,C]; under a prior every class weighs the same in total.
+
+    That is what the prior in the private loss comes to: a model that knows nothing of how often its owner sees a class.
+    No class counts more than ten times as much for it: a few samples would be all that is learned.
+    """
+    mass_BC = labels.mass(num_classes)
+    if log_prior_C is None:
+        return mass_BC
+    balance_C = (-log_prior_C.double() - math.log(num_classes)).exp().clamp(max=LARGEST_CLASS_WEIGHT)
+    return mass_BC * balance_C.to(mass_BC)
+
+
+def sharpened(target_BC: Tensor, *, temperature: float) -> Tensor:
+    """Return probabilities at temperature T as they would be at temperature 1: to the power of T, normalised."""
+    return torch.softmax(temperature * target_BC.double().clamp(min=1e-30).log(), dim=1)
 
 
 def private_loss(logits_BC: Tensor, labels_B: Tensor | BatchLabels, log_prior_C: Tensor | None = None) -> Loss:

@@ -5,6 +5,7 @@ Shapes: N samples.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -73,6 +74,11 @@ class SampleForm(HasPadding, Protocol):
     @property
     def columns(self) -> tuple[Column, ...]:
         """Return the schema, of a table."""
+        ...
+
+    @property
+    def details(self) -> Mapping[str, Any]:
+        """Return what else its kind must know of a sample, as plain values."""
         ...
 
 

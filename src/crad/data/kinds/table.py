@@ -7,7 +7,7 @@ its owner would have prepared it.
 
 from __future__ import annotations
 
-import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -23,8 +23,10 @@ from crad.data.kinds.kind import HasPadding, ReadOptions, SampleForm, Words
 from crad.data.readers.embedded import DIAGNOSIS, breast_cancer_csv
 from crad.data.readers.table_file import (
     SUFFIXES,
+    FileVersion,
     RawTable,
     TableOptions,
+    file_version,
     labels_of,
     parse_csv,
     raw_table_of_frame,
@@ -34,7 +36,7 @@ from crad.data.readers.table_file import (
     sites_of,
     understand,
 )
-from crad.data.subsets import SPLIT_SEED, TEST_SHARE, stratified_split
+from crad.data.subsets import SPLIT_SEED, TEST_SHARE, Indices, stratified_split
 from crad.errors import ConfigError, DataError
 from crad.randomness import stream
 
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
 # Inside a package, by name: the file, and the column that is the label.
 EMBEDDED = {"breast-cancer": (breast_cancer_csv, DIAGNOSIS)}
+OF_TEXTS, OF_ROWS = ("text_length", "vocabulary"), ("ignore", "categories", "missing", "ranges")  # settings
 DROPPED = 0.3  # of a strongly changed row's values become gaps
 
 
@@ -89,15 +92,12 @@ class TableKind:
         """Read a .csv, .tsv or .parquet file, whose test rows are split off here: the same ones in every run."""
         if options.resize is not None:
             raise ConfigError(f"resize is for images, and {name_or_path} is a table: leave it out")
-        path, version, table = Path(name_or_path).expanduser(), (0, 0), options_for(name_or_path, options.table)
-        if name_or_path not in EMBEDDED:
-            try:
-                stat = os.stat(path)
-            except OSError:
-                raise DataError(f"{path}: no such file, expected a table: {', '.join(SUFFIXES)}") from None
-            version = (stat.st_mtime_ns, stat.st_size)
+        table = options_for(name_or_path, options.table)
+        check_columns_said(table, where=name_or_path)
+        files = [name for name in (name_or_path, table.test_data) if name is not None and name not in EMBEDDED]
+        versions = tuple(file_version(Path(name).expanduser()) for name in files)
         missing = tuple(sorted(table.missing.items()))
-        return _read_once(name_or_path, version, replace(table, missing={}), missing)
+        return _read_once(name_or_path, versions, replace(table, missing={}), missing)
 
     def check(self, samples: NDArray[Any], dataset: Dataset, *, where: str) -> None:
         """Refuse an array that holds no rows of the schema."""
@@ -174,6 +174,21 @@ def options_for(name_or_path: str, options: TableOptions) -> TableOptions:
     return replace(options, label=options.label or label)
 
 
+def check_columns_said(options: TableOptions, *, where: str) -> None:
+    """Refuse what is said of a table of texts and is not for one; and what is for texts, of a table without them."""
+    said = [name for name, value in vars(options).items() if value != getattr(TableOptions(), name)]
+    if not options.text:
+        for name in (one for one in OF_TEXTS if one in said):
+            raise ConfigError(f"{where}: {name} is for texts: name the column that holds them with text")
+        return
+    for name in (one for one in OF_ROWS if one in said):
+        raise ConfigError(f"{where}: {name} is for tables without texts; of this one only text is read: leave it out")
+    for column in options.text:
+        if column in (options.label, options.site):
+            also = "label" if column == options.label else "site"
+            raise ConfigError(f"{where}: column {column!r} is both text and {also}: name another one")
+
+
 def row_as_texts(row: NDArray[Any], columns: tuple[Column, ...]) -> list[list[str]]:
     """Return a row for a person: names and values."""
     return [[column.name, column.shown(float(value))] for column, value in zip(columns, row, strict=True)]
@@ -228,10 +243,11 @@ def make_table(
 
 @lru_cache(maxsize=1)  # a comparison reads the same file for every run
 def _read_once(
-    source: str, version: tuple[int, int], options: TableOptions, missing: tuple[tuple[str, str], ...]
+    source: str, versions: tuple[FileVersion, ...], options: TableOptions, missing: tuple[tuple[str, str], ...]
 ) -> Dataset:
     whole = replace(options, missing=dict(missing))
-    return dataset_of_tables(raw_table_of(source), None, whole, name=Path(source).stem)
+    test = None if whole.test_data is None else raw_table_of(whole.test_data)
+    return dataset_of_tables(raw_table_of(source), test, whole, name=Path(source).stem)
 
 
 def _split(
@@ -241,11 +257,17 @@ def _split(
     from crad.data.readers.arrays import encode_labels
 
     numbers, _, classes = encode_labels(labels, labels)
+    train, test = split_off_test(labels, sites, where=where)
+    own = None if sites is None else [sites[place] for place in train]
+    return make_table(rows[train], numbers[train], rows[test], numbers[test], classes, columns, own, name=name)
+
+
+def split_off_test(labels: Sequence[str], sites: Sequence[str] | None, *, where: str) -> tuple[Indices, Indices]:
+    """Return which rows of a table train and which are held back for the common test: the same ones in every run."""
     _, groups = np.unique(
         [f"{site}\0{label}" for site, label in zip(sites or labels, labels, strict=True)], return_inverse=True
     )
     test, train = stratified_split(groups.astype(np.int64), share=TEST_SHARE, rng=stream(SPLIT_SEED, "table"))
     if not len(test):
         raise DataError(f"{where}: {len(labels)} rows are too few to hold some back for a test")
-    own = None if sites is None else [sites[place] for place in train]
-    return make_table(rows[train], numbers[train], rows[test], numbers[test], classes, columns, own, name=name)
+    return train, test

@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 from crad.data.columns import Column, Rows, numeric_columns
 from crad.data.dataset import MAX_CLASSES, Dataset, Images, Labels, Splits, build_dataset
+from crad.data.tokenizer import Tokenizer
 from crad.errors import ConfigError, DataError, unknown_name
 
 CHANNELS = (1, 3)
 WHOLE_LEVEL = 1e-3  # how far a float pixel may be from one of the 256 levels
 IMAGES_ONLY = (
-    "expected images [N, H, W], [N, H, W, C] or [N, C, H, W] with 1 or 3 channels, or rows of a table [N, F]; texts "
-    "and signals are not supported yet"
+    "expected images [N, H, W], [N, H, W, C] or [N, C, H, W] with 1 or 3 channels, rows of a table [N, F], or a list "
+    "of texts; signals are not supported yet"
 )
 
 
@@ -36,10 +37,21 @@ def dataset_from_arrays(
     augmentation: str | None,
     site: Sequence[object] | None = None,
     columns: Sequence[str] | None = None,
+    vocabulary: int | None = None,
+    text_length: int | None = None,
 ) -> Dataset:
     """Bring four arrays into the package's own form; see `Dataset.from_arrays`."""
     train_labels, test_labels, class_names = encode_labels(y_train, y_test, classes)
     sites = None if site is None else _site_texts(site, len(train_labels))
+    if is_texts(x_train):
+        if columns is not None or augmentation not in (None, "none"):
+            raise DataError("columns and augmentation are not for texts: leave them out")
+        from crad.data.kinds.text import texts_from_arrays  # late, as those of tables
+
+        tokenizer = Tokenizer(vocabulary or Tokenizer.vocabulary, text_length or Tokenizer.length)
+        return texts_from_arrays(x_train, train_labels, x_test, test_labels, class_names, sites, tokenizer, name=name)
+    if vocabulary is not None or text_length is not None:
+        raise DataError("vocabulary and text_length are for texts, and x_train holds none: leave them out")
     if _to_numpy(x_train, where="x_train").ndim == 2:
         from crad.data.kinds.table import make_table  # late: it needs torch, and readers that call this file do not
 
@@ -106,7 +118,9 @@ def dataset_from_columns(
         for column in (image, label):
             if column not in columns:
                 raise unknown_name(f"column of {split!r}", column, columns)
-        parts += [stack_images(splits[split][image], where=split), [_plain(one) for one in splits[split][label]]]
+        samples, labels = splits[split][image], [_plain(one) for one in splits[split][label]]
+        parts += [list(samples) if isinstance(next(iter(samples), None), str) else stack_images(samples, where=split)]
+        parts.append(labels)
     named = classes if classes is not None else _feature_names(splits[train], label)
     return dataset_from_arrays(*parts, classes=named, name=name, augmentation=augmentation)
 
@@ -130,6 +144,25 @@ def to_rows(x: object, *, where: str) -> Rows:
         raise DataError(f"{where} is {array.dtype} of shape {array.shape}, expected numbers [N, F], one row each")
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(array, dtype=np.float32)
+
+
+def is_texts(x: object) -> bool:
+    """Return whether something is a collection of texts, by its first; nothing is copied to tell."""
+    if isinstance(x, np.ndarray):
+        return x.ndim == 1 and (x.dtype.kind in "UT" or (x.dtype.kind == "O" and len(x) > 0 and isinstance(x[0], str)))
+    if isinstance(x, list | tuple):
+        return bool(x) and isinstance(x[0], str)
+    values = getattr(x, "to_list", None)  # a column of a frame
+    return callable(values) and is_texts(values())
+
+
+def plain_texts(x: Any, *, where: str) -> list[str]:  # noqa: ANN401  # what `is_texts` is true of
+    """Return a collection of texts as a list; refuse whatever else is among them."""
+    texts = list(x)
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise DataError(f"{where}[{place}] is a {type(text).__name__}, expected texts: write an empty one as ''")
+    return texts
 
 
 def to_batch(x: object, shape: tuple[int, int, int], *, resize: int | None = None, where: str = "x") -> Images:

@@ -45,6 +45,10 @@ class TableOptions:
     ignore: tuple[str, ...] = ()  # columns that are no input
     categories: tuple[str, ...] = ()  # columns of numbers that are codes
     missing: Mapping[str, str] = field(default_factory=dict, hash=False)  # a code that means a gap, by column
+    text: tuple[str, ...] = ()  # columns that hold texts; none: it is a table of numbers and categories
+    vocabulary: int = 8192  # ids that the words of a text are hashed to
+    text_length: int = 64  # words of a text that are read
+    test_data: str | None = None  # another file with the test rows; None: some are split off
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)  # of numbers, by column
 
 
@@ -57,6 +61,10 @@ def options_of(settings: Experiment) -> TableOptions:
         categories=_names(settings.categories),
         missing=dict(_code_of(entry) for entry in _names(settings.missing)),
         ranges=dict(_range_of(entry) for entry in _names(settings.ranges)),
+        text=_names(settings.text),
+        vocabulary=settings.vocabulary,
+        text_length=settings.text_length,
+        test_data=settings.test_data,
     )
 
 
@@ -89,8 +97,20 @@ class Understood:
     left_out: Mapping[str, str]
 
 
-def read_raw_table(path: Path) -> RawTable:
-    """Read a .csv, .tsv or .parquet file."""
+FileVersion = tuple[int, int]
+
+
+def file_version(path: Path) -> FileVersion:
+    """Return by what a table's file is known to be the one that was read before."""
+    try:
+        stat = path.stat()
+    except OSError:
+        raise DataError(f"{path}: no such file, expected a table: {', '.join(SUFFIXES)}") from None
+    return stat.st_mtime_ns, stat.st_size
+
+
+def read_raw_table(path: Path, *, least_columns: int = 2) -> RawTable:
+    """Read a .csv, .tsv or .parquet file; one with fewer columns is taken for something else."""
     if not path.is_file():
         raise DataError(f"{path}: no such file, expected a table: .csv, .tsv or .parquet")
     if path.suffix.lower() == ".parquet":
@@ -99,13 +119,13 @@ def read_raw_table(path: Path) -> RawTable:
         content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
-    return parse_csv(content, where=str(path))
+    return parse_csv(content, where=str(path), least_columns=least_columns)
 
 
-def parse_csv(content: bytes, *, where: str) -> RawTable:
+def parse_csv(content: bytes, *, where: str, least_columns: int = 2) -> RawTable:
     """Read a CSV file's bytes; the delimiter is found, quoted fields may hold anything."""
     text = _decoded(content, where=where)
-    delimiter = _delimiter_of(text, where=where)
+    delimiter = _delimiter_of(text, where=where, least_columns=least_columns)
     records, lines = [], []
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
@@ -295,7 +315,7 @@ def _decoded(content: bytes, *, where: str) -> str:
     return text
 
 
-def _delimiter_of(text: str, *, where: str) -> str:
+def _delimiter_of(text: str, *, where: str, least_columns: int) -> str:
     """Return what divides the header's fields: whichever gives most of them."""
     counts = {}
     for delimiter in DELIMITERS:
@@ -305,7 +325,7 @@ def _delimiter_of(text: str, *, where: str) -> str:
             header = []
         counts[delimiter] = len(header)
     best = max(counts, key=lambda one: counts[one])
-    if counts[best] < 2:
+    if counts[best] < least_columns:
         raise DataError(f"{where}: its header has one field only; expected columns divided by commas or semicolons")
     return best
 
@@ -366,7 +386,8 @@ def _column_of(table: RawTable, name: str, cells: Sequence[str | None], *, is_ca
     if is_too_many:
         raise DataError(
             f"{table.where}: column {name!r} holds {len(found)} different texts in {len(known)} rows, such as "
-            f"{known[0]!r}: is it an identifier or free text? Leave it out with ignore={name}"
+            f"{known[0]!r}: is it an identifier or free text? Leave it out with ignore={name}, or learn from texts "
+            f"alone with text={name}"
         )
     return Column(name, tuple(found))
 
@@ -454,5 +475,5 @@ def _each_text(values: Collection[Any]) -> Iterator[str]:
         if number.is_integer() and abs(number) < 2**53:
             yield str(int(number))
         else:
-            text = "" if value is None else str(value).strip()
-            yield "" if text == "NaT" else text
+            text = "" if value is None or number != number else str(value).strip()
+            yield "" if text in ("NaT", "<NA>") else text

@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 from crad.analysis.comparable import named, run_title
 from crad.analysis.comparison import METRICS, ComparisonRow
-from crad.analysis.gains import NOT_JOINED
+from crad.analysis.groups import NOT_JOINED
 from crad.analysis.verdict import css_class, joining_verdict
 from crad.runs.run_records import RunRecords
 
@@ -90,7 +90,11 @@ def committee_lines(rows: Sequence[ComparisonRow]) -> list[str]:
 
 
 def _without_alone(runs: Sequence[RunRecords]) -> tuple[str, list[str]]:
-    """Return a verdict and why it is none, where no run of training alone stands beside the others."""
+    """Return a verdict and why it is none, where no finished run of training alone stands beside finished others."""
+    if going := [run for run in runs if not run.is_complete]:
+        several = "1 run is" if len(going) == 1 else f"{len(going)} runs are"
+        detail = f"{several} not finished, of {len(runs)}; only whole runs count."
+        return "Whether joining helped is still open.", [detail]
     if all(run.summary["method"] in NOT_JOINED for run in runs):
         return "Nobody joined here.", ["These clients trained without each other."]
     if any(run.experiment.attack for run in runs):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from crad.analysis.comparison import METRICS, ComparisonRow
-from crad.analysis.gains import NOT_JOINED
+from crad.analysis.groups import NOT_JOINED
 from crad.analysis.verdict import Verdict, joining_verdict
 from crad.report.charts.style import method_styles
 from crad.report.tables import mib

@@ -14,10 +14,10 @@ const whole = (share) => Math.floor(share * 100 + 0.5);
 const samples = (count) => String(Math.floor(count * 100 + 0.5) / 100);
 const at = (share) => `left:${Math.min(100, Math.max(0, share * 100))}%`;
 
-/** A sample among others: a picture, or of a row its number. */
-function smallSample(sample, name) {
+/** A sample among others: a picture, or of a row or a text its number. */
+function smallSample(sample, name, word) {
   if (sample.png) return make("img", { src: `data:image/png;base64,${sample.png}`, alt: name });
-  return make("span", { class: "row-number" }, `row ${sample.index}`);
+  return make("span", { class: "row-number" }, `${word} ${sample.index}`);
 }
 
 /** A row as a list of its columns; nothing for a picture. */
@@ -109,7 +109,7 @@ class Inspector {
     const [uniform, target] = ["uniform", "target"].map((key) => whole(own[key][image][one.class]));
     const button = make(
       "button", { type: "button", class: "case", title: `uniform average → target, by ${percent(one.margin)} points` },
-      smallSample(this.run.images[image], ""),
+      smallSample(this.run.images[image], "", this.words.one),
       make(
         "span", {},
         make("span", { class: "whose" }, `${this.run.classes[one.class]}, client ${one.student}:`),
@@ -133,7 +133,7 @@ class Inspector {
       return make(
         "label", { title: name },
         make("input", { type: "radio", name: "test-image", value: i }),
-        smallSample(image, name),
+        smallSample(image, name, this.words.one),
       );
     });
     this.find(".thumbs").replaceChildren(...thumbs);
@@ -194,6 +194,7 @@ class Inspector {
     if (shown.png) picture.src = `data:image/png;base64,${shown.png}`;
     picture.alt = truth;
     this.find("figure .row").replaceChildren(...wholeRow(shown));
+    this.find("figure .text").textContent = shown.text ?? "";
     this.find("figcaption").textContent = `T${truth.slice(1)}; student: client ${run.students[student].client}, round ${run.round}`;
     const words = `--student ${run.students[student].client} --image ${shown.index} --class ${label}`;
     const command = `crad explain ${run.run} ${words}`.split(" ").flatMap((word) => [make("span", {}, word), " "]);
@@ -258,12 +259,12 @@ class Inspector {
     const uniform = own.uniform[image];
     const truth = this.run.images[image].label;
     let shown = this.run.classes.map((_, i) => i);
-    let title = "All classes of this image";
+    let title = `All classes of this ${this.words.one}`;
     if (shown.length > MOST_CLASSES) {
       const height = (i) => Math.max(target[i], uniform[i]);
       shown.sort((one, other) => height(other) - height(one) || one - other);
       shown = [...new Set([...shown.slice(0, TOP_CLASSES), truth, label])].sort((one, other) => one - other);
-      title = "The classes of this image that are thought of most";
+      title = `The classes of this ${this.words.one} that are thought of most`;
     }
     const highest = Math.max(...shown.map((i) => Math.max(target[i], uniform[i])));
     const rows = shown.map((i) => {
