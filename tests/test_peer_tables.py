@@ -24,6 +24,8 @@ from crad.models import TableEncoder
 from crad.prediction.committee import make_committee
 from crad.prediction.run_models import complete_models, stored_models
 from crad.runs.directory import RunDirectory
+from crad.site.doctor.findings import Findings
+from crad.site.doctor.own_model import check_data
 from crad.site.local_peer import LocalPeer, prepare_local_peer
 from crad.site.settings import read_site
 from tests.clinics import Clinics
@@ -109,15 +111,15 @@ def test_a_member_has_its_model_its_report_and_predicts_a_table_of_the_agreed_co
         assert set(json.loads(out)["predictions"][0]["probabilities"]) == {"no", "yes"}
 
 
-def test_the_doctor_says_what_it_understood_of_the_table(federation, crad_command):
-    _, members, _ = federation
-    _, out, _ = crad_command("peer", "doctor", "--site", members.site(1), "--json")
-    found = {one["check"]: one for one in json.loads(out)["findings"]}
-    assert found["columns"]["state"] == "ok", out
-    assert "sugar" in found["columns"]["text"]
-    assert "(here 'glucose mmol', times 10)" in found["columns"]["text"]
-    assert found["columns"]["details"]["passed_over"] == ["patient"]
-    assert "rows of 4 columns (3 numbers, 1 categories), label 'ill'" in found["data"]["text"]
+def test_the_doctor_says_what_it_understood_of_the_table(wards, tmp_path):  # noqa: F811
+    members = found_wards(tmp_path, wards)
+    findings = Findings()
+    assert check_data(members.agreement, read_site(members.site(1)), findings) is not None
+    found = {one.check: one for one in findings.all}
+    assert {one.state for one in findings.all} == {"ok"}
+    assert "(here 'glucose mmol', times 10)" in found["columns"].text
+    assert found["columns"].details["passed_over"] == ["patient"]
+    assert "rows of 4 columns (3 numbers, 1 categories), label 'ill'" in found["data"].text
 
 
 def test_a_network_for_images_cannot_join_a_federation_about_tables(wards, tmp_path, crad_command):  # noqa: F811
