@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
+from crad.randomness import stream
 from crad.report.participant import (
     committee_lines,
     participant_cells,
@@ -13,6 +15,8 @@ from crad.report.participant import (
     participant_record,
     shortfall,
 )
+from crad.report.sections.member_metrics import metric_tables
+from crad.training.metrics import ClassificationMetrics, measure_metrics
 
 
 def record_of(
@@ -132,3 +136,46 @@ def test_the_budget_is_told_with_what_it_does_not_cover(epsilon, said):
     record = told(private_counts=epsilon)
     assert record["private_counts"]["epsilon_spent"] == epsilon
     assert said in participant_page(record, versions={})
+
+
+def metrics_of(*hits: int) -> ClassificationMetrics:
+    """A model that gets so many of twelve samples of the first class and of four of the second right, quite sure."""
+    labels = np.repeat([0, 1], [12, 4])
+    right = np.concatenate([np.arange(12) < hits[0], np.arange(4) < hits[1]])
+    said = np.where(right, labels, 1 - labels)
+    return measure_metrics(0.9 * np.eye(2)[said] + 0.05, labels, rng=stream(1, "metrics", "own", 0))
+
+
+def test_a_member_is_told_its_metrics_what_has_too_few_samples_and_its_confusion_matrix():
+    record = told(joined_metrics=metrics_of(9, 4), alone_metrics=metrics_of(6, 1))
+    figures = record["metrics"]["federated"]["figures"]
+    assert figures["accuracy"]["value"] == pytest.approx(100 * 13 / 16)
+    assert record["metrics"]["difference"]["accuracy"]["value"] == pytest.approx(100 * 6 / 16)
+    assert figures["balanced_accuracy"] == {"value": None, "reason": "too few samples"}, "one class has four"
+    page = participant_page(record, versions={})
+    assert "On 16 own test samples" in page
+    assert "test samples or more, too few samples: malignant." in page
+    assert "<td>9</td><td>3</td>" in page.replace("\n", ""), "of twelve benign ones three are called malignant"
+    assert "Beyond accuracy" not in participant_page(told(), versions={}), "a record of an earlier version"
+
+
+def test_metrics_of_enough_samples_stand_beside_those_alone_and_together():
+    enough = measure_metrics(
+        np.repeat([[0.9, 0.1], [0.2, 0.8]], 20, axis=0), np.repeat([0, 1], 20), rng=stream(1, "metrics", "own", 0)
+    )
+    figures = {name: {"value": 50.0, "low": 40.0, "high": 60.0} for name in enough.figures}
+    committee: dict[str, Any] = {
+        "is_allowed": True,
+        "own_accuracy": 1.0,
+        "accuracy": None,
+        "file": None,
+        "left_out": {},
+        "members": {},
+    }
+    record = told(joined_metrics=enough, alone_metrics=enough, committee={**committee, "metrics": figures})
+    figures_shown, matrix = metric_tables(record)
+    assert figures_shown.header == ["metric", "joined", "alone", "difference", "together"]
+    all_right = ["100.0 [100.0, 100.0]", "100.0 [100.0, 100.0]", "+0.0 [+0.0, +0.0]", "50.0 [40.0, 60.0]"]
+    assert figures_shown.rows[0] == ["balanced accuracy", *all_right]
+    assert figures_shown.rows[3] == ["calibration error", *["too few samples"] * 3, "50.0 [40.0, 60.0]"]
+    assert matrix.rows == [["benign", "20", "0"], ["malignant", "0", "20"]]

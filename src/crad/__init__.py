@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from crad.results.comparison import Comparison
     from crad.results.result import Result, load
     from crad.runs.callbacks import Callback, LambdaCallback
+    from crad.training.metrics import ClassificationMetrics
 
 __version__ = "0.2.0"
 
 _HOMES = {
     "RULES": "crad.aggregation",
     "Callback": "crad.runs.callbacks",
+    "ClassificationMetrics": "crad.training.metrics",
     "Committee": "crad.prediction.committee",
     "Comparison": "crad.results.comparison",
     "CradError": "crad.errors",
@@ -49,6 +51,7 @@ _HOMES = {
 __all__ = [
     "RULES",
     "Callback",
+    "ClassificationMetrics",
     "Committee",
     "Comparison",
     "CradError",

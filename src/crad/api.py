@@ -54,6 +54,7 @@ from crad.results.result import Result, load
 from crad.runs.callbacks import Callback, CallbackList, LambdaCallback
 from crad.runs.directory import PARTITION_FILE, WEIGHTS_FILE, RunDirectory
 from crad.runs.loop import RunLoop
+from crad.runs.metrics_record import METRICS_FILE, metrics_record, metrics_text
 from crad.runs.passed_objects import AnyMethod, AnyModel, Passed, check_passed_again, name_objects
 from crad.runs.records import Record, partition_record, weights_record
 from crad.runs.resolution import resolve_experiment
@@ -299,7 +300,9 @@ class _Simulation:
         finally:
             roster.forget_messages()
         self._models = with_statistics(self._models, self._context, loop.best_evaluations(records))
-        run = self._finish(self._records(records, workers=engine.workers))
+        metrics = loop.measure(records)
+        found = None if metrics is None else metrics_record(metrics)
+        run = self._finish(self._records(records, workers=engine.workers, metrics=found))
         models = RunModels(
             self._experiment,
             self._models,
@@ -308,7 +311,9 @@ class _Simulation:
             self._objects,
             kept,
         )
-        return Result(self._experiment, run.summary, run.rounds, run.path, run.partition, _models=models)
+        return Result(
+            self._experiment, run.summary, run.rounds, run.path, run.partition, _models=models, _metrics=run.metrics
+        )
 
     def _check_networks(self, roster: Roster) -> None:
         """Refuse a network that was passed again and is another one: the weights so far would not fit."""
@@ -335,7 +340,7 @@ class _Simulation:
         if self._callback.wants_records and best_round(rounds) is not None:
             self._callback.on_records(self._records(rounds, workers=workers))
 
-    def _records(self, rounds: list[Record], *, workers: int) -> RunRecords:
+    def _records(self, rounds: list[Record], *, workers: int, metrics: Record | None = None) -> RunRecords:
         """Return the run so far; the summary is of the rounds that are there."""
         summary = summarise(
             self._experiment,
@@ -348,13 +353,16 @@ class _Simulation:
                 "payload_counts": self._method.payload,
                 "common_images": self._method.common_images,
             },
+            metrics=metrics,
         )
         path = None if self._directory is None else self._directory.path
-        return RunRecords(self._experiment, self._partition, list(rounds), summary, path=path)
+        return RunRecords(self._experiment, self._partition, list(rounds), summary, path=path, metrics=metrics)
 
     def _finish(self, run: RunRecords) -> RunRecords:
         if self._directory is not None:
             run = replace(run, inspection=self._inspect(self._directory))
+            if run.metrics is not None:
+                self._directory.write_text(METRICS_FILE, metrics_text(run.metrics))
             self._directory.write_text("report.html", report_page([run]))
             self._directory.write_json(MODELS_FILE, self._models)
             self._directory.write_json("summary.json", run.summary)

@@ -198,15 +198,29 @@ def count_hits(
     """Count the hits per class of committees of the same members, block by block; these are understood once for all."""
     classes = rules[0].num_classes
     tallies = [_HitTally(classes) for _ in rules]
-    step = max(1, BLOCK_BYTES // (4 * len(said) * classes))
-    for start in range(0, len(labels_B), step):
-        labels, logits_KBC = labels_B[start : start + step], torch.stack([one[start : start + step] for one in said])
-        q_KBC = rules[0].heard(logits_KBC)
+    for part in _blocks(said, classes):
+        labels, q_KBC = labels_B[part], rules[0].heard(torch.stack([one[part] for one in said]))
         for tally, rule in zip(tallies, rules, strict=True):
             log_target_BC = rule.combined(q_KBC).log()
             tally.add(log_target_BC if log_prior_C is None else log_target_BC + log_prior_C, labels)
     counts = tuple(torch.bincount(labels_B, minlength=classes).tolist())
     return [CommitteeHits(counts, tuple(one.hits.tolist()), tuple(one.losses.tolist())) for one in tallies]
+
+
+def committee_logits(rule: CommitteeRule, said: Sequence[Tensor], *, log_prior_C: Tensor | None = None) -> Tensor:
+    """Return what a committee says, as logits [B,C], block by block."""
+    logits = [
+        rule.combined(rule.heard(torch.stack([one[part] for one in said]))).log()
+        for part in _blocks(said, rule.num_classes)
+    ]
+    logits_BC = torch.cat([torch.empty(0, rule.num_classes), *logits])
+    return logits_BC if log_prior_C is None else logits_BC + log_prior_C
+
+
+def _blocks(said: Sequence[Tensor], num_classes: int) -> list[slice]:
+    """Cut the samples into blocks that fit into memory for all members at once."""
+    step = max(1, BLOCK_BYTES // (4 * len(said) * num_classes))
+    return [slice(start, start + step) for start in range(0, len(said[0]), step)]
 
 
 class _HitTally:

@@ -18,6 +18,7 @@ from crad.errors import ConfigError
 
 if TYPE_CHECKING:
     from crad.analysis.comparison import ComparisonRow
+    from crad.analysis.metric_rows import MetricRow
     from crad.analysis.verdict import JoiningVerdict
     from crad.results.result import Result
     from crad.runs.callbacks import Callback
@@ -189,8 +190,18 @@ def _compare(
     with callback_options.callbacks(folder) as callbacks:
         hint = f"the same command and --output {shlex.quote(str(folder))}"
         rows, verdict = _run_all(experiments, folder, callbacks, hint=hint, is_quiet=is_quiet)
-        _show(folder, rows, verdict, is_quiet=is_quiet, as_json=as_json)
+        measured = _metric_rows(folder, experiments)
+        _show(folder, rows, verdict, measured=measured, is_quiet=is_quiet, as_json=as_json)
         show_report(callbacks, folder)
+
+
+def _metric_rows(folder: Path, experiments: Sequence[Experiment]) -> list[MetricRow]:
+    """Return the metrics beyond accuracy of the finished runs."""
+    from crad.analysis.metric_rows import metric_rows
+    from crad.report.comparison_folder import run_folder
+    from crad.runs.directory import RunDirectory
+
+    return metric_rows([RunDirectory(run_folder(folder, one)[0]).summary() for one in experiments])
 
 
 def _run_all(
@@ -229,7 +240,13 @@ def _run_all(
 
 
 def _show(
-    folder: Path, rows: Sequence[ComparisonRow], verdict: JoiningVerdict | None, *, is_quiet: bool, as_json: bool
+    folder: Path,
+    rows: Sequence[ComparisonRow],
+    verdict: JoiningVerdict | None,
+    *,
+    measured: Sequence[MetricRow],
+    is_quiet: bool,
+    as_json: bool,
 ) -> None:
     """Print the comparison: tables and whether joining helped, JSON, or the path alone."""
     if as_json:
@@ -237,8 +254,21 @@ def _show(
         return
     if not is_quiet:
         _print_comparison(rows, verdict)
+        _print_metrics(measured)
         typer.echo(f"Report: {folder / 'report.html'}")
     typer.echo(str(folder))
+
+
+def _print_metrics(measured: Sequence[MetricRow]) -> None:
+    """Print the table of metrics beyond accuracy, without committees, which the page has; nothing of older runs."""
+    from crad.cli.terminal.terminal_tables import plain_table, table_console
+    from crad.report.tables import METRIC_HEADER, metric_caption, metric_cells
+
+    rows = [row for row in measured if not row.is_committee]
+    if rows:
+        console = table_console()
+        console.print(plain_table(METRIC_HEADER, metric_cells(rows)))
+        console.print(metric_caption(rows), highlight=False)
 
 
 def _print_comparison(rows: Sequence[ComparisonRow], verdict: JoiningVerdict | None) -> None:

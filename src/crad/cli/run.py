@@ -157,8 +157,28 @@ def report_outcome(result: Result, *, verdict: JoiningVerdict | None = None, is_
             f"{summary.get('honest', summary)['best_round']} of {summary['rounds']}"
         )
         Console().print(plain_table([title, "mean", "over clients"], rows))
+        _print_metrics(summary)
         print_verdict(Console(), verdict)
     typer.echo(str(result.directory))
+
+
+def _print_metrics(summary: Mapping[str, Any]) -> None:
+    """Print the metrics beyond accuracy with their intervals; nothing of a run of an earlier version."""
+    from rich.console import Console
+
+    from crad.analysis.metric_rows import METRIC_TITLES, TEST_SETS
+    from crad.cli.terminal.terminal_tables import plain_table
+    from crad.training.metrics import estimate_from_json
+
+    found = summary.get("metrics")
+    if found is None:
+        return
+    shown = {name: title for name, title in TEST_SETS.items() if name in found}
+    rows = [
+        [title, *(str(estimate_from_json(found[test_set][metric])) for test_set in shown)]
+        for metric, title in METRIC_TITLES.items()
+    ]
+    Console().print(plain_table(["beyond accuracy, % with 95 % interval", *shown.values()], rows))
 
 
 def _accuracy_rows(summary: Mapping[str, Any]) -> list[list[str]]:

@@ -10,14 +10,14 @@ Shapes: K members, B samples, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from torch import Tensor
 
 from crad.aggregation import RULES, Rule
-from crad.aggregation.committee_rule import CommitteeHits, count_hits, make_client_rules
+from crad.aggregation.committee_rule import CommitteeHits, committee_logits, count_hits, make_client_rules
 from crad.config import EvidenceSource, Recipe, TeacherPrior
 from crad.federation.class_statistics import class_statistics, stack_statistics, sum_scores
 from crad.federation.context import RunContext
@@ -42,6 +42,15 @@ class CommitteeScore:
     overall_per_client: tuple[ClassScore, ...] = ()  # by client, where their committees differ
     left_out: Mapping[int, str] = field(default_factory=dict)
     study: Mapping[str, Mapping[TeacherPrior, CommitteeScore]] = field(default_factory=dict)  # under every rule
+
+
+@dataclass(frozen=True)
+class CommitteePrediction:
+    """What one client's committee says, as logits [B,C]."""
+
+    client: int
+    common_BC: Tensor | None  # on the common test samples; None where there are none
+    own_BC: Tensor  # on the client's own test half, under its own class shares
 
 
 def has_committee(roster: Roster) -> bool:
@@ -69,33 +78,56 @@ def prior_of_members(recipe: Recipe) -> TeacherPrior:
 def score_committee(roster: Roster, *, round_index: int) -> CommitteeScore:
     """Combine what the members said in their newest tests, and count the hits."""
     context, settings = roster.context, roster.context.experiment
-    prior = prior_of_members(context.recipe)
-    slots = members_of(roster)
-    if all(slot.measured.plain is None for slot in slots):
-        prior = "remove"  # nobody has a second face: experts trained with the plain loss, whatever their students' is
-    logits = {slot.index: load_tensors(roster.logits_of(slot)) for slot in slots}
-    sound = [slot for slot in slots if all(bool(part.isfinite().all()) for part in logits[slot.index].values())]
+    heard = _hear_members(roster)
     left_out = {
         slot.index: f"had learned nothing by round {round_index}"
-        if slot not in slots
+        if slot not in heard.slots
         else "gives non-finite predictions"
         for slot in roster
-        if slot.member.clients and slot not in sound
+        if slot.member.clients and slot not in heard.sound
     }
-    if not sound:
+    if not heard.sound:
         return CommitteeScore(
-            settings.committee_rule, prior, settings.committee_evidence, (), None, (), left_out=left_out
+            settings.committee_rule, heard.prior, settings.committee_evidence, (), None, (), left_out=left_out
         )
-    said = [logits[slot.index] for slot in sound]
 
     def asked(name: str, rule: Rule, prior: TeacherPrior) -> CommitteeScore:
-        return _Committees(context, slots, sound, rule, prior).score(name, said)
+        return _Committees(context, heard.slots, heard.sound, rule, prior).score(name, heard.said)
 
     study = {
         name: {prior: asked(name, one, prior) for prior in get_args(TeacherPrior)}
         for name, one in (RULES.items() if settings.committee_study else ())
     }
-    return replace(asked(settings.committee_rule, context.committee_rule, prior), left_out=left_out, study=study)
+    return replace(asked(settings.committee_rule, context.committee_rule, heard.prior), left_out=left_out, study=study)
+
+
+def committee_predictions(roster: Roster) -> Iterator[CommitteePrediction]:
+    """Yield what the committee of every client that does not attack says, from what the members said in their tests."""
+    context, heard = roster.context, _hear_members(roster)
+    if heard.sound:
+        committees = _Committees(context, heard.slots, heard.sound, context.committee_rule, heard.prior)
+        yield from committees.predictions(heard.said)
+
+
+@dataclass(frozen=True)
+class _HeardMembers:
+    """Who published, who of them can be heard, what these said, and what is done with their class shares."""
+
+    slots: list[PeerSlot]
+    sound: list[PeerSlot]
+    said: list[Mapping[str, Tensor]]
+    prior: TeacherPrior
+
+
+def _hear_members(roster: Roster) -> _HeardMembers:
+    prior = prior_of_members(roster.context.recipe)
+    slots = members_of(roster)
+    if all(slot.measured.plain is None for slot in slots):
+        prior = "remove"  # nobody has a second face: experts trained with the plain loss, whatever their students' is
+    stored = {slot.index: load_tensors(roster.logits_of(slot)) for slot in slots}
+    logits = {index: {name: tensors[name] for name in (GLOBAL, LOCAL)} for index, tensors in stored.items()}
+    sound = [slot for slot in slots if all(bool(part.isfinite().all()) for part in logits[slot.index].values())]
+    return _HeardMembers(slots, sound, [logits[slot.index] for slot in sound], prior)
 
 
 class _Committees:
@@ -150,6 +182,20 @@ class _Committees:
             askers=askers,
             counted_local=tuple(local[client] for client in askers),
         )
+
+    def predictions(self, said: Sequence[Mapping[str, Tensor]]) -> Iterator[CommitteePrediction]:
+        """Yield what every honest client's committee says on the common test samples and on the client's test half."""
+        data, attackers, start = self._context.data, self._context.adversary.members, 0
+        has_common, common_BC = bool(len(data.global_test.labels)), None
+        for client, shard in enumerate(data.shards):
+            part, rule = slice(start, start := start + len(shard.test)), self._rules[client % len(self._rules)]
+            if client in attackers:
+                continue
+            if has_common and (common_BC is None or len(self._rules) > 1):  # one committee for all says the same
+                common_BC = committee_logits(rule, [one[GLOBAL] for one in said])
+            prior_C = self._context.client_log_priors[client]
+            own_BC = committee_logits(rule, [one[LOCAL][part] for one in said], log_prior_C=prior_C)
+            yield CommitteePrediction(client, common_BC, own_BC)
 
     def _local_scores(self, said: Sequence[Tensor]) -> list[ClassScore]:
         """Score every client's committee on that client's test half, under its own class shares."""

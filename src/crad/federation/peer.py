@@ -42,6 +42,7 @@ from crad.training.optimizer import make_optimizer, optimizer_tensors
 SNAPSHOT = "snapshot"
 PRIOR_IN = "prior-in"  # in a peer's memory: its model was trained with the plain loss, whatever the run's is
 GLOBAL, LOCAL = "global", "local"  # the common test images, and the test halves of all clients in a row
+OWN = "own"  # a peer's own test halves in a row, with its own class shares
 
 
 @dataclass(frozen=True)
@@ -188,6 +189,23 @@ class Peer:
             tallies = count_by_client(logits[LOCAL][tests:], labels, sizes=sizes, counts_C=counts_C)
             self.evaluation = replace(self.evaluation, tallies=tallies)
         return {**logits, LOCAL: logits[LOCAL][:tests]}
+
+    def test_logits(self, round_index: int, *, as_member: bool) -> dict[str, Tensor]:
+        """Return what it says on the common test samples and, with its own class shares, on its own test halves.
+
+        `as_member` returns with it what a committee would hear, on everybody's test halves.
+        """
+        own: list[Tensor] = []
+        for shard in self._shards:
+            self._scores(self.model, self.data.images(shard.test), (), keep=own)
+        own_BC = torch.cat([torch.empty(0, self.num_classes), *own])
+        prior_C = self.missing_prior_C
+        found = {OWN: own_BC if prior_C is None else own_BC + prior_C.cpu()}
+        if as_member:
+            return found | self.test_as_member(round_index)
+        common: list[Tensor] = []
+        self._scores(self.model, self.data.global_test, (), keep=common)
+        return found | {GLOBAL: torch.cat([torch.empty(0, self.num_classes), *common])}
 
     def state(self) -> dict[str, Tensor]:
         """Return model, memory and what the optimiser keeps, everything a checkpoint needs of the peer's tensors.

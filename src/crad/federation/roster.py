@@ -88,6 +88,10 @@ class Roster:
         slot = self._slots[index]
         self._slots[index] = replace(slot, evaluation=evaluation, state=slot.state if state is None else state)
 
+    def put_back(self, index: int, *, evaluation: Evaluation, state: Path | None) -> None:
+        """Let a member stand as it stood after another round, also where it had not learned by then."""
+        self._slots[index] = replace(self._slots[index], evaluation=evaluation, state=state)
+
     def new_state(self, index: int, *, round_index: int, phase: int) -> Path:
         """Return where the state goes that a member will have after a phase of a round."""
         return self.states / f"peer-{index:04d}-round-{round_index:05d}-phase-{phase}.safetensors"

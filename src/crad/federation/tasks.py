@@ -27,7 +27,7 @@ from crad.inference.engine import TeacherEngine
 from crad.models import ARCHITECTURES
 from crad.randomness import repeatable
 
-Verb = Literal["begin", "publish", "learn", "test"]
+Verb = Literal["begin", "publish", "learn", "test", "predict"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Task:
     save_to: Path | None = None  # where the new state or the message's body goes; None: into the outcome
     cost: float = 0.0  # expected, in any unit: the longest are begun first
     receiver: int | None = None  # of the message to publish, where there is one for each
-    has_logits: bool = False  # a test brings what a committee would hear of the peer
+    has_logits: bool = False  # a test or a prediction brings what a committee would hear of the peer
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,8 @@ class TaskRunner:
                     outcome = self._learn(peer, task)
                 case "test":
                     outcome = self._test(peer, task)
+                case "predict":
+                    outcome = self._predict(peer, task)
         return replace(outcome, seconds=time.perf_counter() - started)
 
     def _load_peer(self, task: Task) -> Peer:
@@ -131,7 +133,7 @@ class TaskRunner:
         self._models[member.architecture.id] = peer.model
         if task.state is not None:
             assert task.evaluation is not None, "a state comes with its evaluation"
-            is_training = task.verb not in ("publish", "test")
+            is_training = task.verb not in ("publish", "test", "predict")
             peer.load_state(load_tensors(task.state), task.evaluation, with_optimizer=is_training)
         elif task.evaluation is not None:
             peer.evaluation = task.evaluation
@@ -171,6 +173,11 @@ class TaskRunner:
             peer.test()
             return TaskOutcome(task.verb, peer.index, peer.evaluation)
         content = _write_or_return(encode(peer.test_as_member(task.round_index)), task.save_to)
+        return TaskOutcome(task.verb, peer.index, peer.evaluation, content=content)
+
+    def _predict(self, peer: Peer, task: Task) -> TaskOutcome:
+        logits = peer.test_logits(task.round_index, as_member=task.has_logits)
+        content = _write_or_return(encode(logits), task.save_to)
         return TaskOutcome(task.verb, peer.index, peer.evaluation, content=content)
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from crad.analysis.comparable import comparable_runs
 from crad.analysis.comparison import ComparisonRow, compare, to_json
+from crad.analysis.metric_rows import metric_rows
+from crad.analysis.metric_rows import to_json as metrics_json
 from crad.analysis.verdict import JoiningVerdict, joining_verdict
 from crad.analysis.verdict import to_json as verdict_json
 from crad.config import Experiment
@@ -18,10 +20,13 @@ from crad.report.tables import (
     COMPARISON_HEADER,
     COST_CAPTION,
     COST_HEADER,
+    METRIC_HEADER,
     comparison_caption,
     comparison_cells,
     cost_cells,
     markdown,
+    metric_caption,
+    metric_cells,
 )
 from crad.runs.directory import RunDirectory
 from crad.runs.resolution import resolve_experiment
@@ -49,9 +54,13 @@ def write_comparison(folder: Path, results: Sequence[Result]) -> tuple[list[Comp
     rows, verdict = compare(summaries), joining_verdict(comparable_runs(records)[0])
     table = f"{markdown(COMPARISON_HEADER, comparison_cells(rows))}\n{comparison_caption(rows)}\n"
     table += f"\n{markdown(COST_HEADER, cost_cells(rows))}\n{COST_CAPTION}\n"
+    measured = metric_rows(summaries)
+    if measured:
+        table += f"\n{markdown(METRIC_HEADER, metric_cells(measured))}\n{metric_caption(measured)}\n"
     if verdict is not None:
         table += "".join(f"\n{line}\n" for line in (verdict.sentence, *verdict.lines))
     content = {"schema": 1, "rows": to_json(rows), "verdict": verdict_json(verdict)}
+    content |= {"metrics": metrics_json(measured)} if measured else {}
     _write(folder / "comparison.json", json.dumps(content, indent=1) + "\n")
     _write(folder / "comparison.md", table)
     _write(folder / "report.html", report_page(records))

@@ -13,6 +13,7 @@ from crad.analysis.comparable import comparable_runs
 from crad.analysis.comparison import ComparisonRow, compare
 from crad.analysis.confusions import simulated_confusions
 from crad.analysis.gains import ALONE
+from crad.analysis.metric_rows import metric_rows
 from crad.report import charts
 from crad.report.charts import ReportChart
 from crad.report.commands import alone_commands, repeating_commands
@@ -27,9 +28,12 @@ from crad.report.tables import (
     COMPARISON_HEADER,
     COST_CAPTION,
     COST_HEADER,
+    METRIC_HEADER,
     comparison_caption,
     comparison_cells,
     cost_cells,
+    metric_caption,
+    metric_cells,
     mib,
 )
 from crad.runs.run_records import RunRecords
@@ -53,7 +57,12 @@ def report_page(runs: Sequence[RunRecords], *, is_live: bool = False) -> str:
         status=status(shown) if is_live else None,
         headline=make_headline(shown, rows, left_out),
         outcome=_outcome(shown, rows, made),
-        tables=[_comparison_table(rows), class_table(shown), client_table(shown, "local_accuracy")],
+        tables=[
+            _comparison_table(rows),
+            *_metric_tables(shown),
+            class_table(shown),
+            client_table(shown, "local_accuracy"),
+        ],
         figures=_figures(shown, made),
         cost=_cost(rows, made),
         inspector=inspector_section(shown, inspections, is_live=is_live),
@@ -83,6 +92,14 @@ def _outcome(
 def _comparison_table(rows: Sequence[ComparisonRow]) -> PageTable:
     title = "All methods" if len(rows) > 1 else "The run"
     return PageTable(COMPARISON_HEADER, comparison_cells(rows), comparison_caption(rows), title=title)
+
+
+def _metric_tables(runs: Sequence[RunRecords]) -> list[PageTable]:
+    """Return the table of metrics beyond accuracy; none of runs of earlier versions, or of a run that still goes on."""
+    rows = metric_rows([run.summary for run in runs])
+    cells = metric_cells(rows)
+    title = "Beyond accuracy"
+    return [PageTable(METRIC_HEADER, cells, metric_caption(rows), num_heads=2, title=title)] if rows else []
 
 
 def _figures(runs: Sequence[RunRecords], made: Sequence[ReportChart] | None) -> Mapping[str, Any]:

@@ -11,10 +11,12 @@ from crad.analysis.confusions import confused_members, confusion_sentence
 from crad.analysis.verdict import Face, Verdict, commonest_share, judge
 from crad.report.frame import framed_page
 from crad.report.sections.class_tracks import class_tracks
+from crad.report.sections.member_metrics import metric_tables
 from crad.report.sections.method_tiles import Tile
 from crad.report.sections.page_table import PageTable
 from crad.report.tables import mib
 from crad.runs.records import Record
+from crad.training.metrics import ClassificationMetrics, difference_estimates, estimate_to_json, metrics_to_json
 
 IMAGE_WORDS: Mapping[str, str] = MappingProxyType({"one": "image", "several": "images"})
 DOUBTED = 0.5  # of a member's figures: less is worth a word
@@ -39,14 +41,17 @@ def participant_record(
     is_taught: bool = True,
     words: Mapping[str, str] = IMAGE_WORDS,
     also_left: str = "",
+    joined_metrics: ClassificationMetrics | None = None,
+    alone_metrics: ClassificationMetrics | None = None,
 ) -> Record:
     """Return `participant.json`: everything the participant's report says, from the records of both models.
 
     `refused` counts what the exchange refused, by member and reason; `left` is what left the machine, as the ledger
     sums it up. `left_out` names the members that could not teach us, and why. `committee` is what all models do
     together, or what was deleted where they may not be kept. Under some methods nobody `is_taught` by others.
-    Accuracies are percent of the own test half; `words` are what a sample is called, `one` and `several`.
-    `also_left` says what of the data travels with weights.
+    Accuracies are percent of the own test half, and so are `joined_metrics` and `alone_metrics`, which earlier versions
+    did not have. `words` are what a sample is called, `one` and `several`; `also_left` says what of the data travels
+    with weights.
     """
     federated, alone = joined_best["clients"][0], alone_best["clients"][0]
     return {
@@ -72,6 +77,21 @@ def participant_record(
         **({} if committee is None else {"committee": dict(committee)}),
         **({} if words == IMAGE_WORDS else {"words": dict(words)}),
         **({"also_left": also_left} if also_left else {}),
+        **_metrics(joined_metrics, alone_metrics),
+    }
+
+
+def _metrics(joined: ClassificationMetrics | None, alone: ClassificationMetrics | None) -> Record:
+    """Return the metrics beyond accuracy of both models on the own test half, and their differences."""
+    if joined is None or alone is None:
+        return {}
+    differences = difference_estimates(joined, alone)
+    return {
+        "metrics": {
+            "federated": metrics_to_json(joined),
+            "alone": metrics_to_json(alone),
+            "difference": {name: estimate_to_json(one) for name, one in differences.items()},
+        }
     }
 
 
@@ -208,7 +228,11 @@ def participant_page(record: Mapping[str, Any], *, versions: Mapping[str, str]) 
         versions=", ".join(f"{name} {version}" for name, version in versions.items()),
         data={},
         headline=_headline(record),
-        outcome={"tracks": class_tracks(record), "tiles": _tiles(record), "table": _class_table(record)},
+        outcome={
+            "tracks": class_tracks(record),
+            "tiles": _tiles(record),
+            "tables": [_class_table(record), *metric_tables(record)],
+        },
         trust={
             "shares": _share_table(record),
             "unused": [*_absence_lines(record), *_confusion_lines(record)],

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from crad.analysis.comparison import METRICS, ComparisonRow, Figure
+from crad.analysis.metric_rows import METRIC_TITLES, TEST_SETS, MetricFigure, MetricRow
+from crad.training.metrics import MIN_SAMPLES
 
 COMPARISON_HEADER = (
     *("method", "global %", "±", "local %", "±", "Δ global", "Δ local", "committee %"),
@@ -72,6 +74,44 @@ def cost_cells(rows: Sequence[ComparisonRow]) -> list[list[str]]:
         for row in rows
         if not row.is_variant
     ]
+
+
+METRIC_HEADER = ("method", "on", *METRIC_TITLES.values())
+
+
+def metric_caption(rows: Sequence[MetricRow]) -> str:
+    """Say what the metrics beyond accuracy are and of whom."""
+    several = any(one.over_seeds is not None and len(one.over_seeds.values) > 1 for one in rows[0].figures.values())
+    spread = "mean ± deviation over seeds" if several else "in brackets the 95 % bootstrap interval"
+    honest = ", of the honest clients" if any(row.is_of_honest for row in rows) else ""
+    return (
+        f"In percent, at the reported round{honest}; {spread}. Common test set: mean over clients; own test halves: "
+        "all of them as one, every sample by its owner's model. Balanced accuracy, macro F1 and AUROC (one class "
+        f"against the rest): means over the classes with {MIN_SAMPLES} test samples or more; calibration error: how "
+        "far confidence is from accuracy, lower is better."
+        + (" Together: all models of a run asked at once." if any(row.is_committee for row in rows) else "")
+    )
+
+
+def metric_cells(rows: Sequence[MetricRow]) -> list[list[str]]:
+    """Return one list of texts per method and test set."""
+    return [
+        [
+            f"{row.name}, together" if row.is_committee else row.name,
+            TEST_SETS[row.test_set],
+            *(_metric(row.figures[name]) for name in METRIC_TITLES),
+        ]
+        for row in rows
+    ]
+
+
+def _metric(figure: MetricFigure) -> str:
+    if figure.over_seeds is None:
+        return figure.reason
+    if figure.interval is None:
+        return _plain(figure.over_seeds)
+    low, high = figure.interval
+    return f"{figure.over_seeds.mean:.1f} [{low:.1f}, {high:.1f}]"
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

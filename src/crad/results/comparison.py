@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from crad.analysis.comparable import comparable_runs
 from crad.analysis.comparison import METRICS, ComparisonRow
 from crad.analysis.comparison import compare as compare_summaries
+from crad.analysis.metric_rows import METRIC_TITLES
 from crad.analysis.verdict import joining_verdict
 from crad.report.notebook import comparison_html
 from crad.report.tables import COMPARISON_HEADER, comparison_cells, markdown
@@ -58,6 +59,7 @@ class Comparison:
                     "seed": one["seed"],
                     **{metric: one[metric] for metric in METRICS},
                     **{f"{metric}_difference": one[metric] - first[one["seed"]][metric] for metric in METRICS},
+                    **_metric_columns(one),
                     "best_round": one["best_round"],
                     "payload_bytes_per_client_round": one["payload_bytes_per_client_round"],
                     "total_seconds": one["total_seconds"],
@@ -92,6 +94,17 @@ class Comparison:
 
     def _runs(self) -> list[RunRecords]:
         return comparable_runs([result.records() for result in self.results])[0]
+
+
+def _metric_columns(summary: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the metrics beyond accuracy as columns, None where there are too few samples."""
+    found = summary.get("metrics", {})
+    return {
+        f"{test_set}_{name}": found[test_set][name]["value"]
+        for test_set in ("global", "local", "pooled")
+        for name in METRIC_TITLES
+        if test_set in found
+    }
 
 
 def compare_results(results: Sequence[Result], *, directory: Path | None = None) -> Comparison:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from crad.aggregation import Rule
 from crad.config import EvidenceSource, Experiment, TeacherPrior
@@ -21,11 +21,13 @@ from crad.report.notebook import result_html
 from crad.results.figures import accuracy_curves
 from crad.results.frames import frame
 from crad.runs.directory import RunDirectory
+from crad.runs.metrics_record import stored_metrics
 from crad.runs.names import title_of
 from crad.runs.passed_objects import AnyMethod, AnyModel, name_objects
 from crad.runs.records import Record
 from crad.runs.run_records import RunRecords, load_run
 from crad.runs.selection import clients_at
+from crad.training.metrics import ClassificationMetrics
 
 if TYPE_CHECKING:
     import pandas
@@ -49,6 +51,7 @@ class Result:
     notices: tuple[str, ...] = ()  # what went otherwise than asked for, and why
     _models: RunModels | None = field(default=None, repr=False)
     _objects: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    _metrics: Record | None = field(default=None, repr=False)
 
     @cached_property
     def models(self) -> RunModels:
@@ -90,6 +93,25 @@ class Result:
             for client in clients_at(self.rounds, record["round"])
         ]
         return frame(rows)
+
+    def metrics(
+        self, client: int | None = None, *, face: Literal["global", "local", "pooled"] = "global"
+    ) -> ClassificationMetrics:
+        """Return metrics beyond accuracy at the reported round, in percent, each with a 95 % bootstrap interval.
+
+        Of one client, or the means over all (under a simulated attack the honest ones). `face="global"` is on the
+        common test samples, `"local"` on the clients' own test halves, `"pooled"` on all of these as one test set,
+        every sample by its owner's model. What has too few samples says so.
+
+        Example:
+            >>> result.metrics(client=3)["auroc"], result.metrics().confusion  # doctest: +SKIP
+        """
+        record = self._metrics
+        if record is None and self.directory is not None:
+            record = load_run(self.directory).metrics
+        if record is None:
+            raise RunError("this result has no metrics: its run was made by an earlier version; run it again")
+        return stored_metrics(record, client=client, face=face)
 
     def curves(self) -> Any:  # noqa: ANN401  # an Altair chart, whose package is an extra
         """Return a chart of global and local accuracy over rounds, which a notebook shows. Needs `crad[report]`.
@@ -183,7 +205,8 @@ class Result:
     def records(self) -> RunRecords:
         """Return the run's records, as charts, tables and pages read them."""
         if self.partition is not None:
-            return RunRecords(self.experiment, self.partition, self.rounds, self.summary, path=self.directory)
+            run = RunRecords(self.experiment, self.partition, self.rounds, self.summary, path=self.directory)
+            return replace(run, metrics=self._metrics)
         if self.directory is None:
             raise RunError("this result has no partition: it was made from records alone")
         return load_run(self.directory)
@@ -222,4 +245,6 @@ def load(
         raise RunError(f"{path} is not finished: continue it with crad run --resume {path}")
     objects = name_objects(experiment, data=data, models=models, method=method).objects
     run = load_run(directory.path)
-    return Result(experiment, run.summary, run.rounds, directory.path, run.partition, _objects=objects)
+    return Result(
+        experiment, run.summary, run.rounds, directory.path, run.partition, _objects=objects, _metrics=run.metrics
+    )

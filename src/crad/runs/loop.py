@@ -7,6 +7,7 @@ written before its checkpoint: a checkpoint without its line would lose a round,
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from crad.errors import RunError
@@ -17,10 +18,26 @@ from crad.federation.roster import Roster
 from crad.federation.rounds import Round, RoundRunner
 from crad.federation.tasks import Engine
 from crad.runs.callbacks import Callback
-from crad.runs.checkpoint import evaluations_at, latest_round, load_checkpoint, save_checkpoint, states_at
+from crad.runs.checkpoint import (
+    evaluations_at,
+    latest_round,
+    load_checkpoint,
+    save_checkpoint,
+    saved_rounds,
+    states_at,
+)
+from crad.runs.client_metrics import RunMetrics, measure_clients
 from crad.runs.directory import RunDirectory
 from crad.runs.records import Record, round_record
-from crad.runs.selection import best_round
+from crad.runs.selection import best_round, reported_round
+
+
+@dataclass(frozen=True)
+class KeptPeer:
+    """How a peer did after a round, and where its state lies; None: it had not learned yet."""
+
+    evaluation: Evaluation
+    state: Path | None
 
 
 class RunLoop:
@@ -41,9 +58,9 @@ class RunLoop:
     ) -> None:
         self._rounds = RoundRunner(method, roster, exchange=exchange, engine=engine)
         self._roster, self._directory, self._has_gaps = roster, directory, has_gaps
-        # Without a directory: where everybody's state at the selected round lies, and how everybody did.
-        self._best_states: dict[int, Path | None] = {}
-        self._best_evaluations: dict[int, Evaluation] = {}
+        self._engine = engine
+        # Without a directory: how everybody did at the rounds that may be reported, and where everybody's state lies.
+        self._kept: dict[int, dict[int, KeptPeer]] = {}
 
     def restore(self) -> list[Record]:
         """Return the records up to the last complete round, with the roster as it was after it."""
@@ -88,16 +105,37 @@ class RunLoop:
     def best_states(self, records: list[Record]) -> dict[int, Path | None]:
         """Return where everybody's state at the selected round lies; None: it had not learned yet."""
         best = best_round(records)
-        if self._directory is None or best is None:
-            return self._best_states
-        return states_at(self._roster.folder, best["round"])
+        return {} if best is None else {index: one.state for index, one in self._peers_at(best["round"]).items()}
 
     def best_evaluations(self, records: list[Record]) -> dict[int, Evaluation]:
         """Return how everybody did at the selected round."""
         best = best_round(records)
-        if self._directory is None or best is None:
-            return self._best_evaluations
-        return evaluations_at(self._roster.folder, best["round"])
+        return {} if best is None else {index: one.evaluation for index, one in self._peers_at(best["round"]).items()}
+
+    def measure(self, records: list[Record]) -> RunMetrics | None:
+        """Measure everybody's metrics at the reported round; the roster stands there afterwards.
+
+        None where that round's models are gone: honest clients report another round than all, and a run that began with
+        an earlier version has kept the models of the latter alone.
+        """
+        round_index = reported_round(records, self._attackers)
+        is_gone = self._directory is not None and round_index not in saved_rounds(self._roster.folder)
+        if round_index is None or is_gone:
+            return None
+        for index, kept in self._peers_at(round_index).items():
+            self._roster.put_back(index, evaluation=kept.evaluation, state=kept.state)
+        return measure_clients(self._roster, self._engine, round_index=round_index)
+
+    def _peers_at(self, round_index: int) -> dict[int, KeptPeer]:
+        if self._directory is None:
+            return self._kept[round_index]
+        folder = self._roster.folder
+        states, evaluations = states_at(folder, round_index), evaluations_at(folder, round_index)
+        return {index: KeptPeer(evaluations[index], states[index]) for index in states}
+
+    @property
+    def _attackers(self) -> frozenset[int]:
+        return frozenset(self._roster.context.adversary.members)
 
     @property
     def _place(self) -> Path:
@@ -113,12 +151,10 @@ class RunLoop:
             )
 
     def _save(self, records: list[Record], done: Round) -> None:
-        best = best_round(records)
+        best, reported = best_round(records), reported_round(records, self._attackers)
+        wanted = set() if best is None or reported is None else {int(best["round"]), reported}
         if self._directory is None:
-            if best is not None and best["round"] == records[-1]["round"]:
-                self._best_states = {slot.index: slot.state for slot in self._roster.own()}
-                self._best_evaluations = {slot.index: slot.measured for slot in self._roster.own()}
-            self._roster.forget_states(keep=[state for state in self._best_states.values() if state is not None])
+            self._keep_in_memory(wanted, records[-1]["round"])
             return
         for learned in done.learned.values():
             for name, content in learned.artifacts.items():
@@ -128,5 +164,12 @@ class RunLoop:
             self._roster,
             round_index=records[-1]["round"],
             changed=set(done.learned),
-            keep=set() if best is None else {best["round"]},
+            keep=wanted,
         )
+
+    def _keep_in_memory(self, wanted: set[int], round_index: int) -> None:
+        if round_index in wanted:
+            self._kept[round_index] = {slot.index: KeptPeer(slot.measured, slot.state) for slot in self._roster.own()}
+        self._kept = {index: peers for index, peers in self._kept.items() if index in wanted}
+        states = [one.state for peers in self._kept.values() for one in peers.values()]
+        self._roster.forget_states(keep=[state for state in states if state is not None])

@@ -8,6 +8,7 @@ from pathlib import Path
 from crad.config import Experiment
 from crad.errors import RunError
 from crad.runs.directory import RunDirectory
+from crad.runs.metrics_record import METRICS_FILE
 from crad.runs.records import Record
 
 
@@ -21,6 +22,7 @@ class RunRecords:
     summary: Record
     inspection: Record | None = None  # traces of single test images, for methods that combine teachers by a rule
     path: Path | None = None
+    metrics: Record | None = None  # `metrics.json`; runs of earlier versions have none
 
     @property
     def is_complete(self) -> bool:
@@ -36,4 +38,5 @@ def load_run(path: Path) -> RunRecords:
         raise RunError(f"{path} has no complete round yet: continue it with crad run --resume {path}")
     summary, partition = directory.summary(), directory.read_json("partition.json")
     found = directory.read_json("inspection.json") if (path / "inspection.json").is_file() else None
-    return RunRecords(experiment, partition, rounds, summary, found, path)
+    metrics = directory.read_json(METRICS_FILE) if (path / METRICS_FILE).is_file() else None
+    return RunRecords(experiment, partition, rounds, summary, found, path, metrics)

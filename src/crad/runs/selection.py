@@ -19,8 +19,22 @@ def best_round(rounds: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
 
 def honest_best_round(rounds: Sequence[Mapping[str, Any]], attackers: Collection[int]) -> int:
     """Return the round that the honest clients would select: an attacker's own validation says nothing to anybody."""
-    tested = [int(record["round"]) for record in _selectable(rounds)]
-    return max(tested, key=lambda index: (_honest_validation(rounds, index, attackers), -index))
+    selectable = {int(record["round"]) for record in _selectable(rounds)}
+    newest: dict[int, float] = {}
+    means: dict[int, float] = {}
+    for record in rounds:
+        newest |= {one["client"]: one["validation_accuracy"] for one in record["clients"]}
+        if record["round"] in selectable:
+            means[record["round"]] = statistics.fmean(newest[client] for client in newest if client not in attackers)
+    return max(means, key=lambda index: (means[index], -index))
+
+
+def reported_round(rounds: Sequence[Mapping[str, Any]], attackers: Collection[int]) -> int | None:
+    """Return the round that figures are of, under a simulated attack the honest clients'; None while there is none."""
+    best = best_round(rounds)
+    if best is None:
+        return None
+    return honest_best_round(rounds, attackers) if attackers else int(best["round"])
 
 
 def _selectable(rounds: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -33,11 +47,6 @@ def honest_clients_at(
 ) -> list[Mapping[str, Any]]:
     """As `clients_at`, without those that attack."""
     return [client for client in clients_at(rounds, round_index) if client["client"] not in attackers]
-
-
-def _honest_validation(rounds: Sequence[Mapping[str, Any]], round_index: int, attackers: Collection[int]) -> float:
-    honest = honest_clients_at(rounds, round_index, attackers)
-    return statistics.fmean(client["validation_accuracy"] for client in honest)
 
 
 def clients_at(rounds: Sequence[Mapping[str, Any]], round_index: int) -> list[Mapping[str, Any]]:

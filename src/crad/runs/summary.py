@@ -12,6 +12,7 @@ from typing import Any
 
 from crad.config import Experiment
 from crad.federation.attacks import draw_attackers
+from crad.runs.metrics_record import summary_metrics
 from crad.runs.names import display_name
 from crad.runs.records import Record
 from crad.runs.selection import best_round, clients_at, honest_best_round, honest_clients_at
@@ -27,8 +28,12 @@ def summarise(
     device: str,
     workers: int = 1,
     about: Mapping[str, Any],
+    metrics: Mapping[str, Any] | None = None,
 ) -> Record:
-    """Return the summary of a complete run; accuracies in percent, means over all clients. `about`: of the method."""
+    """Return the summary of a complete run; accuracies in percent, means over all clients.
+
+    `about`: of the method; `metrics`: `metrics.json`, which is made when all rounds are there.
+    """
     best = best_round(rounds)
     assert best is not None, "the last round is always tested"
     clients = clients_at(rounds, best["round"])
@@ -63,6 +68,7 @@ def summarise(
         **_variants(best, clients),
         **_committee(best),
         **_under_attack(experiment, rounds),
+        **summary_metrics(metrics, clients=experiment.clients),
         "round_seconds": statistics.median(record["timing"]["seconds"] for record in rounds),
         "total_seconds": sum(record["timing"]["seconds"] for record in rounds),
         "peak_memory_bytes": max(record["timing"]["peak_memory_bytes"] for record in rounds),

@@ -34,10 +34,12 @@ from crad.prediction.committee_card import CommitteeMember, columns_of
 from crad.prediction.export import export_model
 from crad.prediction.model_card import make_card
 from crad.prediction.trained_model import TorchPredictor
+from crad.runs.client_metrics import own_metrics
 from crad.runs.records import Record
 from crad.site.local_peer import LocalPeer
 from crad.site.state_folder import COMMITTEE
 from crad.training.losses import log_count_shares
+from crad.training.metrics import estimate_to_json
 
 DISPROVED = 1e-3  # of its figures are believed: less is none
 
@@ -204,15 +206,19 @@ def write_committee(part: LocalPeer, made: MemberCommittee) -> Path | None:
 def committee_record(part: LocalPeer, made: MemberCommittee, *, own_accuracy: float) -> Record:
     """Return what the participant's report says of it: percent of the own test half, ours and all of us together."""
     images, labels = _own_half(part, "test")
-    accuracy = None
+    accuracy, metrics = None, None
     if made.committee is not None and len(labels):
         said = made.committee.predict(images, face="local", as_index=True)
         accuracy = 100.0 * float(np.mean(said == labels))
+        logits_BC = torch.from_numpy(made.committee.predict_proba(images, face="local")).log()
+        figures = own_metrics(part.context, part.number, logits_BC).figures
+        metrics = {name: estimate_to_json(one) for name, one in figures.items()}
     committee = made.committee
     return {
         "is_allowed": True,
         "own_accuracy": own_accuracy,
         "accuracy": accuracy,
+        "metrics": metrics,
         "test_samples": len(labels),
         "members": dict(made.rounds),
         "left_out": dict(made.left_out),

@@ -198,6 +198,8 @@ class Outcome:
             is_taught=part.method.teachers != "nobody",
             words=asdict(agreement.data_schema.words),
             also_left=agreement.data_schema.travels_along(agreement.settings),
+            joined_metrics=self._federated.metrics,
+            alone_metrics=self._alone.metrics,
         )
         directory = RunDirectory(part.folder)
         directory.write_json("participant.json", record)

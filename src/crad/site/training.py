@@ -25,6 +25,7 @@ from crad.site.local_peer import LocalPeer
 from crad.site.state_folder import STATUS
 from crad.site.status import Status
 from crad.site.unused_teachers import UnusedTeachers
+from crad.training.metrics import ClassificationMetrics
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Trained:
     rounds: list[Record]
     best: Record
     state: Path
+    metrics: ClassificationMetrics | None = None  # of it on the own test half
 
 
 def take_part(part: LocalPeer, exchange: MemberExchange, *, callback: Callback) -> Trained:
@@ -131,7 +133,8 @@ def _train(part: LocalPeer, method: Method, folder: Path, exchange: Exchange, *,
         records = loop.restore()
         loop.run(records, callback=callback)
         best, state = loop.restore_best(records, part.number)
-        return Trained(records, best, state)
+        measured = loop.measure(records)
+        return Trained(records, best, state, None if measured is None else measured.models.clients[part.number].own)
 
 
 def _begin(directory: RunDirectory, part: LocalPeer) -> None:

@@ -38,7 +38,18 @@ def summary_scalars(summary: Record) -> dict[str, float]:
         f"{SUMMARY_PREFIX}{name}": value
         for name, value in summary.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
-    }
+    } | _metrics(f"{SUMMARY_PREFIX}metrics/", summary.get("metrics", {}))
+
+
+def _metrics(prefix: str, entry: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics beyond accuracy with the ends of their intervals; what has too few samples is left out."""
+    found: dict[str, float] = {}
+    for test_set in ("global", "local", "pooled"):
+        for name, figure in entry.get(test_set, {}).items():
+            ends = {f"{prefix}{test_set}/{name}/{end}": figure.get(end) for end in ("low", "high")}
+            values = {f"{prefix}{test_set}/{name}": figure["value"], **ends}
+            found |= {key: value for key, value in values.items() if value is not None}
+    return found | (_metrics(f"{prefix}committee/", entry["committee"]) if "committee" in entry else {})
 
 
 def hyperparameters(experiment: Experiment) -> dict[str, bool | int | float | str]:
