@@ -133,7 +133,7 @@ PAGES: dict[str, tuple[str, dict[str, Any]]] = {
             "outcome": {
                 "tracks": [TrackRow(hostile("class"), 4, [TrackMark("alone", 50.0, 20.0, 80.0)])],
                 "tiles": [TILE],
-                "table": table("outcome"),
+                "tables": [table("outcome")],
             },
             "together": [hostile("together")],
             "trust": {
