@@ -18,6 +18,7 @@ from PIL import Image
 
 from crad.data import DATASETS, Dataset, check_dataset, data_directory, load_dataset
 from crad.data.dataset import Splits, build_dataset
+from crad.data.readers.table_file import TableOptions
 from crad.data.resizing import resize_images
 from crad.data.site_data import load_own_data
 from crad.data.subsets import balanced_subset
@@ -61,8 +62,8 @@ def test_a_data_set_tells_its_classes_channels_and_padded_size():
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
-        ({"train_samples": np.zeros((3, 8, 8, 3), np.float32)}, ["toy: train_images", "float32", "uint8"]),
-        ({"test_samples": some_images(3, shape=(8, 8, 2))}, ["toy: test_images", "(3, 8, 8, 2)", "1 or 3"]),
+        ({"train_samples": np.zeros((3, 8, 8, 3), np.int64)}, ["toy: train_images", "int64", "uint8, uint16, float32"]),
+        ({"test_samples": some_images(3, shape=(8, 8, 2))}, ["train images are 8x8x3 but test images 8x8x2"]),
         ({"train_samples": some_images(2, shape=(8, 8, 3))}, ["2 train images but 3 train labels"]),
         ({"test_samples": some_images(0, shape=(8, 8, 3)), "test_labels": np.zeros(0, np.int64)}, ["empty"]),
         ({"train_labels": np.array([0, 7, 1])}, ["train_labels", "label 7 at index 1", "0..2"]),
@@ -557,8 +558,8 @@ def test_an_empty_class_folder_is_refused(two_classes):
 
 def test_an_unknown_file_type_alone_is_refused(two_classes):
     (two_classes / "c").mkdir()
-    (two_classes / "c" / "scan.tif").write_bytes(b"II*\x00")
-    refusal(lambda: load_dataset(str(two_classes), seed=1), two_classes / "c", "'scan.tif'", ".png")
+    (two_classes / "c" / "scan.bmp").write_bytes(b"BM")
+    refusal(lambda: load_dataset(str(two_classes), seed=1), two_classes / "c", "'scan.bmp'", ".png")
 
 
 def test_a_single_class_is_refused(tmp_path):
@@ -577,9 +578,49 @@ def test_an_unreadable_image_is_refused_by_name(two_classes):
         refusal(lambda: load_dataset(str(two_classes), seed=1), two_classes / "b" / "1.png", "not a readable")
 
 
-def test_a_16_bit_image_is_refused_rather_than_clipped(two_classes):
+def test_a_16_bit_image_among_others_is_refused_rather_than_clipped(two_classes):
     Image.fromarray(np.full((8, 8), 40_000, dtype=np.uint16)).save(two_classes / "b" / "1.png")
-    refusal(lambda: load_dataset(str(two_classes), seed=1), two_classes / "b" / "1.png", "8 bits")
+    refusal(lambda: load_dataset(str(two_classes), seed=1), two_classes / "b" / "1.png", "16 bits", "8 bits")
+
+
+@pytest.mark.parametrize(("suffix", "dtype"), [("png", np.uint16), ("tif", np.uint16), ("tiff", np.float32)])
+def test_deep_gray_images_keep_their_bits(tmp_path, suffix, dtype):
+    images = {
+        name: (250 * some_images(5, shape=(8, 10), seed=seed).astype(np.int64)).astype(dtype)
+        for seed, name in enumerate("ab")
+    }
+    for name, part in images.items():
+        write_images(tmp_path / name, part, suffix=suffix)
+    dataset = load_dataset(str(tmp_path), seed=1)
+    assert (dataset.train_images.dtype, dataset.in_channels) == (dtype, 1)
+    kept = {image.tobytes() for image in (*dataset.train_images, *dataset.test_images)}
+    assert kept == {image.tobytes() for part in images.values() for image in part}
+    resized = load_dataset(str(tmp_path), seed=1, resize=12).train_images
+    assert (resized.dtype, resized.shape[1:]) == (dtype, (12, 12, 1))
+    assert resized.max() > 255
+
+
+def test_sites_are_folders_above_the_classes_or_the_beginning_of_names(tmp_path):
+    for site, name in (("north", "a"), ("north", "b"), ("south", "a"), ("south", "b")):
+        write_images(tmp_path / "deep" / site / name, some_images(5, shape=(8, 8)))
+    for table in (TableOptions(), TableOptions(site="folder")):
+        dataset = load_dataset(str(tmp_path / "deep"), seed=1, table=table)
+        assert (dataset.site_names, dataset.class_names) == (("north", "south"), ("a", "b"))
+        assert dataset.train_sites is not None
+        assert np.bincount(dataset.train_sites).tolist() == [8, 8]  # a fifth of every class of every site held back
+    for name in "ab":
+        write_images(tmp_path / "flat" / name, some_images(6, shape=(8, 8)))
+        for place, file in enumerate(sorted((tmp_path / "flat" / name).iterdir())):
+            file.rename(file.with_name(f"{'xy'[place % 2]}_{place}.png"))
+    dataset = load_dataset(str(tmp_path / "flat"), seed=1, table=TableOptions(site="filename"))
+    assert dataset.site_names == ("x", "y")
+    assert load_dataset(str(tmp_path / "flat"), seed=1).train_sites is None
+    for site, parts in (("folder", ["SITE/CLASS/file", tmp_path / "flat" / "a"]), ("ward", ["'folder'", "'filename'"])):
+        refusal(lambda site=site: load_dataset(str(tmp_path / "flat"), seed=1, table=TableOptions(site=site)), *parts)
+    (tmp_path / "flat" / "a" / "x_0.png").rename(tmp_path / "flat" / "a" / "x.png")
+    refusal(
+        lambda: load_dataset(str(tmp_path / "flat"), seed=1, table=TableOptions(site="filename")), "x.png", "SITE_1.png"
+    )
 
 
 def test_a_test_class_that_training_lacks_is_refused(tmp_path):

@@ -144,13 +144,16 @@ def test_every_layout_and_type_gives_the_same_images():
     ("x", "reason"),
     [
         (np.zeros(4), "x_train has shape (4,): expected images [N, H, W]"),
-        (np.zeros((4, 2, 2, 2, 2)), "or a list of texts; signals are not supported yet"),
+        (np.zeros((4, 2, 2, 2, 2)), "a list of texts, or with kind='series' or kind='audio' [N, T] or [N, C, T]"),
         (np.full((4, 13), np.inf), "column 'x0' has an infinite value; a gap is NaN"),
         (np.full((4, 13), "a"), "x_train is <U1 of shape (4, 13), expected numbers [N, F]"),
-        (np.zeros((4, 16, 16, 4), np.uint8), "x_train has shape (4, 16, 16, 4): expected images"),
-        (np.full((4, 16, 16), 200.0), "x_train has floats 200 to 200, expected uint8 pixels 0..255, or 0..1"),
-        (np.full((4, 16, 16), 0.3333), "leave out normalisation"),
-        (np.full((4, 16, 16), 300), "x_train has values 300 to 300, expected uint8"),
+        (
+            np.full((4, 16, 16), 200.0),
+            "values 200 to 200: gray images, or series [N, channels, time]? Say",
+        ),
+        (np.full((4, 16, 16), 0.3333), "Say kind='image' or kind='series'"),
+        (np.full((4, 16, 16), 300), "x_train is int64 of shape (4, 16, 16) with values 300 to 300"),
+        (np.full((4, 16, 16, 2), np.nan), "train_images: image 0 has a value that is not finite"),
         (np.zeros((4, 5, 5), np.uint8), "expected sides of 8 or more"),
     ],
 )

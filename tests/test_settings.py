@@ -76,7 +76,7 @@ def test_roles_are_what_the_hand_kept_lists_said():
     assert names_of("extent") == ("preset", "seed", "rounds", "eval_every", "committee_rule")
     assert " ".join(names_of("world")) == (
         "dataset clients active partition alpha label site ignore categories missing ranges text vocabulary "
-        "text_length test_data classes_per_client held_out train_limit test_limit resize attack attackers"
+        "text_length test_data classes_per_client held_out train_limit test_limit resize kind seconds attack attackers"
     )
     assert " ".join(names_where(lambda one: one.sets_pace)) == (
         "dataset clients active text_length train_limit test_limit resize models width local_epochs batch_size"

@@ -220,6 +220,13 @@ def test_a_client_per_site_in_the_order_of_their_names(wards):
     assert context.data.dataset.site_names == ("a", "b", "c")
 
 
+def test_the_partition_says_how_the_wards_columns_differ(wards):
+    shift = build_run_context(wards).data.input_shift()
+    assert shift["features"] == ["share of gaps", "pressure", "sugar", "lab"]
+    assert shift["differences"][2][3] is None, "nothing there"
+    assert shift["differences"][1][3] < -1, "another unit"
+
+
 def test_the_number_of_clients_and_the_models_follow_from_the_data(clinics):
     given = Experiment(dataset=str(clinics), label="ill", site="ward", partition="natural")
     found = resolve_experiment(given)

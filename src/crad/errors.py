@@ -83,6 +83,11 @@ def install_hint(extra: str) -> str:
     return f"pip install '.[{extra}]' in a clone of the project"
 
 
+def with_article(noun: str) -> str:
+    """Return a noun with "a" or "an" before it."""
+    return f"{'an' if noun[:1] in 'aeiou' else 'a'} {noun}"
+
+
 def printable(text: object) -> str:
     """Return a peer's words as one short printable line: no line breaks, terminal codes or floods reach a log."""
     words = str(text)[:MAX_QUOTED]

@@ -14,7 +14,7 @@ from crad.analysis.comparison import over_seeds
 from crad.analysis.gains import attackers_of, client_accuracies
 from crad.analysis.groups import NOT_JOINED, Methods, is_tested
 from crad.analysis.intervals import gain_interval, t_interval
-from crad.runs.records import Record
+from crad.runs.records import INPUT_SHIFT, Record
 from crad.runs.run_records import RunRecords
 from crad.runs.selection import clients_at, honest_clients_at
 
@@ -149,6 +149,19 @@ def partition_rows(run: RunRecords) -> list[Row]:
         {"client": client, "class": name, "samples": samples}
         for client, row in enumerate(run.partition["counts"])
         for name, samples in zip(run.partition["class_names"], row, strict=True)
+    ]
+
+
+def shift_rows(run: RunRecords) -> list[Row]:
+    """Return how far the mean of a client's samples is from that of the others, by feature; none where nobody knows."""
+    shift = run.partition.get(INPUT_SHIFT)
+    if not shift:
+        return []
+    return [
+        {"client": client, "feature": name, "difference": difference, "shown": f"{difference:+.1f}"}
+        for client, row in enumerate(shift["differences"])
+        for name, difference in zip(shift["features"], row, strict=True)
+        if difference is not None
     ]
 
 

@@ -48,7 +48,16 @@ DataDir = Annotated[
 Mirror = Annotated[str | None, typer.Option("--url", help="Fetch from this address instead of the official one.")]
 
 SiteColumn = Annotated[
-    str | None, typer.Option("--site", metavar="COLUMN", help="Column of a table that says whose row it is.")
+    str | None,
+    typer.Option(
+        "--site", metavar="COLUMN", help="Whose sample it is: a table's column; of class folders folder or filename."
+    ),
+]
+KindName = Annotated[
+    str | None, typer.Option("--kind", metavar="KIND", help="What an array holds: image, table, series or audio.")
+]
+Seconds = Annotated[
+    float | None, typer.Option("--seconds", metavar="SECONDS", help="Length that recordings are brought to.")
 ]
 Text = Annotated[str | None, typer.Option("--text", metavar="COLUMN,...", help="Columns of a table that hold texts.")]
 Vocabulary = Annotated[
@@ -105,30 +114,40 @@ def check_dataset(
     text: Text = None,
     vocabulary: Vocabulary = None,
     text_length: TextLength = None,
+    kind: KindName = None,
+    seconds: Seconds = None,
     as_json: AsJson = False,
 ) -> None:
     """Read a data set and say which file was found, whether it is the official one, and what it holds.
 
     Of a table it says what was understood of every column: numbers, categories, gaps, classes, sites. Of texts how long
-    they are, what is cut off, and how many words share an id.
+    they are, what is cut off, and how many words share an id. Of recordings their sampling rate and lengths.
 
     Example: crad data check cifar10; crad data check my-images/
     Example: crad data check heart.csv --label disease --site hospital --missing chol=0
     Example: crad data check news.csv --label topic --text title,body
     """
     from crad.data.fetch import check
-    from crad.data.kinds import kind_of_source
+    from crad.data.kinds import ReadOptions, kind_of_source
+    from crad.data.readers.npz import is_npy_folder
 
     columns = {"label": label, "site": site, "ignore": ignore, "categories": categories, "missing": missing}
     columns |= {"ranges": ranges, "text": text, "vocabulary": vocabulary, "text_length": text_length}
-    if kind_of_source(name).name == "table":
+    folder = Path(name).expanduser()
+    found = kind_of_source(name, ReadOptions(kind=kind)).name
+    if found == "table" and not (name.lower().endswith(".npz") or folder.is_dir()):
         _check_table(name, {flag: value for flag, value in columns.items() if value is not None}, as_json=as_json)
         return
-    if said := [flag for flag, value in columns.items() if value is not None]:
+    if said := [flag for flag, value in columns.items() if value is not None and flag != "site"]:
         raise ConfigError(
             f"--{said[0].replace('_', '-')} is for tables (.csv, .parquet), and {name} is none: leave it out"
         )
-    report = dataclasses.asdict(check(name, data_dir=_folder(data_dir)))
+    if found == "audio" and folder.is_dir() and not is_npy_folder(folder):
+        _check_recordings(folder, seconds, site, as_json=as_json)
+        return
+    if seconds is not None:
+        raise ConfigError(f"--seconds is for folders of recordings, and {name} is none: leave it out")
+    report = dataclasses.asdict(check(name, data_dir=_folder(data_dir), kind=kind, site=site))
     if as_json:
         typer.echo(json.dumps(report, indent=2))
         return
@@ -204,6 +223,28 @@ def _print_counts(report: TableReport | TextReport) -> None:
     for what, counts in (("classes", report.classes), ("sites", report.sites)):
         if counts is not None:
             typer.echo(f"{what}: {', '.join(f'{value} {count}' for value, count in counts.items())}")
+    for warning in report.warnings:
+        typer.echo(f"crad: {warning}", err=True)
+
+
+def _check_recordings(path: Path, seconds: float | None, site: str | None, *, as_json: bool) -> None:
+    from crad.cli.terminal.terminal_tables import plain_table, table_console
+    from crad.data.readers.wav_folder import check_recordings
+
+    report = check_recordings(path, seconds=seconds, site=site)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(report), indent=2))
+        return
+    lengths = f"{report.shortest_s:.2f} to {report.longest_s:.2f} s, median {report.median_s:.2f} s"
+    rows = [
+        ["recordings", f"{report.train} for training, {report.test} for the test"],
+        ["files", f"{report.rate} samples a second, {', '.join(report.bits)}"],
+        ["lengths", lengths],
+        ["brought to", f"{report.seconds:g} s: {report.padded} get silence at their end, {report.cut} are cut"],
+        ["classes", ", ".join(f"{name} {count}" for name, count in report.classes.items())],
+        ["sites", "-" if report.sites is None else ", ".join(f"{name} {n}" for name, n in report.sites.items())],
+    ]
+    table_console().print(plain_table(["what", "understood"], rows))
     for warning in report.warnings:
         typer.echo(f"crad: {warning}", err=True)
 

@@ -52,7 +52,7 @@ Inputs = Annotated[
     Path,
     typer.Argument(
         metavar="INPUTS",
-        help="An image, a folder of images, a table (.csv, .parquet), texts (.txt too), a .npy or a .npz file.",
+        help="An image or a .wav, a folder of them, a table (.csv, .parquet), texts (.txt too), a .npy or a .npz file.",
     ),
 ]
 FaceFlag = Annotated[

@@ -63,7 +63,8 @@ class Experiment(BaseModel):
         str,
         Field(min_length=1),
         Setting(
-            "Data set: a known name, a table (.csv, .parquet), an .npz file or a folder of class folders",
+            "Data set: a known name, a table (.csv, .parquet), an .npz file or a folder of class folders (images, "
+            "recordings)",
             "Data",
             "world",
             "private",
@@ -132,7 +133,8 @@ class Experiment(BaseModel):
     site: Annotated[
         str | None,
         Setting(
-            "Column of a table that says whose row it is, for partition natural",
+            "Whose sample it is, for partition natural: a table's column; of class folders 'folder' (SITE/CLASS/file) "
+            "or 'filename' (SITE_1.wav)",
             "Data",
             "world",
             "simulated",
@@ -262,6 +264,29 @@ class Experiment(BaseModel):
             "simulated",
             before=None,
             metavar="PIXELS",
+            sets_pace=True,
+        ),
+    ] = None
+    kind: Annotated[
+        str | None,
+        Setting(
+            "What an array holds where that is not plain: image, table, series or audio",
+            "Data",
+            "world",
+            "simulated",
+            before=None,
+            metavar="KIND",
+        ),
+    ] = None
+    seconds: Annotated[
+        Positive | None,
+        Setting(
+            "Bring all recordings to this length (that of the longest)",
+            "Data",
+            "world",
+            "simulated",
+            before=None,
+            metavar="SECONDS",
             sets_pace=True,
         ),
     ] = None

@@ -13,7 +13,7 @@ from crad.data.labels import number_labels
 from crad.data.readers.cifar import read_cifar
 from crad.data.readers.embedded import read_digits, read_mnist5k
 from crad.data.readers.image_folder import read_image_folder
-from crad.data.readers.npz import read_npz
+from crad.data.readers.npz import is_npy_folder, read_npz
 from crad.data.readers.table_file import TableOptions
 from crad.data.subsets import balanced_subset
 from crad.errors import ConfigError, DataError, unknown_name
@@ -172,25 +172,30 @@ def load_dataset(
     test_limit: int | None = None,
     resize: int | None = None,
     table: TableOptions | None = None,
+    kind: str | None = None,
+    seconds: float | None = None,
     seed: int,
     data_dir: Path | None = None,
 ) -> Dataset:
-    """Load a known data set, a .npz file, a folder of images, a table or what was passed.
+    """Load a known data set, a .npz file, a folder of images or recordings, a table or what was passed.
 
-    The limits keep a balanced subset; `table` says which of a table's columns is what.
+    The limits keep a balanced subset; `table` says which of a table's columns is what, `kind` what an array holds.
     """
     from crad.data.kinds import ReadOptions, kind_of_source  # late: they need torch, and a list of names does not
 
     if is_object(name_or_path):
-        if resize is not None:
-            raise ConfigError("resize is for files: bring arrays that are passed in Python to their size before")
+        if resize is not None or seconds is not None:
+            word = "resize" if resize is not None else "seconds"
+            raise ConfigError(f"{word} is for files: bring arrays that are passed in Python to their size before")
+        if kind is not None:
+            raise ConfigError("kind is for files: say it when the data set is made in Python")
         if table not in (None, TableOptions()):
             raise ConfigError(
                 "label, site and other columns are for files: name them when the data set is made in Python"
             )
         dataset: Dataset = passed_object("data set", name_or_path)
     else:
-        options = ReadOptions(resize, table or TableOptions(), data_dir)
+        options = ReadOptions(resize, table or TableOptions(), data_dir, seconds, kind)
         dataset = kind_of_source(name_or_path, options).read(name_or_path, options)
     if train_limit is not None:
         kept = _limit(dataset.train_labels, limit=train_limit, split="train", dataset=dataset, seed=seed)
@@ -259,11 +264,13 @@ def read_found(found: FoundFile) -> Dataset:
     )
 
 
-def as_asked(found: FoundFile, *, resize: int | None = None) -> FoundFile:
+def as_asked(found: FoundFile, *, resize: int | None = None, site: str | None = None) -> FoundFile:
     """Return where to read from such that labels are numbers from 0 on and images have the size that is asked for."""
     read = found.read
+    if site is not None and found.path is not None:
+        read = partial(read_image_folder, found.path, site=site)
     if resize is not None:
-        read = partial(_read_resized, found, resize)
+        read = partial(_read_resized, found, resize, site)
         source = None if found.source is None else replace(found.source, pad_to=None)
         found = replace(found, source=source)
     if found.source is not None:
@@ -271,11 +278,11 @@ def as_asked(found: FoundFile, *, resize: int | None = None) -> FoundFile:
     return replace(found, read=lambda: number_labels(read(), where=str(found.path)))
 
 
-def _read_resized(found: FoundFile, side: int) -> Splits:
+def _read_resized(found: FoundFile, side: int, site: str | None) -> Splits:
     from crad.data.resizing import resize_images
 
-    if found.source is None and found.path is not None and found.path.is_dir():
-        return read_image_folder(found.path, resize=side)  # where images of several sizes may lie
+    if found.source is None and found.path is not None and found.path.is_dir() and not is_npy_folder(found.path):
+        return read_image_folder(found.path, resize=side, site=site)  # where images of several sizes may lie
     splits, where = found.read(), str(found.path or found.name)
     train, test = with_channels(splits.train_images), with_channels(splits.test_images)
     check_images(train, where=f"{where}: train_images", is_small_allowed=True)
@@ -285,6 +292,8 @@ def _read_resized(found: FoundFile, side: int) -> Splits:
 
 def _locate_path(text: str) -> FoundFile:
     path = Path(text).expanduser()
+    if is_npy_folder(path):
+        return FoundFile(path.resolve().name, "folder of .npy files", path, partial(read_npz, path), None)
     if path.is_dir():
         return FoundFile(path.resolve().name, "image folder", path, partial(read_image_folder, path), None)
     if path.suffix.lower() == ".npz":

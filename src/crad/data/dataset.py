@@ -1,7 +1,7 @@
 """A data set in memory, of any kind, and what makes one acceptable. Readers of images end in `build_dataset`.
 
 What a kind of data is, and what only it knows, stands in `crad.data.kinds`. N samples; of images H height, W width, C
-channels (1 or 3); of tables F columns.
+channels; of tables F columns; of series and recordings T steps in time.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from crad.errors import DataError
 if TYPE_CHECKING:
     from crad.data.kinds.kind import Kind
 
-Images = NDArray[np.uint8]
+Images = NDArray[Any]  # uint8, uint16 or float32
 Labels = NDArray[np.int64]
 
 MIN_SIDE = 8  # three 2x2 poolings must leave a pixel
+EIGHT_BITS, SIXTEEN_BITS = np.dtype(np.uint8), np.dtype(np.uint16)
+PIXELS = (EIGHT_BITS, SIXTEEN_BITS, np.dtype(np.float32))
 SHOWN_CLASSES = 3  # of many in one line
 MAX_CLASSES = 10_000  # above this a label column is almost surely something else, such as an id
 
@@ -38,11 +40,15 @@ class Splits:
     class_names: tuple[str, ...] | None = None
     validation_images: NDArray[Any] | None = None  # only where they were asked for and are there
     validation_labels: NDArray[Any] | None = None
+    train_sites: tuple[str, ...] | None = None  # whose training sample each one is, where that is known
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Training and test samples with labels [N]: images uint8 [N,H,W,C], rows float32 [N,F], token ids int32 [N,L].
+    """Training and test samples with their labels [N], of one kind.
+
+    Images [N, H, W, C] (uint8, uint16, float32), rows of a table float32 [N, F], texts as token ids int32 [N, L],
+    series float32 [N, C, T], recordings int16 or float32 [N, C, T].
 
     From memory: `Dataset.from_arrays`, `Dataset.from_frame`, `Dataset.from_torch`, `Dataset.from_huggingface`; then
     `crad.run(experiment, data=dataset)`. Data sets with a name and files are settings: `crad.Experiment(dataset=...)`.
@@ -60,7 +66,7 @@ class Dataset:
     test_samples: NDArray[Any]
     test_labels: Labels
     class_names: tuple[str, ...]
-    augmentation: str = "none"  # of images: "crop-flip", "flips" or "none"
+    augmentation: str = "none"  # of images "crop-flip", "flips"; of recordings and series "shift", "shift-gain-noise"
     pad_to: int | None = None  # zero pad both sides to this many pixels; None leaves the images as they are
     kind: str = "image"  # a name in crad.data.kinds.KINDS
     columns: tuple[Column, ...] = ()  # of a table: its schema
@@ -68,6 +74,7 @@ class Dataset:
     site_names: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)  # what else its kind must know, as plain values
     texts: Mapping[bytes, str] = field(default_factory=dict, repr=False)  # test texts as written, by their ids
+    rate: int | None = None  # of recordings: samples a second
 
     @classmethod
     def from_arrays(
@@ -82,20 +89,24 @@ class Dataset:
         name: str = "arrays",
         augmentation: str | None = None,
         columns: Sequence[str] | None = None,
+        kind: str | None = None,
+        rate: int | None = None,
         vocabulary: int | None = None,
         text_length: int | None = None,
     ) -> Dataset:
         """Make a data set of arrays in memory: numpy, torch, or anything that numpy understands.
 
-        Images are uint8 [N, H, W], [N, H, W, C] or [N, C, H, W] with 1 or 3 channels (floats in 0..1, as torchvision's
-        ToTensor makes them of such pixels, are turned back exactly). Numbers [N, F] are the rows of a table, NaN a gap;
-        `columns` names them. A list of str is one of texts; `vocabulary` and `text_length` are how many ids their words
-        are hashed to (8192) and how many words are read (64).
+        Images are [N, H, W], [N, H, W, C] or [N, C, H, W] of 8 or 16 bits or floats (floats in 0..1, as torchvision's
+        ToTensor makes them of 8-bit pixels, are turned back exactly). Numbers [N, F] are the rows of a table, NaN a
+        gap; `columns` names them. Series [N, T] or [N, C, T] are told by `kind="series"`, recordings by `kind="audio"`
+        with their sampling rate. A list of str is one of texts; `vocabulary` and `text_length` are how many ids their
+        words are hashed to (8192) and how many words are read (64).
 
         Labels are strings, or whole numbers: with `classes`, places in that list counted from 0, or from 1 where they
         are 1..C; without, every value that occurs is a class of that name. `name` is what records call the data, beside
-        its hash. `augmentation` is "none", "crop-flip" or "flips"; by default colour images get
-        "crop-flip". `site` says of every training sample whose it is, for `Experiment(partition="natural")`.
+        its hash. `augmentation` of images is "none", "crop-flip" or "flips"; by default colour images get "crop-flip";
+        of recordings and series "none", "shift" or "shift-gain-noise", recordings have the last by default. `site` says
+        of every training sample whose it is, for `Experiment(partition="natural")`.
 
         Example:
             >>> import crad, numpy as np
@@ -116,6 +127,8 @@ class Dataset:
             augmentation=augmentation,
             site=site,
             columns=columns,
+            kind=kind,
+            rate=rate,
             vocabulary=vocabulary,
             text_length=text_length,
         )
@@ -270,12 +283,14 @@ class Dataset:
     @property
     def in_channels(self) -> int:
         """Return 1 for grayscale, 3 for colour; of a table how many columns it has, of texts how many tokens."""
-        return int(self.train_samples.shape[-1])
+        return int(self.train_samples.shape[1:][self.kind_of_data.channel_axis])
 
     @property
     def image_size(self) -> tuple[int, ...]:
-        """Return height and width after padding, as a model sees them; a row has no sides."""
-        return tuple(self.pad_to or int(side) for side in self.train_samples.shape[1:-1])
+        """Return height and width after padding, as a model sees them; of a series its length; a row has no sides."""
+        sides = list(self.train_samples.shape[1:])
+        del sides[self.kind_of_data.channel_axis]
+        return tuple(self.pad_to or int(side) for side in sides)
 
 
 def build_dataset(
@@ -292,8 +307,8 @@ def build_dataset(
     must not be mirrored, and a user's grayscale data may well be that.
     """
     train_images = with_channels(splits.train_images)
-    train_labels = _flat_labels(splits.train_labels, where=where, split="train")
-    test_labels = _flat_labels(splits.test_labels, where=where, split="test")
+    labels = numbered_labels(splits.train_labels, splits.test_labels, splits.class_names, where=where)
+    train_labels, test_labels, class_names = labels
     is_colour = train_images.ndim == 4 and train_images.shape[3] == 3
     dataset = Dataset(
         name=name,
@@ -301,12 +316,25 @@ def build_dataset(
         train_labels=train_labels,
         test_samples=with_channels(splits.test_images),
         test_labels=test_labels,
-        class_names=splits.class_names or _numbered_classes(train_labels, test_labels, where=where),
+        class_names=class_names,
         augmentation=augmentation or ("crop-flip" if is_colour else "none"),
         pad_to=pad_to,
     )
     check_dataset(dataset, where=where)
-    return dataset
+    if splits.train_sites is None:
+        return dataset
+    from crad.data.readers.arrays import with_sites
+
+    return with_sites(dataset, splits.train_sites)
+
+
+def numbered_labels(
+    train: NDArray[Any], test: NDArray[Any], names: tuple[str, ...] | None, *, where: str
+) -> tuple[Labels, Labels, tuple[str, ...]]:
+    """Return labels as int64 [N], and the names of their classes: "0", "1", ... where there are none."""
+    train_labels = _flat_labels(train, where=where, split="train")
+    test_labels = _flat_labels(test, where=where, split="test")
+    return train_labels, test_labels, names or _numbered_classes(train_labels, test_labels, where=where)
 
 
 def check_dataset(dataset: Dataset, *, where: str | None = None) -> None:
@@ -338,16 +366,17 @@ def check_dataset(dataset: Dataset, *, where: str | None = None) -> None:
 
 def check_images(images: NDArray[Any], *, where: str, is_small_allowed: bool = False) -> None:
     """Refuse, with a `DataError`, an array that holds no images; small ones too unless they will be made larger."""
-    if images.dtype != np.uint8:
-        raise DataError(f"{where} has dtype {images.dtype}, expected uint8: save the pixels as 0..255")
-    if images.ndim != 4 or images.shape[3] not in (1, 3):
-        raise DataError(
-            f"{where} has shape {images.shape}, expected [N, H, W] or [N, H, W, channels] with 1 or 3 channels"
-        )
+    if images.dtype not in PIXELS:
+        raise DataError(f"{where} has dtype {images.dtype}, expected pixels as {', '.join(map(str, PIXELS))}")
+    if images.ndim != 4 or images.shape[3] < 1:
+        raise DataError(f"{where} has shape {images.shape}, expected [N, H, W] or [N, H, W, channels]")
     if len(images) == 0:
         raise DataError(f"{where} is empty, expected at least one image")
     if min(images.shape[1:3]) < (1 if is_small_allowed else MIN_SIDE):
         raise DataError(f"{where}: images are {_shape(images.shape[1:])}, expected sides of {MIN_SIDE} or more")
+    if images.dtype.kind == "f" and not np.isfinite(images).all():
+        place = int((~np.isfinite(images)).any(axis=(1, 2, 3)).argmax())
+        raise DataError(f"{where}: image {place} has a value that is not finite: fill it")
 
 
 def _check_labels(labels: NDArray[Any], *, num_classes: int, where: str) -> None:
@@ -371,8 +400,31 @@ def untaught_warning(dataset: Dataset) -> str | None:
 
 
 def with_channels(images: NDArray[Any]) -> NDArray[Any]:
-    """Give grayscale [N, H, W] its channel axis; leave anything else for the check."""
-    return images[..., np.newaxis] if images.ndim == 3 else images
+    """Return images as [N, H, W, C] from any understood layout and type; leave anything else for the check."""
+    if images.dtype.kind == "f" and images.dtype != np.float32:
+        images = images.astype(np.float32)
+    elif images.dtype.kind in "iu" and images.dtype not in PIXELS:
+        images = _as_pixels(images)
+    if images.ndim == 3:
+        return images[..., np.newaxis]
+    return images.transpose(0, 2, 3, 1) if images.ndim == 4 and is_channels_first(images.shape[1:]) else images
+
+
+def is_channels_first(shape: tuple[int, ...]) -> bool:
+    """Return whether an image of this shape is [C, H, W] and not [H, W, C], which it is where both are possible."""
+    first, second, last = shape
+    for known in ((1, 3), range(1, MIN_SIDE)):
+        if last in known or first in known:
+            return last not in known
+    return second == last and first < second  # a square, and many channels before it
+
+
+def _as_pixels(images: NDArray[Any]) -> NDArray[Any]:
+    """Return whole numbers in the smallest type that pixels have and that holds them."""
+    low, high = (int(images.min()), int(images.max())) if images.size else (0, 0)
+    if low < 0 or high > np.iinfo(np.uint16).max:
+        return images.astype(np.float32)
+    return images.astype(np.uint8 if high <= np.iinfo(np.uint8).max else np.uint16)
 
 
 def _flat_labels(labels: NDArray[Any], *, where: str, split: str) -> Labels:

@@ -22,6 +22,7 @@ from crad.data.site_data import OwnData
 from crad.data.subsets import split_proxy
 from crad.randomness import stream
 
+SHIFT_SAMPLES, SHIFT_FEATURES = 1000, 12  # at most so many of a client are looked at, and so many features shown
 PROXY_FRACTION = 10  # the proxy set is never more than a tenth of the training images
 
 
@@ -75,6 +76,24 @@ class FederatedData:
         """Return how many samples of each class every client holds, [clients, classes]."""
         return self._counts([shard.indices for shard in self.shards])
 
+    def input_shift(self) -> dict[str, Any]:
+        """Return by how many deviations the mean of a client's samples differs from that of all others, by feature.
+
+        Of many features those that differ most; a client that has nothing to say of one has None.
+        """
+        parts = [_spread(shard.indices, SHIFT_SAMPLES) for shard in self.shards]
+        owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+        samples = self.dataset.train_samples[np.concatenate(parts)]
+        found = {}
+        for name, values in self.dataset.kind_of_data.features(self.dataset, samples).items():
+            found[name] = [_difference(values, owner == client) for client in range(len(parts))]
+        most = sorted(found, key=lambda name: -max(abs(one or 0.0) for one in found[name]))[:SHIFT_FEATURES]
+        shown = [name for name in found if name in most]
+        return {
+            "features": shown,
+            "differences": [[found[name][client] for name in shown] for client in range(len(parts))],
+        }
+
     def _counts(self, parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
         return class_counts(self.dataset.train_labels, num_classes=self.num_classes, parts=parts)
 
@@ -92,6 +111,8 @@ def build_federated_data(experiment: Experiment, dataset: Dataset | None = None,
         test_limit=experiment.test_limit,
         resize=experiment.resize,
         table=options_of(experiment),
+        kind=experiment.kind,
+        seconds=experiment.seconds,
         seed=experiment.seed,
     )
     check_standardize(experiment.standardize, dataset.columns)
@@ -126,6 +147,20 @@ def build_own_data(own: OwnData, *, client: int, clients: int, preprocessor: Pre
         proxy=nothing,
         preprocessor=preprocessor,
     )
+
+
+def _spread(indices: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    return indices if len(indices) <= most else indices[np.linspace(0, len(indices) - 1, most).astype(np.int64)]
+
+
+def _difference(values: NDArray[np.float64], is_own: NDArray[np.bool_]) -> float | None:
+    """Return how far the mean of some values is from that of the others, in deviations of all; None: there are none."""
+    is_known = np.isfinite(values)
+    own, others = values[is_known & is_own], values[is_known & ~is_own]
+    if not len(own) or not len(others):
+        return None
+    deviation = float(values[is_known].std())
+    return round(float(own.mean() - others.mean()) / deviation, 2) if deviation else 0.0
 
 
 def _in_whole(shard: Shard, private: NDArray[np.int64]) -> Shard:

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crad.data.catalog import Archive, Source, as_asked, known_source, locate, read_found
+from crad.data.catalog import Archive, Source, known_source, load_dataset, locate
 from crad.data.dataset import untaught_warning
 from crad.data.readers.embedded import INSTALL
+from crad.data.readers.table_file import TableOptions
 from crad.errors import DataError
 
 if TYPE_CHECKING:
@@ -43,8 +44,11 @@ class Report:
     train_images: int
     test_images: int
     num_classes: int
-    shape: tuple[int, int, int]  # height, width, channels as stored
+    shape: tuple[int, ...]  # of a sample as stored: height, width, channels of an image
     warning: str | None = None  # what can be used, but is hardly meant
+    kind: str = "image"
+    dtype: str = "uint8"
+    sites: str = "-"
 
 
 def fetch(name: str, *, data_dir: Path, url: str | None = None, on_progress: Progress | None = None) -> Path:
@@ -68,12 +72,12 @@ def fetch(name: str, *, data_dir: Path, url: str | None = None, on_progress: Pro
     return target
 
 
-def check(name: str, *, data_dir: Path) -> Report:
+def check(name: str, *, data_dir: Path, kind: str | None = None, site: str | None = None) -> Report:
     """Find, read and check a data set, a known one or a path, and describe it."""
     found = locate(name, data_dir=data_dir)
-    dataset = read_found(as_asked(found))  # as a run reads it
+    dataset = load_dataset(name, table=TableOptions(site=site), kind=kind, seed=0, data_dir=data_dir)  # as a run does
     official, checksum = _compare_checksum(found.path, found.source)
-    height, width, channels = dataset.train_images.shape[1:]
+    names, sites = dataset.site_names, dataset.train_sites
     return Report(
         name=name,
         form=found.form,
@@ -83,8 +87,11 @@ def check(name: str, *, data_dir: Path) -> Report:
         train_images=len(dataset.train_labels),
         test_images=len(dataset.test_labels),
         num_classes=dataset.num_classes,
-        shape=(height, width, channels),
+        shape=tuple(map(int, dataset.train_samples.shape[1:])),
         warning=untaught_warning(dataset),
+        kind=dataset.kind,
+        dtype=str(dataset.train_samples.dtype),
+        sites="-" if sites is None else ", ".join(f"{one} {(sites == place).sum()}" for place, one in enumerate(names)),
     )
 
 

@@ -128,8 +128,8 @@ def check_sites(sites: Sites | None, *, num_clients: int) -> None:
     """Refuse a natural partition of data that does not say whose sample it is, or says it of other clients."""
     if sites is None:
         raise PartitionError(
-            "partition is 'natural', but the data does not say whose sample it is: name the column with site, or "
-            "give Dataset.from_arrays its sites"
+            "partition is 'natural', but the data does not say whose sample it is: name the column with site (of class "
+            "folders site=folder or site=filename), or give Dataset.from_arrays its sites"
         )
     if len(sites.names) != num_clients:
         raise PartitionError(

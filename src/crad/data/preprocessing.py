@@ -1,13 +1,13 @@
 """From arrays to model inputs: what every kind of data does, and how images do it, vectorised on tensors.
 
-Shapes: N samples, B inputs of a block, images as uint8 [N,channels,H,W].
+Shapes: N samples, B inputs of a block, images as uint8 (of more bits float32) [N,channels,H,W].
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ BRIGHTNESS, CONTRAST = 0.4, 0.4  # at most so many standard deviations up or dow
 class ImageSet:
     """Labelled samples on one device, as they lie in the data: not yet inputs."""
 
-    images: Tensor  # uint8 [N,channels,H,W]; rows of a table float32 [N,F]
+    images: Tensor  # [N,channels,H,W], uint8 or float32; rows of a table float32 [N,F]; series float32 [N,channels,T]
     labels: Tensor  # int64 [N]
 
     def __len__(self) -> int:
@@ -108,9 +108,14 @@ def image_set(
     return ImageSet(tensor.to(device), torch.from_numpy(labels.astype(np.int64)).to(device))
 
 
-def image_tensor(images: NDArray[np.uint8], *, pad_to: int | None) -> Tensor:
-    """Turn an NHWC array into an NCHW tensor, with a border of zero pixels up to `pad_to` on both sides."""
-    tensor = torch.from_numpy(np.array(images.transpose(0, 3, 1, 2), order="C"))  # a copy: the data set stays as it is
+def image_tensor(images: NDArray[Any], *, pad_to: int | None) -> Tensor:
+    """Turn an NHWC array into an NCHW tensor, with a border of zero pixels up to `pad_to` on both sides.
+
+    More than 8 bits become float32: torch has little for 16 bits without a sign.
+    """
+    dtype = np.uint8 if images.dtype == np.uint8 else np.float32
+    # A copy: the data set stays as it is.
+    tensor = torch.from_numpy(np.array(images.transpose(0, 3, 1, 2), dtype=dtype, order="C"))
     if pad_to is not None:
         height, width = max(0, pad_to - tensor.shape[2]), max(0, pad_to - tensor.shape[3])
         tensor = F.pad(tensor, (width // 2, width - width // 2, height // 2, height - height // 2))
@@ -122,14 +127,16 @@ def in_usual_layout(inputs: Tensor) -> Tensor:
     return inputs.contiguous(memory_format=torch.channels_last) if inputs.dim() == 4 else inputs.contiguous()
 
 
-def fit_preprocessor(train_images: NDArray[np.uint8], *, augmentation: str, device: str) -> ImagePreprocessor:
+def fit_preprocessor(train_images: NDArray[Any], *, augmentation: str, device: str) -> ImagePreprocessor:
     """Normalise by the training images' own mean and standard deviation."""
     means, deviations = channel_statistics(train_images)
     return make_preprocessor(means, deviations, augmentation=augmentation, device=device)
 
 
-def channel_statistics(train_images: NDArray[np.uint8]) -> tuple[list[float], list[float]]:
-    """Return mean and standard deviation per channel (exact, from the pixel histogram)."""
+def channel_statistics(train_images: NDArray[Any]) -> tuple[list[float], list[float]]:
+    """Return mean and standard deviation per channel (of 8 bits exact, from the pixel histogram)."""
+    if train_images.dtype != np.uint8:
+        return _measured_statistics(train_images)
     levels = np.arange(256, dtype=np.float64)
     means, deviations = [], []
     for channel in range(train_images.shape[3]):
@@ -139,6 +146,11 @@ def channel_statistics(train_images: NDArray[np.uint8]) -> tuple[list[float], li
         # A constant channel has no spread; one keeps the division defined.
         deviations.append(float(np.sqrt(share @ (levels - mean) ** 2)) or 1.0)
     return means, deviations
+
+
+def _measured_statistics(train_images: NDArray[Any]) -> tuple[list[float], list[float]]:
+    channels = [train_images[..., channel].astype(np.float64) for channel in range(train_images.shape[3])]
+    return [float(one.mean()) for one in channels], [float(one.std()) or 1.0 for one in channels]
 
 
 def make_preprocessor(

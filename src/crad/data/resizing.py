@@ -26,7 +26,9 @@ def resize_images(images_NHWC: NDArray[Any], side: int) -> Images:
 
 
 def _resized(images_NHWC: NDArray[Any], side: int) -> Images:
-    pixels_NCHW = torch.tensor(images_NHWC).permute(0, 3, 1, 2).float()
+    pixels_NCHW = torch.from_numpy(images_NHWC.astype(np.float32)).permute(0, 3, 1, 2)
     drawn_NCHW = F.interpolate(pixels_NCHW, size=(side, side), mode="bilinear", antialias=True)
-    made: Images = drawn_NCHW.round_().clamp_(0, 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
-    return made
+    made: Images = drawn_NCHW.permute(0, 2, 3, 1).contiguous().numpy()
+    if images_NHWC.dtype.kind == "f":
+        return made
+    return np.rint(made).clip(0, np.iinfo(images_NHWC.dtype).max).astype(images_NHWC.dtype)

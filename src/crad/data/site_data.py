@@ -60,6 +60,11 @@ def load_own_data(
     where = source
     splits = _with_numbers(_read(source), own_classes, where=where)
     whole = build_dataset(splits, name=Path(source).stem, where=where, augmentation=augmentation)
+    if whole.train_samples.dtype != np.uint8:
+        raise DataError(
+            f"{where}: organisations federate images of 8 bits only so far, and these are "
+            f"{whole.train_samples.dtype}: convert them"
+        )
     whole = replace(whole, pad_to=_padding(whole, image_shape, where=where))
     names = own_names(splits.class_names, own_classes, where=where, listed=classes)
     to_agreed = _class_map(whole, names, classes, where=where)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from crad.config import Experiment
 from crad.data.preprocessing import ImageSet
-from crad.errors import ConfigError
+from crad.errors import ConfigError, with_article
 from crad.federation.message import Statistics
 from crad.models import InputShape
 from crad.randomness import stream, torch_stream
@@ -184,7 +184,8 @@ def make_adversary(experiment: Experiment, data: FederatedData) -> Adversary:
     attack, kind = ATTACKS[experiment.attack], data.dataset.kind
     if attack.has_trigger and kind != "image":
         raise ConfigError(
-            f"attack {experiment.attack!r} puts a patch into images, and this is a {kind}: choose another attack"
+            f"attack {experiment.attack!r} puts a patch into images, and this is {with_article(kind)} data set: choose "
+            "another attack"
         )
     return SimulatedAdversary(attack, experiment, data)
 
@@ -208,7 +209,9 @@ def with_trigger(images: Tensor) -> Tensor:
     """Return copies of images [N,channels,H,W] with a chequered patch in the lower right corner."""
     side = max(2, min(images.shape[2:]) // TRIGGER_SHARE)
     places = torch.arange(side, device=images.device)
-    patch = ((places[:, None] + places[None, :]) % 2 * 255).to(images.dtype)
+    # Of 8 bits white; otherwise nobody knows what white is, and the lightest pixel will do.
+    white = 255 if images.dtype == torch.uint8 or not images.numel() else float(images.max())
+    patch = ((places[:, None] + places[None, :]) % 2 * white).to(images.dtype)
     marked = images.clone()
     marked[:, :, -side:, -side:] = patch
     return marked

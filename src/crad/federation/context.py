@@ -88,6 +88,7 @@ def input_shape_of(dataset: Dataset) -> InputShape:
         dataset.kind,
         tuple(column.size for column in dataset.columns),
         dataset.details.get("vocabulary", 0),
+        rate=dataset.rate,
     )
 
 

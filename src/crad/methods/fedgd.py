@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from crad.data.contact_sheet import contact_sheet
 from crad.data.preprocessing import Preprocessor
-from crad.errors import ConfigError, SnapshotError
+from crad.errors import ConfigError, SnapshotError, with_article
 from crad.federation.context import RunContext
 from crad.federation.message import Message, open_message, pack
 from crad.federation.method import CommonImages, Learned, Payload, Phase, RoundContext, one_peer_per_client
@@ -69,9 +69,14 @@ class FedGd(DigestSpec):
     def roster(self, context: RunContext) -> list[PeerSpec]:
         """Return the clients, and one member without data that paints; refuse data that is no image."""
         if context.data.dataset.kind != "image":
+            what = with_article(context.data.dataset.kind)
             raise ConfigError(
-                f"method 'fedgd' paints images only, and this is a {context.data.dataset.kind}: choose another method, "
-                "such as crad"
+                f"method 'fedgd' paints images only, and this is {what} data set: choose another method, such as crad"
+            )
+        dtype = context.data.dataset.train_samples.dtype
+        if dtype != "uint8":
+            raise ConfigError(
+                f"method 'fedgd' paints images of 8 bits only, and these are {dtype}: choose another method"
             )
         clients = one_peer_per_client(context)
         painter = PeerSpec(len(clients), clients=(), architecture=Architecture(GENERATOR), build=build_generator)

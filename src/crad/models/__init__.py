@@ -3,6 +3,7 @@
 from crad.models.allowance import Allowance, ModelSize, estimate_size
 from crad.models.cnn6 import Cnn6, Cnn6Wide
 from crad.models.first_weights import FirstWeights, file_sha256, load_first_weights
+from crad.models.own_statistics import OwnStatistics, fit_own_statistics, has_own_statistics, set_own_statistics
 from crad.models.registry import (
     ARCHITECTURES,
     FAMILIES,
@@ -14,17 +15,12 @@ from crad.models.registry import (
     InputShape,
     build_model,
     check_fits_kind,
+    preparing_layer,
     resolve_architecture,
 )
 from crad.models.resnet import ResNet18
-from crad.models.table import (
-    TableEncoder,
-    fit_agreed_ranges,
-    fit_own_statistics,
-    has_own_statistics,
-    other_than_agreed,
-    set_own_statistics,
-)
+from crad.models.series import MelSpectrogram, SignalScaler
+from crad.models.table import TableEncoder, fit_agreed_ranges, other_than_agreed
 from crad.models.trees import FittedModule
 
 __all__ = [
@@ -41,8 +37,11 @@ __all__ = [
     "FirstWeights",
     "FittedModule",
     "InputShape",
+    "MelSpectrogram",
     "ModelSize",
+    "OwnStatistics",
     "ResNet18",
+    "SignalScaler",
     "TableEncoder",
     "build_model",
     "check_fits_kind",
@@ -53,6 +52,7 @@ __all__ = [
     "has_own_statistics",
     "load_first_weights",
     "other_than_agreed",
+    "preparing_layer",
     "resolve_architecture",
     "set_own_statistics",
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -98,6 +99,10 @@ def estimate_size(architecture: Architecture, shape: InputShape) -> ModelSize:
 
     A user's own network that cannot be sketched is built for once: its name was allowed by hand.
     """
+    return (_estimate_ours if architecture.name in ARCHITECTURES else _estimate)(architecture, shape)
+
+
+def _estimate(architecture: Architecture, shape: InputShape) -> ModelSize:
     is_ours = architecture.name in ARCHITECTURES
     try:
         with torch.device("meta"):
@@ -110,6 +115,9 @@ def estimate_size(architecture: Architecture, shape: InputShape) -> ModelSize:
             raise ConfigError(f"images of {sides} are beyond what can be computed") from error
     model = build_model(architecture, **vars(shape), seed=0)
     return _measure(model, shape)
+
+
+_estimate_ours = lru_cache(maxsize=64)(_estimate)  # whoever joins asks four times; a user's own may change meanwhile
 
 
 def _sketch(architecture: Architecture, shape: InputShape) -> nn.Module:

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from crad.errors import ConfigError
 from crad.models.cnn6 import Cnn6, Cnn6Wide
+from crad.models.own_statistics import OwnStatistics
 from crad.models.resnet import ResNet18
+from crad.models.series import Cnn1d, MelSpectrogram, PreparedSignal, ResNet1d, SignalScaler, Transformer1d
 from crad.models.table import BLOCKS, EMBEDDING, HEADS, DeepMlp, PreparedRows, TableEncoder, TabTransformer, mlp
 from crad.models.text import KERNELS, BagOfWords, TextCnn, TextTransformer
 from crad.models.timm_models import build_timm, check_timm, is_timm
@@ -27,6 +29,7 @@ ENTRY_POINT_GROUP = "crad.models"
 MIN_SIDE = 8  # three halvings must leave a pixel
 MAX_WIDTH = 4.0
 MIN_CHANNELS = 4
+MEL = "mel-"  # before an image family's name: it is shown spectrograms of recordings
 WEIGHTS = ":weights="  # before the file, in an entry of the setting `models`
 # A network that is not ours, from the number of classes, the channels and the sides of the images.
 ForeignBuilder = Callable[[int, int, tuple[int, ...]], object]
@@ -38,10 +41,11 @@ class InputShape:
 
     num_classes: int
     in_channels: int  # of images; of a table its columns, of texts their tokens
-    image_size: tuple[int, ...]  # height and width; nothing for a row
+    image_size: tuple[int, ...]  # height and width; of a series its length; nothing for a row
     kind: str = "image"  # of the data; a key of FAMILIES
     columns: tuple[int, ...] = ()  # of a table: how many categories each column has, 0 for numbers
     vocabulary: int = 0  # of texts: how many ids a token may have
+    rate: int | None = None  # of recordings: samples a second
 
     def empty_samples(self, count: int) -> Tensor:
         """Return inputs that hold nothing, to try a network on: numbers, or ids where tokens have some."""
@@ -109,6 +113,7 @@ def build_model(
     kind: str = "image",
     columns: tuple[int, ...] = (),
     vocabulary: int = 0,
+    rate: int | None = None,
     seed: int,
 ) -> nn.Module:
     """Build the untrained network; its weights depend on the seed alone, and torch's random state is left as it was."""
@@ -117,7 +122,7 @@ def build_model(
         raise ConfigError(f"images of {sides} are too small: both sides must be at least {MIN_SIDE}")
     if num_classes < 1 or in_channels < 1:
         raise ConfigError(f"a model needs a class and a channel, got {num_classes} and {in_channels}")
-    shape = InputShape(num_classes, in_channels, image_size, kind, columns, vocabulary)
+    shape = InputShape(num_classes, in_channels, image_size, kind, columns, vocabulary, rate)
     check_fits_kind(architecture.name, kind)
     build = resolve_architecture(architecture.name)
     with torch.random.fork_rng(devices=[]):
@@ -246,6 +251,54 @@ def _text_transformer(shape: InputShape, *, width: float) -> nn.Module:
     )
 
 
+def _cnn1d(shape: InputShape, *, width: float) -> nn.Module:
+    return _behind_scaler(shape, Cnn1d(scale_channels((32, 64, 128, 128), width), **_of_series(shape)))
+
+
+def _resnet1d(shape: InputShape, *, width: float) -> nn.Module:
+    return _behind_scaler(shape, ResNet1d(scale_channels((32, 64, 128), width), **_of_series(shape)))
+
+
+def _transformer1d(shape: InputShape, *, width: float) -> nn.Module:
+    embedding = HEADS * max(1, round(2 * EMBEDDING * width / HEADS))
+    network = Transformer1d(embedding, heads=HEADS, blocks=BLOCKS, **_of_series(shape))
+    return _behind_scaler(shape, network)
+
+
+def _of_series(shape: InputShape) -> dict[str, int]:
+    [length] = shape.image_size
+    return {"in_channels": shape.in_channels, "length": length, "num_classes": shape.num_classes}
+
+
+def _behind_scaler(shape: InputShape, network: nn.Module) -> nn.Module:
+    return PreparedSignal(SignalScaler(shape.in_channels), network)
+
+
+def _mel(build: Builder) -> Builder:
+    """Return the builder of an image network that is shown spectrograms."""
+
+    def build_mel(shape: InputShape, *, width: float) -> nn.Module:
+        layer = _mel_layer(shape)
+        seen = replace(shape, image_size=layer.size, kind="image")
+        return PreparedSignal(layer, build(seen, width=width))
+
+    return build_mel
+
+
+def _mel_layer(shape: InputShape) -> MelSpectrogram:
+    assert shape.rate is not None, "recordings have one"
+    return MelSpectrogram(shape.in_channels, shape.image_size[0], shape.rate)
+
+
+def preparing_layer(name: str, shape: InputShape) -> OwnStatistics | None:
+    """Return the first layer of a network of this name, which has its owner's statistics; None: it has none."""
+    if shape.kind == "table":
+        return TableEncoder(shape.columns)
+    if shape.kind not in ("audio", "series"):
+        return None
+    return _mel_layer(shape) if name in ARCHITECTURES and name.startswith(MEL) else SignalScaler(shape.in_channels)
+
+
 FAMILIES: dict[str, dict[str, Builder]] = {  # by the kind of data that they are for
     "image": {
         "resnet18": _resnet18((64, 128, 256, 512)),
@@ -255,6 +308,12 @@ FAMILIES: dict[str, dict[str, Builder]] = {  # by the kind of data that they are
     },
     "table": {"mlp": _mlp, "mlp-deep": _mlp_deep, "tab-transformer": _tab_transformer, **FITTED},
     "text": {"bag": _bag, "text-cnn": _text_cnn, "text-transformer": _text_transformer},
+    "series": {"cnn1d": _cnn1d, "resnet1d": _resnet1d, "transformer1d": _transformer1d},
+}
+FAMILIES["audio"] = {
+    "cnn1d": _cnn1d,
+    "resnet1d": _resnet1d,
+    **{f"{MEL}{name}": _mel(build) for name, build in FAMILIES["image"].items()},
 }
 ARCHITECTURES: dict[str, Builder] = {name: build for families in FAMILIES.values() for name, build in families.items()}
 POOL = ("resnet18", "resnet18-half", "cnn6")  # what the paper deals out to its clients in turn
@@ -263,11 +322,11 @@ POOL = ("resnet18", "resnet18-half", "cnn6")  # what the paper deals out to its 
 def _build_foreign(name: str, build: ForeignBuilder, shape: InputShape, *, width: float) -> nn.Module:
     """Build a user's network, tried on two empty samples before anything trusts it; width is not its concern.
 
-    For a table it is given prepared values: `in_channels` is their number, and no gap is among them. For texts it is
-    given token ids: `in_channels` is their number in a text.
+    For a table it is given prepared values: `in_channels` is their number, and no gap is among them; of recordings and
+    series standardised samples. For texts it is given token ids: `in_channels` is their number in a text.
     """
-    encoder = TableEncoder(shape.columns) if shape.kind == "table" else None
-    in_channels = shape.in_channels if encoder is None else encoder.width
+    encoder = preparing_layer(name, shape)
+    in_channels = encoder.width if isinstance(encoder, TableEncoder) else shape.in_channels
     samples_BDHW = replace(shape, in_channels=in_channels).empty_samples(2)
     batch = f"a batch of {list(samples_BDHW.shape)}"
     call = f"build({shape.num_classes}, {in_channels})"
@@ -279,7 +338,9 @@ def _build_foreign(name: str, build: ForeignBuilder, shape: InputShape, *, width
     if fault:
         expected = f"finite floats of shape [{len(samples_BDHW)}, {shape.num_classes}]"
         raise ConfigError(f"model {name!r}: {batch} must give {expected}, got {fault}")
-    return model if encoder is None else PreparedRows(shape.columns, model)
+    if encoder is None:
+        return model
+    return PreparedRows(shape.columns, model) if shape.kind == "table" else PreparedSignal(encoder, model)
 
 
 @torch.no_grad()

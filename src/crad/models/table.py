@@ -12,15 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crad.errors import ConfigError
+from crad.models.own_statistics import MAX_DEVIATIONS, OwnStatistics
 
-MAX_DEVIATIONS = 10.0  # a standardised value further out says no more: an outlier, or another unit
 MAX_RAW = 1e30  # of a number minus its mean: whatever a foreign mean is, what follows stays finite
 RANGE_DEVIATIONS = 4.0  # that an agreed range counts as wide, two to each side of its middle
 MAX_TOKENS = 512  # columns that attention looks at; its memory grows with their square
 EMBEDDING, HEADS, BLOCKS = 32, 4, 2
 
 
-class TableEncoder(nn.Module):
+class TableEncoder(OwnStatistics):
     """Raw rows [B,F] become prepared values [B,D]: numbers standardised, gaps told, categories one-hot.
 
     The values are: every number minus its mean, over its deviation; for every column whether it is a gap; for every
@@ -70,8 +70,9 @@ class TableEncoder(nn.Module):
         self.scale.copy_(torch.cat([RANGE_DEVIATIONS / (high_F - low_F), told]))
 
     @torch.no_grad()
-    def fit(self, rows_NF: Tensor) -> None:
-        """Take mean and deviation from rows, and note what is never seen in them."""
+    def fit(self, samples: Tensor) -> None:
+        """Take mean and deviation from rows [N,F], and note what is never seen in them."""
+        rows_NF = samples
         numbers_NF = rows_NF[:, self.numbers].double()
         is_known_NF = ~torch.isnan(numbers_NF)
         count_F = is_known_NF.sum(dim=0).clamp(min=1)
@@ -85,13 +86,6 @@ class TableEncoder(nn.Module):
         is_seen_P = (rows_NF[:, self.place_column] == self.place_code).any(dim=0)
         self.mean.copy_(mean_F)
         self.scale.copy_(torch.cat([inverse_F, is_seen_F.double(), is_seen_P.double()]))
-
-
-def fit_own_statistics(model: nn.Module, rows_NF: Tensor) -> None:
-    """Fill a network's first layer from its owner's training rows."""
-    for module in model.modules():
-        if isinstance(module, TableEncoder):
-            module.fit(rows_NF.to(module.mean.device))
 
 
 def fit_agreed_ranges(model: nn.Module, ranges: Sequence[tuple[float, float] | None]) -> None:
@@ -113,18 +107,6 @@ def other_than_agreed(
                 if not torch.equal(weights[name].cpu(), tensor):
                     return name
     return None
-
-
-def set_own_statistics(model: nn.Module, statistics: Mapping[str, Sequence[float]]) -> None:
-    """Fill a network's first layer with statistics that were written down, by the names of its buffers."""
-    for module in model.modules():
-        if isinstance(module, TableEncoder):
-            module.load_state_dict({name: torch.tensor(values) for name, values in statistics.items()})
-
-
-def has_own_statistics(model: nn.Module) -> bool:
-    """Return whether a network prepares its inputs by its owner's statistics."""
-    return any(isinstance(module, TableEncoder) for module in model.modules())
 
 
 class PreparedRows(nn.Module):

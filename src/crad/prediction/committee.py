@@ -416,7 +416,7 @@ def heard_member(client: int, statistics: Statistics, cache: MemberModels, *, ne
         raise LeftOutError(f"client {client} published no validation samples of any class")
     model = cache.get(client)
     rng = np.random.default_rng(0)
-    probe = rng.integers(0, 256, (2, *model.card.input_shape), dtype=np.uint8).astype(model.card.kind_of_data.dtype)
+    probe = rng.integers(0, 256, (2, *model.card.input_shape), dtype=np.uint8).astype(model.card.dtype)
     if not bool(model.logits(probe).isfinite().all()):
         raise LeftOutError(f"client {client} gives non-finite predictions")
     return CommitteeMember(client, model.card, statistics)

@@ -25,6 +25,7 @@ from safetensors.torch import save_file
 from crad.aggregation import RULES
 from crad.aggregation.committee_rule import CommitteeRule, with_own_prior
 from crad.data.preprocessing import make_preprocessor
+from crad.data.readers.wav import INT16_FULL
 from crad.errors import ConfigError, RunError, install_hint, unknown_name
 from crad.federation.context import RunContext
 from crad.federation.peer import PeerSpec, first_model
@@ -71,7 +72,17 @@ class CommitteeGraph(torch.nn.Module):
 
 def preparation_of(card: ModelCard) -> torch.nn.Module:
     """Return what comes before the network in a graph: nothing for rows, which it prepares itself."""
+    if card.kind == "audio" and card.dtype == np.int16:
+        return FullScale()
     return Preparation(card) if card.kind == "image" else torch.nn.Identity()
+
+
+class FullScale(torch.nn.Module):
+    """Waves int16 [B,channels,T] become floats of -1 to 1."""
+
+    def forward(self, waves: torch.Tensor) -> torch.Tensor:
+        """Return waves [B,channels,T]."""
+        return waves.to(torch.float32) / INT16_FULL
 
 
 class Preparation(torch.nn.Module):
@@ -192,7 +203,7 @@ def _check_onnx() -> None:
 
 
 def _write_graph(whole: torch.nn.Module, card: ModelCard, path: Path, *, metadata: Mapping[str, str]) -> None:
-    example = torch.from_numpy(np.zeros((2, *card.input_shape), dtype=card.kind_of_data.dtype))
+    example = torch.from_numpy(np.zeros((2, *card.input_shape), dtype=card.dtype))
     with warnings.catch_warnings(), _quiet("torch.onnx"):
         warnings.simplefilter("ignore")  # the exporter's own: deprecations inside torch, operators that we do not use
         program = torch.onnx.export(

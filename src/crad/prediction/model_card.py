@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from crad.data.columns import Column, columns_from_json, columns_to_json
+from crad.data.dataset import Dataset
 from crad.data.federated_data import FederatedData
 from crad.data.kinds import KINDS, Kind
 from crad.data.preprocessing import ImagePreprocessor, Preprocessor
@@ -18,6 +20,8 @@ from crad.errors import RunError
 from crad.models import Architecture, InputShape
 
 FORMAT = "crad-model 1"
+SIGNALS = ("series", "audio")
+DTYPES = {"image": ("uint8", "uint16", "float32"), "series": ("float32",), "audio": ("int16", "float32")}
 TWO_FACES = (
     "plain logits: for images from anywhere; logits + log_prior: for images in which classes are as frequent as among "
     "the owner's"
@@ -31,9 +35,11 @@ class ModelCard:
 
     architecture: str
     class_names: tuple[str, ...]
-    input_shape: tuple[int, ...]  # of a sample: height, width, channels; the columns of a row; the tokens of a text
+    input_shape: tuple[
+        int, ...
+    ]  # of a sample: height, width, channels; a row's columns; a text's tokens; channels, time
     pad_to: int | None  # a border of zero pixels up to this side, before anything else
-    mean: tuple[float, ...]  # per channel, of pixel values 0..255; a table's are in the network
+    mean: tuple[float, ...]  # per channel, of an image's pixel values; others' are in the network
     std: tuple[float, ...]
     log_prior: tuple[float, ...] | None = None  # of the owner's classes; None: both faces are the same
     origin: Mapping[str, Any] = field(default_factory=dict)  # client, round, method, data set, seed
@@ -41,6 +47,8 @@ class ModelCard:
     kind: str = "image"  # of the data
     columns: tuple[Column, ...] = ()  # of a table: its schema
     details: Mapping[str, Any] = field(default_factory=dict)  # what else its kind must know: of texts the tokenizer
+    stored_dtype: str | None = None  # of raw samples; None: as its kind usually has them
+    rate: int | None = None  # of recordings: samples a second
 
     @property
     def kind_of_data(self) -> Kind:
@@ -53,9 +61,16 @@ class ModelCard:
         return len(self.class_names)
 
     @property
+    def dtype(self) -> np.dtype[Any]:
+        """Return the type of raw samples."""
+        return self.kind_of_data.dtype if self.stored_dtype is None else np.dtype(self.stored_dtype)
+
+    @property
     def image_size(self) -> tuple[int, ...]:
-        """Return height and width as the network sees them; nothing for a row."""
-        return tuple(self.pad_to or side for side in self.input_shape[:-1])
+        """Return height and width as the network sees them; of a series its length; nothing for a row."""
+        sides = list(self.input_shape)
+        del sides[self.kind_of_data.channel_axis]
+        return tuple(self.pad_to or side for side in sides)
 
     @property
     def network_shape(self) -> InputShape:
@@ -63,11 +78,12 @@ class ModelCard:
         sizes = tuple(column.size for column in self.columns)
         return InputShape(
             self.num_classes,
-            self.input_shape[-1],
+            self.input_shape[self.kind_of_data.channel_axis],
             self.image_size,
             self.kind,
             sizes,
             self.details.get("vocabulary", 0),
+            self.rate,
         )
 
     def preprocessor(self) -> Preprocessor:
@@ -92,7 +108,15 @@ class ModelCard:
 
     def _sample_metadata(self) -> dict[str, Any]:
         made = {"image": self._image_metadata, "table": self._table_metadata, "text": self._text_metadata}
-        return made[self.kind]()
+        return made.get(self.kind, self._signal_metadata)()
+
+    def _signal_metadata(self) -> dict[str, Any]:
+        channels, length = self.input_shape
+        scale = {"full_scale": "32768 is 1.0"} if self.dtype == np.int16 else {}
+        return {
+            "signal": {"kind": self.kind, "rate": self.rate},
+            "input": {"dtype": str(self.dtype), "layout": "NCT", "channels": channels, "time": length, **scale},
+        }
 
     def _image_metadata(self) -> dict[str, Any]:
         height, width, channels = self.input_shape
@@ -100,7 +124,13 @@ class ModelCard:
             "image_shape": [*self.image_size, channels],
             "mean": list(self.mean),
             "std": list(self.std),
-            "input": {"dtype": "uint8", "layout": "NHWC", "height": height, "width": width, "channels": channels},
+            "input": {
+                "dtype": str(self.dtype),
+                "layout": "NHWC",
+                "height": height,
+                "width": width,
+                "channels": channels,
+            },
             "preprocessing": {
                 "resize": self.resize,  # not in an ONNX graph, which takes images of the size above
                 "pad_to": self.pad_to,
@@ -149,6 +179,12 @@ class ModelCard:
             raise ValueError("mean, std or the image shape")
         if self.kind == "table" and not self.columns:
             raise ValueError("columns")
+        if self.kind in SIGNALS and not (len(self.input_shape) == 2 and min(self.input_shape) > 0):
+            raise ValueError("the shape of the series")
+        if self.kind == "audio" and not self.rate:
+            raise ValueError("the sampling rate")
+        if self.kind in DTYPES and str(self.dtype) not in DTYPES[self.kind]:
+            raise ValueError("the type of the samples")
         if self.resize not in (None, self.input_shape[0]):
             raise ValueError("the size that images are brought to")
         if self.log_prior is not None and len(self.log_prior) != self.num_classes:
@@ -163,7 +199,25 @@ class ModelCard:
 def _sample_form(about: Mapping[str, str]) -> dict[str, Any]:
     if "tokenizer" in about:
         return _text_form(about)
+    if "signal" in about:
+        return _signal_form(about)
     return _table_form(about) if "columns" in about else _image_form(about)
+
+
+def _signal_form(about: Mapping[str, str]) -> dict[str, Any]:
+    said, given = json.loads(about["signal"]), json.loads(about["input"])
+    if said["kind"] not in SIGNALS:
+        raise ValueError("the kind of the series")
+    rate = said.get("rate")
+    return {
+        "input_shape": (int(given["channels"]), int(given["time"])),
+        "pad_to": None,
+        "mean": (),
+        "std": (),
+        "kind": said["kind"],
+        "stored_dtype": str(given["dtype"]),
+        "rate": None if rate is None else int(rate),
+    }
 
 
 def _text_form(about: Mapping[str, str]) -> dict[str, Any]:
@@ -182,11 +236,11 @@ def _table_form(about: Mapping[str, str]) -> dict[str, Any]:
 
 def _image_form(about: Mapping[str, str]) -> dict[str, Any]:
     read = {name: json.loads(about[name]) for name in ("image_shape", "mean", "std")}
-    shape, pad_to, resize = read["image_shape"], None, None
+    shape, pad_to, resize, dtype = read["image_shape"], None, None, None
     if "input" in about:
         given, prepared = json.loads(about["input"]), json.loads(about["preprocessing"])
         shape, pad_to = [given[key] for key in ("height", "width", "channels")], prepared["pad_to"]
-        resize = prepared.get("resize")
+        resize, dtype = prepared.get("resize"), given.get("dtype")
     height, width, channels = map(int, shape)
     return {
         "input_shape": (height, width, channels),
@@ -194,7 +248,14 @@ def _image_form(about: Mapping[str, str]) -> dict[str, Any]:
         "mean": tuple(map(float, read["mean"])),
         "std": tuple(map(float, read["std"])),
         "resize": None if resize is None else int(resize),
+        "stored_dtype": None if dtype in (None, "uint8") else str(dtype),
     }
+
+
+def stored_dtype(dataset: Dataset) -> str | None:
+    """Return the type of a data set's samples where it is not the usual one of their kind."""
+    dtype = dataset.train_samples.dtype
+    return None if dataset.kind not in DTYPES or dtype == dataset.kind_of_data.dtype else str(dtype)
 
 
 def make_card(
@@ -216,6 +277,8 @@ def make_card(
         kind=data.dataset.kind,
         columns=data.dataset.columns,
         details=data.dataset.details,
+        stored_dtype=stored_dtype(data.dataset),
+        rate=data.dataset.rate,
         log_prior=None if log_prior_C is None else tuple(log_prior_C.tolist()),
         origin=origin or {},
     )

@@ -32,7 +32,7 @@ from crad.federation.peer import PeerSpec, fit_statistics, log_prior, training_i
 from crad.federation.peer_evaluation import Evaluation
 from crad.federation.tasks import load_tensors
 from crad.methods import resolve_method
-from crad.models import InputShape, TableEncoder, load_first_weights, set_own_statistics
+from crad.models import InputShape, load_first_weights, preparing_layer, set_own_statistics
 from crad.plugins import OBJECT, is_object, passing
 from crad.prediction.model_card import ModelCard, make_card
 from crad.prediction.trained_model import Samples, TorchPredictor, TrainedModel, empty_network
@@ -83,20 +83,21 @@ def models_record(context: RunContext, members: Sequence[PeerSpec]) -> Record:
         "mean": list(card.mean),
         "std": list(card.std),
         **({} if card.kind == "image" else {"kind": card.kind, **card.kind_of_data.schema(context.data.dataset)}),
+        **({} if card.stored_dtype is None else {"dtype": card.stored_dtype}),
         "peers": peers,
     }
 
 
 def _own_statistics(context: RunContext, member: PeerSpec) -> Record:
-    """Return by what a peer's network prepares rows before it has learned anything; images are prepared for all alike.
+    """Return by what a peer's network prepares samples before it has learned anything; images are prepared for all.
 
     Later they lie among its weights; who never took part has none.
     """
-    if context.input_shape.kind != "table":
+    layer = preparing_layer(member.architecture.name, context.input_shape)
+    if layer is None:
         return {}
-    encoder = TableEncoder(context.input_shape.columns)
-    fit_statistics(encoder, context, training_images(context, member.index, member.clients).images.cpu())
-    return {"own_statistics": {name: tensor.tolist() for name, tensor in encoder.state_dict().items()}}
+    fit_statistics(layer, context, training_images(context, member.index, member.clients).images.cpu())
+    return {"own_statistics": {name: tensor.tolist() for name, tensor in layer.state_dict().items()}}
 
 
 def with_statistics(record: Record, context: RunContext, evaluations: Mapping[int, Evaluation]) -> Record:
@@ -211,6 +212,8 @@ class RunModels(Sequence[TrainedModel]):
             kind=self.record.get("kind", "image"),
             columns=columns_from_json(self.record.get("columns", ())),
             details=self.record.get("details", {}),
+            stored_dtype=self.record.get("dtype"),
+            rate=self.record.get("rate"),
             origin={
                 "client": client,
                 "round": self.round_index,

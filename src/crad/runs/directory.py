@@ -29,7 +29,7 @@ from pathlib import Path
 from crad.config import Experiment, names_of, setting_of, stored_experiment, to_toml, with_stored_names
 from crad.errors import BusyError, RunError
 from crad.files import write_atomically, write_flushed, write_once
-from crad.runs.records import Record
+from crad.runs.records import INPUT_SHIFT, Record
 
 PARTITION_FILE = "partition.json"
 WEIGHTS_FILE = "weights.json"
@@ -87,7 +87,9 @@ class RunDirectory:
 
     def check_same_data(self, partition: Record) -> None:
         """Refuse a run whose data is not what it was when the run began."""
-        if self.read_json(PARTITION_FILE) != partition:
+        before = self.read_json(PARTITION_FILE)
+        # Runs of earlier versions do not say how clients' samples differ.
+        if {**before, INPUT_SHIFT: None} != {**partition, INPUT_SHIFT: None}:
             raise RunError(f"the data of {self.path} has changed since that run began; put the old files back")
 
     def check_same_weights(self, weights: Record) -> None:

@@ -29,7 +29,7 @@ from crad.runs.checkpoint import (
 from crad.runs.client_metrics import RunMetrics, measure_clients
 from crad.runs.directory import RunDirectory
 from crad.runs.records import Record, round_record
-from crad.runs.selection import best_round, reported_round
+from crad.runs.selection import best_round, honest_best_round
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class RunLoop:
         None where that round's models are gone: honest clients report another round than all, and a run that began with
         an earlier version has kept the models of the latter alone.
         """
-        round_index = reported_round(records, self._attackers)
+        round_index = self._reported_round(records)
         is_gone = self._directory is not None and round_index not in saved_rounds(self._roster.folder)
         if round_index is None or is_gone:
             return None
@@ -133,9 +133,12 @@ class RunLoop:
         states, evaluations = states_at(folder, round_index), evaluations_at(folder, round_index)
         return {index: KeptPeer(evaluations[index], states[index]) for index in states}
 
-    @property
-    def _attackers(self) -> frozenset[int]:
-        return frozenset(self._roster.context.adversary.members)
+    def _reported_round(self, records: list[Record]) -> int | None:
+        """Return the round that metrics are of: under a simulated attack the one that the honest clients select."""
+        best, attackers = best_round(records), self._roster.context.adversary.members
+        if best is None:
+            return None
+        return honest_best_round(records, attackers) if attackers else int(best["round"])
 
     @property
     def _place(self) -> Path:
@@ -151,7 +154,7 @@ class RunLoop:
             )
 
     def _save(self, records: list[Record], done: Round) -> None:
-        best, reported = best_round(records), reported_round(records, self._attackers)
+        best, reported = best_round(records), self._reported_round(records)
         wanted = set() if best is None or reported is None else {int(best["round"]), reported}
         if self._directory is None:
             self._keep_in_memory(wanted, records[-1]["round"])

@@ -23,6 +23,7 @@ from crad.models import file_sha256
 from crad.training.evaluation import ClassScore
 
 Record = dict[str, Any]
+INPUT_SHIFT = "input_shift"  # how clients' samples differ; says nothing that the data's hash does not
 
 
 def partition_record(data: FederatedData) -> Record:
@@ -39,7 +40,7 @@ def partition_record(data: FederatedData) -> Record:
         "global_test_size": len(data.dataset.test_labels),
         "data_sha256": data_fingerprint(data.dataset),
         **({} if kind.name == "image" else {"kind": kind.name, "samples": kind.words.several}),
-        **({"sites": list(data.dataset.site_names)} if data.is_natural else {}),
+        **({"sites": list(data.dataset.site_names), INPUT_SHIFT: data.input_shift()} if data.is_natural else {}),
     }
 
 
@@ -222,4 +223,6 @@ def data_fingerprint(dataset: Dataset) -> str:
         digest.update(repr((dataset.columns, dataset.site_names)).encode())
     if dataset.details:
         digest.update(repr(sorted(dataset.details.items())).encode())
+    if dataset.rate is not None:
+        digest.update(str(dataset.rate).encode())
     return digest.hexdigest()

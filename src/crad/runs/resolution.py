@@ -48,14 +48,19 @@ def _for_its_data(experiment: Experiment) -> Experiment:
 
 def _kind_of(experiment: Experiment) -> Kind:
     if not is_object(experiment.dataset):
-        return kind_of_source(experiment.dataset, ReadOptions(table=options_of(experiment)))
+        return kind_of_source(experiment.dataset, ReadOptions(table=options_of(experiment), kind=experiment.kind))
     data: Dataset = passed_object("data set", experiment.dataset)
     return data.kind_of_data
 
 
 def _dataset_of(experiment: Experiment) -> Dataset:
     return load_dataset(
-        experiment.dataset, resize=experiment.resize, table=options_of(experiment), seed=experiment.seed
+        experiment.dataset,
+        resize=experiment.resize,
+        table=options_of(experiment),
+        kind=experiment.kind,
+        seconds=experiment.seconds,
+        seed=experiment.seed,
     )
 
 

@@ -29,14 +29,6 @@ def honest_best_round(rounds: Sequence[Mapping[str, Any]], attackers: Collection
     return max(means, key=lambda index: (means[index], -index))
 
 
-def reported_round(rounds: Sequence[Mapping[str, Any]], attackers: Collection[int]) -> int | None:
-    """Return the round that figures are of, under a simulated attack the honest clients'; None while there is none."""
-    best = best_round(rounds)
-    if best is None:
-        return None
-    return honest_best_round(rounds, attackers) if attackers else int(best["round"])
-
-
 def _selectable(rounds: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     tested = [record for record in rounds if record["local_accuracy"] is not None]
     return [record for record in tested if not record.get("is_preparation")] or tested

@@ -321,9 +321,10 @@ def _estimate(name: str, value: float, resampled_R: Floats, *, floor: float = 0.
     """Return a figure with the interval that most resamples lie in; that of the calibration error is reflected.
 
     Noise only adds to a calibration error, in the sample and in the resamples once more: these lie above the figure by
-    about as much as it lies above the truth. The others hardly lean to one side.
+    about as much as it lies above the truth. The others hardly lean to one side. It reaches to the figure in any case.
     """
     low, high = np.percentile(resampled_R, [(100 - LEVEL) / 2, (100 + LEVEL) / 2])
     if name == "ece":
-        low, high = max(floor, 2 * value - high), max(floor, 2 * value - low)
+        low, high = max(floor, 2 * value - high), 2 * value - low
+    low, high = min(low, value), max(high, value)
     return Estimate(value, float(low), float(high))

@@ -5,7 +5,7 @@ Shapes: N samples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,9 +17,14 @@ from torch import Tensor
 from crad.data.columns import Column
 from crad.data.preprocessing import Preprocessor
 from crad.data.readers.table_file import TableOptions
+from crad.errors import ConfigError
 
 if TYPE_CHECKING:
     from crad.data.dataset import Dataset
+
+
+# Whose an option is; those that are not here are of tables.
+OPTION_OF = {"resize": "images", "seconds": "folders of recordings", "site": "tables and folders"}
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,18 @@ class ReadOptions:
     resize: int | None = None
     table: TableOptions = field(default_factory=TableOptions)
     data_dir: Path | None = None
+    seconds: float | None = None  # that recordings are brought to
+    kind: str | None = None  # as a person says it; None: as the source shows
+
+
+def refuse_options(options: ReadOptions, kind: str, name_or_path: str, *, allowed: Sequence[str]) -> None:
+    """Refuse a setting that is said and means nothing for data of this kind."""
+    said = {"resize": options.resize, "seconds": options.seconds, **vars(options.table)}
+    usual = {"resize": None, "seconds": None, **vars(TableOptions())}
+    for name, value in said.items():
+        if value != usual[name] and name not in allowed:
+            whose = OPTION_OF.get(name, "tables (.csv, .parquet)")
+            raise ConfigError(f"{name} is for {whose}, and {name_or_path} is of kind {kind!r}: leave it out")
 
 
 class HasPadding(Protocol):
@@ -81,6 +98,16 @@ class SampleForm(HasPadding, Protocol):
         """Return what else its kind must know of a sample, as plain values."""
         ...
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Return the type of raw samples."""
+        ...
+
+    @property
+    def rate(self) -> int | None:
+        """Return the samples a second, of recordings."""
+        ...
+
 
 class Kind(Protocol):
     """One kind of data: how it is read and checked, how samples become inputs, and how a person looks at one."""
@@ -89,7 +116,8 @@ class Kind(Protocol):
     words: Words
     models: tuple[str, ...]  # families that its clients get in turn where nobody says others
     input_name: str  # of an exported graph
-    dtype: np.dtype[Any]  # of its samples
+    dtype: np.dtype[Any]  # of its samples, where a data set does not have another
+    channel_axis: int  # which of a sample's axes its channels are
 
     def is_source(self, name_or_path: str) -> bool:
         """Return whether a data set of this name, or at this path, is of this kind; nothing is read to tell."""
@@ -125,6 +153,13 @@ class Kind(Protocol):
 
     def picture(self, dataset: Dataset, sample: NDArray[Any]) -> dict[str, Any]:
         """Return how the inspector shows one sample."""
+        ...
+
+    def features(self, dataset: Dataset, samples: NDArray[Any]) -> dict[str, NDArray[np.float64]]:
+        """Return a few plain numbers [N] of samples by what they are called, NaN where one has none.
+
+        By them the report shows how clients' samples differ.
+        """
         ...
 
     def schema(self, dataset: Dataset) -> dict[str, Any]:

@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from crad.data.columns import Column, Rows, columns_to_json
-from crad.data.kinds.kind import HasPadding, ReadOptions, SampleForm, Words
+from crad.data.columns import Column, Rows, columns_to_json, numeric_columns
+from crad.data.kinds.kind import HasPadding, ReadOptions, SampleForm, Words, refuse_options
 from crad.data.readers.embedded import DIAGNOSIS, breast_cancer_csv
 from crad.data.readers.table_file import (
     SUFFIXES,
@@ -83,6 +83,7 @@ class TableKind:
     models: tuple[str, ...] = ("mlp", "mlp-deep", "tab-transformer")
     input_name = "rows"
     dtype: np.dtype[Any] = np.dtype(np.float32)
+    channel_axis = -1
 
     def is_source(self, name_or_path: str) -> bool:
         """Return whether a path ends as a table does, or it is one that comes with a package."""
@@ -92,6 +93,11 @@ class TableKind:
         """Read a .csv, .tsv or .parquet file, whose test rows are split off here: the same ones in every run."""
         if options.resize is not None:
             raise ConfigError(f"resize is for images, and {name_or_path} is a table: leave it out")
+        if options.seconds is not None:
+            raise ConfigError(f"seconds is for recordings, and {name_or_path} is a table: leave it out")
+        if not name_or_path.lower().endswith(SUFFIXES) and name_or_path not in EMBEDDED:
+            refuse_options(options, self.name, name_or_path, allowed=())
+            return _read_arrays(Path(name_or_path).expanduser())
         table = options_for(name_or_path, options.table)
         check_columns_said(table, where=name_or_path)
         files = [name for name in (name_or_path, table.test_data) if name is not None and name not in EMBEDDED]
@@ -152,6 +158,12 @@ class TableKind:
     def preprocessor_of(self, form: SampleForm) -> TablePreprocessor:
         """Return one that changes nothing."""
         return TablePreprocessor(torch.device("cpu"))
+
+    def features(self, dataset: Dataset, samples: NDArray[Any]) -> dict[str, NDArray[np.float64]]:
+        """Return the columns that are numbers, and the share of gaps in a row."""
+        numbers = [(place, column) for place, column in enumerate(dataset.columns) if column.categories is None]
+        columns = {column.name: samples[:, place].astype(np.float64) for place, column in numbers}
+        return {"share of gaps": np.isnan(samples).mean(axis=1), **columns}
 
     def schema(self, dataset: Dataset) -> dict[str, Any]:
         """Return the columns and their categories."""
@@ -239,6 +251,23 @@ def make_table(
     )
     check_dataset(dataset)
     return dataset
+
+
+def _read_arrays(path: Path) -> Dataset:
+    """Read rows from a .npz file, where the setting `kind` says that they are rows."""
+    from crad.data.dataset import numbered_labels
+    from crad.data.labels import number_labels
+    from crad.data.readers.arrays import to_rows
+    from crad.data.readers.npz import read_npz
+
+    splits = number_labels(read_npz(path), where=str(path))
+    train_labels, test_labels, names = numbered_labels(
+        splits.train_labels, splits.test_labels, splits.class_names, where=str(path)
+    )
+    train, test = (to_rows(part, where=str(path)) for part in (splits.train_images, splits.test_images))
+    columns = numeric_columns([f"x{place}" for place in range(train.shape[1])])
+    sites = None if splits.train_sites is None else list(splits.train_sites)
+    return make_table(train, train_labels, test, test_labels, names, columns, sites, name=path.stem)
 
 
 @lru_cache(maxsize=1)  # a comparison reads the same file for every run

@@ -83,6 +83,7 @@ class TextKind:
     models: tuple[str, ...] = ("bag", "text-cnn", "text-transformer")
     input_name = "token_ids"
     dtype: np.dtype[Any] = np.dtype(np.int64)  # as a model is given them; a data set keeps them in half of that
+    channel_axis = -1
 
     def is_source(self, name_or_path: str) -> bool:
         """Return False: no name says that a table is one of texts, the setting `text` does."""
@@ -164,6 +165,10 @@ class TextKind:
     def preprocessor_of(self, form: SampleForm) -> TextPreprocessor:
         """Return one that changes nothing."""
         return TextPreprocessor(torch.device("cpu"))
+
+    def features(self, dataset: Dataset, samples: NDArray[Any]) -> dict[str, NDArray[np.float64]]:
+        """Return how many words of a text are read."""
+        return {"words": (samples != PADDING).sum(axis=1).astype(np.float64)}
 
     def schema(self, dataset: Dataset) -> dict[str, Any]:
         """Return the tokenizer and the columns that hold texts."""

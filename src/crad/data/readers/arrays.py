@@ -1,28 +1,28 @@
 """Arrays and collections in memory become a data set: numpy, torch, a torch data set, a Hugging Face one.
 
 Neither torch nor `datasets` is imported: whatever has the methods that are used is taken. N images, H height, W width,
-C channels (1 or 3).
+C channels; of series T steps in time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crad.data.columns import Column, Rows, numeric_columns
-from crad.data.dataset import MAX_CLASSES, Dataset, Images, Labels, Splits, build_dataset
+from crad.data.dataset import EIGHT_BITS, MAX_CLASSES, Dataset, Images, Labels, Splits, build_dataset, is_channels_first
 from crad.data.tokenizer import Tokenizer
 from crad.errors import ConfigError, DataError, unknown_name
 
-CHANNELS = (1, 3)
+ARRAY_KINDS = ("image", "table", "series", "audio")  # that arrays of numbers may be
 WHOLE_LEVEL = 1e-3  # how far a float pixel may be from one of the 256 levels
-IMAGES_ONLY = (
-    "expected images [N, H, W], [N, H, W, C] or [N, C, H, W] with 1 or 3 channels, rows of a table [N, F], or a list "
-    "of texts; signals are not supported yet"
+EXPECTED = (
+    "expected images [N, H, W], [N, H, W, C] or [N, C, H, W], rows of a table [N, F], a list of texts, or with "
+    "kind='series' or kind='audio' [N, T] or [N, C, T]"
 )
 
 
@@ -37,40 +37,103 @@ def dataset_from_arrays(
     augmentation: str | None,
     site: Sequence[object] | None = None,
     columns: Sequence[str] | None = None,
+    kind: str | None = None,
+    rate: int | None = None,
     vocabulary: int | None = None,
     text_length: int | None = None,
 ) -> Dataset:
     """Bring four arrays into the package's own form; see `Dataset.from_arrays`."""
     train_labels, test_labels, class_names = encode_labels(y_train, y_test, classes)
     sites = None if site is None else _site_texts(site, len(train_labels))
+    labelled = LabelledArrays(x_train, train_labels, x_test, test_labels, class_names, sites, name)
     if is_texts(x_train):
-        if columns is not None or augmentation not in (None, "none"):
-            raise DataError("columns and augmentation are not for texts: leave them out")
-        from crad.data.kinds.text import texts_from_arrays  # late, as those of tables
-
-        tokenizer = Tokenizer(vocabulary or Tokenizer.vocabulary, text_length or Tokenizer.length)
-        return texts_from_arrays(x_train, train_labels, x_test, test_labels, class_names, sites, tokenizer, name=name)
+        if columns is not None or kind is not None or augmentation not in (None, "none"):
+            raise DataError("columns, kind and augmentation are not for texts: leave them out")
+        return _texts(labelled, Tokenizer(vocabulary or Tokenizer.vocabulary, text_length or Tokenizer.length))
     if vocabulary is not None or text_length is not None:
         raise DataError("vocabulary and text_length are for texts, and x_train holds none: leave them out")
-    if _to_numpy(x_train, where="x_train").ndim == 2:
-        from crad.data.kinds.table import make_table  # late: it needs torch, and readers that call this file do not
-
-        rows = to_rows(x_train, where="x_train"), to_rows(x_test, where="x_test")
-        schema = _columns_of(rows[0], columns)
+    if kind is not None and kind not in ARRAY_KINDS:
+        raise unknown_name("kind", kind, ARRAY_KINDS)
+    if rate is not None and kind != "audio":
+        raise DataError("rate is the samples a second of recordings: say kind='audio', or leave it out")
+    if columns is not None and kind in ("series", "audio", "image"):
+        raise DataError(f"columns name those of a table [N, F], and kind is {kind!r}: leave them out")
+    if kind in ("series", "audio"):
+        return _signals(labelled, kind, rate, augmentation)
+    is_table = _to_numpy(x_train, where="x_train").ndim == 2 if kind is None else kind == "table"
+    if is_table:
         if augmentation not in (None, "none"):
             raise DataError(f"augmentation is {augmentation!r}, and rows of a table have none: leave it out")
-        return make_table(rows[0], train_labels, rows[1], test_labels, class_names, schema, sites, name=name)
+        return _rows(labelled, columns)
     if columns is not None:
         raise DataError("columns name those of a table [N, F], and x_train holds images: leave them out")
-    splits = Splits(
-        to_images(x_train, where="x_train"),
-        train_labels,
-        to_images(x_test, where="x_test"),
-        test_labels,
-        class_names,
+    return _images(labelled, augmentation, is_said=kind == "image")
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledArrays:
+    """What a person gave, with labels as numbers."""
+
+    x_train: object
+    train_labels: Labels
+    x_test: object
+    test_labels: Labels
+    class_names: tuple[str, ...]
+    sites: list[str] | None
+    name: str
+
+
+# The kinds are imported late: they need torch, and readers that call this file do not.
+
+
+def _texts(given: LabelledArrays, tokenizer: Tokenizer) -> Dataset:
+    from crad.data.kinds.text import texts_from_arrays
+
+    labels = given.train_labels, given.test_labels
+    return texts_from_arrays(
+        given.x_train, labels[0], given.x_test, labels[1], given.class_names, given.sites, tokenizer, name=given.name
     )
-    dataset = build_dataset(splits, name=name, where=name, augmentation=augmentation)
-    return dataset if sites is None else with_sites(dataset, sites)
+
+
+def _signals(given: LabelledArrays, kind: str, rate: int | None, augmentation: str | None) -> Dataset:
+    from crad.data.kinds import KINDS
+    from crad.data.kinds.series import SeriesKind, make_signals
+
+    signals = KINDS[kind]
+    assert isinstance(signals, SeriesKind)
+    return make_signals(
+        signals,
+        given.x_train,
+        given.train_labels,
+        given.x_test,
+        given.test_labels,
+        classes=given.class_names,
+        sites=given.sites,
+        rate=rate,
+        name=given.name,
+        augmentation=augmentation,
+    )
+
+
+def _rows(given: LabelledArrays, columns: Sequence[str] | None) -> Dataset:
+    from crad.data.kinds.table import make_table
+
+    train, test = to_rows(given.x_train, where="x_train"), to_rows(given.x_test, where="x_test")
+    schema, labels = _columns_of(train, columns), (given.train_labels, given.test_labels)
+    return make_table(train, labels[0], test, labels[1], given.class_names, schema, given.sites, name=given.name)
+
+
+def _images(given: LabelledArrays, augmentation: str | None, *, is_said: bool) -> Dataset:
+    dtype = pixel_type(given.x_train, where="x_train", is_said=is_said)
+    splits = Splits(
+        to_images(given.x_train, where="x_train", dtype=dtype),
+        given.train_labels,
+        to_images(given.x_test, where="x_test", dtype=dtype),
+        given.test_labels,
+        given.class_names,
+    )
+    dataset = build_dataset(splits, name=given.name, where=given.name, augmentation=augmentation)
+    return dataset if given.sites is None else with_sites(dataset, given.sites)
 
 
 def with_sites(dataset: Dataset, sites: Sequence[str]) -> Dataset:
@@ -125,16 +188,37 @@ def dataset_from_columns(
     return dataset_from_arrays(*parts, classes=named, name=name, augmentation=augmentation)
 
 
-def to_images(x: object, *, where: str) -> Images:
-    """Return images as uint8 [N, H, W, C], whichever of the understood shapes and types they come in."""
+def to_images(x: object, *, where: str, dtype: np.dtype[Any] = EIGHT_BITS) -> Images:
+    """Return images as [N, H, W, C] of one type, whichever of the understood layouts and types they come in."""
     array = _to_numpy(x, where=where)
-    if array.ndim == 4 and array.shape[3] not in CHANNELS and array.shape[1] in CHANNELS:
+    if array.ndim == 4 and is_channels_first(array.shape[1:]):
         array = array.transpose(0, 2, 3, 1)
     elif array.ndim == 3:
         array = array[..., np.newaxis]
-    if array.ndim != 4 or array.shape[3] not in CHANNELS:
-        raise DataError(f"{where} has shape {_to_numpy(x, where=where).shape}: {IMAGES_ONLY}")
-    return _to_pixels(array, where=where)
+    if array.ndim != 4:
+        raise DataError(f"{where} has shape {_to_numpy(x, where=where).shape}: {EXPECTED}")
+    return _to_pixels(array, dtype, where=where)
+
+
+def pixel_type(x: object, *, where: str, is_said: bool) -> np.dtype[Any]:
+    """Return the smallest type of pixels that holds images as they are: of 8 or 16 bits, or floats.
+
+    Numbers [N, A, B] that are none of 8 or 16 bits may be series as well: then somebody has to say it.
+    """
+    array = _to_numpy(x, where=where)
+    if array.dtype.kind not in "iuf" or array.size == 0:
+        raise DataError(f"{where} has dtype {array.dtype} and shape {array.shape}: {EXPECTED}")
+    low, high = float(array.min()), float(array.max())
+    if array.dtype.kind in "iu" and low >= 0 and high <= 255:
+        return EIGHT_BITS
+    if array.dtype.kind == "f" and low >= 0 and high <= 1 and _is_in_levels(array):
+        return EIGHT_BITS  # as torchvision's ToTensor makes them
+    if array.ndim == 3 and not is_said and array.dtype != np.uint16:
+        raise DataError(
+            f"{where} is {array.dtype} of shape {array.shape} with values {low:g} to {high:g}: gray images, or series "
+            "[N, channels, time]? Say kind='image' or kind='series'"
+        )
+    return np.dtype(np.uint16 if array.dtype.kind in "iu" and low >= 0 and high <= 65_535 else np.float32)
 
 
 def to_rows(x: object, *, where: str) -> Rows:
@@ -165,13 +249,20 @@ def plain_texts(x: Any, *, where: str) -> list[str]:  # noqa: ANN401  # what `is
     return texts
 
 
-def to_batch(x: object, shape: tuple[int, int, int], *, resize: int | None = None, where: str = "x") -> Images:
-    """Return one image or several as uint8 [N, H, W, C] of this very shape [H, W, C]; refuse any other size.
+def to_batch(
+    x: object,
+    shape: tuple[int, int, int],
+    *,
+    resize: int | None = None,
+    where: str = "x",
+    dtype: np.dtype[Any] = EIGHT_BITS,
+) -> Images:
+    """Return one image or several as [N, H, W, C] of this very shape [H, W, C]; refuse any other size.
 
     `resize`: images of any size are brought to this side first, as those that the model was trained on were.
     """
     array = _to_numpy(x, where=where)
-    images = to_images(array[np.newaxis] if _is_alone(array.shape, shape) else array, where=where)
+    images = to_images(array[np.newaxis] if _is_alone(array.shape, shape) else array, where=where, dtype=dtype)
     if resize is not None and len(images):
         from crad.data.resizing import resize_images  # needs torch
 
@@ -274,23 +365,28 @@ def _to_numpy(x: object, *, where: str) -> NDArray[Any]:
         raise DataError(f"{where} is no array ({' '.join(str(error).split())}): give images of one size") from error
 
 
-def _to_pixels(array: NDArray[Any], *, where: str) -> Images:
-    if array.dtype == np.uint8:
+def _to_pixels(array: NDArray[Any], dtype: np.dtype[Any], *, where: str) -> Images:
+    if array.dtype == dtype:
         return np.ascontiguousarray(array)
     if array.dtype.kind not in "iuf" or array.size == 0:
-        raise DataError(f"{where} has dtype {array.dtype} and shape {array.shape}, expected uint8 pixels 0..255")
-    low, high = float(array.min()), float(array.max())
+        raise DataError(f"{where} has dtype {array.dtype} and shape {array.shape}, expected pixels as {dtype}")
+    if dtype == np.float32:
+        return np.ascontiguousarray(array, dtype=np.float32)
+    low, high, highest = float(array.min()), float(array.max()), np.iinfo(dtype).max
     if array.dtype.kind in "iu":
-        if low < 0 or high > 255:
-            raise DataError(f"{where} has values {low:g} to {high:g}, expected uint8 pixels 0..255")
-        return np.ascontiguousarray(array.astype(np.uint8))
-    levels = np.rint(array * 255)
-    if not (low >= 0 and high <= 1 and float(np.abs(array * 255 - levels).max()) < WHOLE_LEVEL):
+        if low < 0 or high > highest:
+            raise DataError(f"{where} has values {low:g} to {high:g}, expected {dtype} pixels 0..{highest}")
+        return np.ascontiguousarray(array.astype(dtype))
+    if not (dtype == np.uint8 and low >= 0 and high <= 1 and _is_in_levels(array)):
         raise DataError(
-            f"{where} has floats {low:g} to {high:g}, expected uint8 pixels 0..255, or 0..1 in steps of 1/255 as "
-            "torchvision's ToTensor makes them: leave out normalisation, the package has its own"
+            f"{where} has floats {low:g} to {high:g}, expected {dtype} pixels 0..{highest}, or of 8 bits 0..1 in steps "
+            "of 1/255 as torchvision's ToTensor makes them: leave out normalisation, the package has its own"
         )
-    return np.ascontiguousarray(levels.astype(np.uint8))
+    return np.ascontiguousarray(np.rint(array * 255).astype(np.uint8))
+
+
+def _is_in_levels(array: NDArray[Any]) -> bool:
+    return float(np.abs(array * 255 - np.rint(array * 255)).max()) < WHOLE_LEVEL
 
 
 def _by_value(train: NDArray[Any], test: NDArray[Any], values: NDArray[Any]) -> tuple[Labels, Labels, tuple[str, ...]]:

@@ -1,96 +1,66 @@
-"""Reads a folder of class folders of PNG or JPEG images.
+"""Reads a folder of class folders of PNG, JPEG or TIFF images.
 
-Either `train/<class>/*` and `test/<class>/*`, or class folders alone: then a fixed fifth of every class,
-the same in every run, is kept for the test set.
+Either `train/<class>/*` and `test/<class>/*`, or class folders alone: then a fixed fifth of every class, the same in
+every run, is kept for the test set; perhaps below a folder for every site (`class_folders.py`). Gray images may have 16
+bits or floats, if all have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from crad.data.dataset import Images, Labels, Splits
-from crad.data.subsets import SPLIT_SEED, TEST_SHARE, stratified_split
+from crad.data.dataset import EIGHT_BITS, SIXTEEN_BITS, Images, Splits
+from crad.data.readers.class_folders import FileType, list_class_folders
 from crad.errors import DataError, install_hint
-from crad.randomness import stream
 
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})
+PICTURE = FileType(frozenset({".png", ".jpg", ".jpeg", ".tif", ".tiff"}), "image", "images")
+SUFFIXES = PICTURE.suffixes
 _GRAY_MODES = frozenset({"1", "L", "LA"})
-_DEEP_MODES = frozenset({"F"})  # and every mode that starts with I: more than 8 bits per pixel
+_DTYPES = {"F": np.dtype(np.float32)}  # of Pillow's modes; every mode that starts with I has 16 bits or more
 
 
-@dataclass(frozen=True)
-class _Listing:
-    """The image files of one folder of class folders, with the class of each."""
-
-    files: tuple[Path, ...]
-    labels: Labels
-
-
-def read_image_folder(path: Path, *, resize: int | None = None) -> Splits:
+def read_image_folder(path: Path, *, resize: int | None = None, site: str | None = None) -> Splits:
     """Read every image; classes are the folders' names, sorted. `resize`: the side in pixels of them all."""
-    split_folders = [path / split for split in ("train", "test") if (path / split).is_dir()]
-    if len(split_folders) == 1:
-        raise DataError(f"{path}: has {split_folders[0].name}/ alone, expected both train/ and test/, or neither")
-    train_folder = split_folders[0] if split_folders else path
-    class_names = _class_names(train_folder)
-    if len(class_names) < 2:
-        raise DataError(f"{train_folder}: {len(class_names)} class folders, expected 2 or more: one folder per class")
-    train = _list_images(train_folder, class_names)
-    if not split_folders:
-        return _split_images(train, class_names, resize=resize)
-    unknown = sorted(set(_class_names(split_folders[1])) - set(class_names))
-    if unknown:
-        raise DataError(f"{split_folders[1]}: class folder {unknown[0]!r} is not in {train_folder}: add it there")
-    test = _list_images(split_folders[1], class_names)
-    images = _read_images((*train.files, *test.files), resize=resize)
-    count = len(train.files)
-    return Splits(images[:count], train.labels, images[count:], test.labels, class_names)
+    found = list_class_folders(path, PICTURE, site=site)
+    images = _read_images((*found.train.files, *found.test.files), resize=resize)
+    count = len(found.train.files)
+    return Splits(
+        images[:count],
+        found.train.labels,
+        images[count:],
+        found.test.labels,
+        found.class_names,
+        train_sites=found.train.sites,
+    )
 
 
-def _split_images(listing: _Listing, class_names: tuple[str, ...], *, resize: int | None) -> Splits:
-    images, labels = _read_images(listing.files, resize=resize), listing.labels
-    test, train = stratified_split(labels, share=TEST_SHARE, rng=stream(SPLIT_SEED, "image-folder", "test"))
-    return Splits(images[train], labels[train], images[test], labels[test], class_names)
+def read_pictures(
+    files: Sequence[Path], *, channels: int, resize: int | None = None, dtype: np.dtype[Any] = EIGHT_BITS
+) -> Images:
+    """Read image files as [N, H, W, channels], made gray or coloured where they are not; `resize`: the side of all.
+
+    Files of another depth than `dtype` are refused: 16 bits are not stretched from 8, nor 8 cut out of 16.
+    """
+    if channels not in (1, 3) or (dtype != EIGHT_BITS and channels != 1):
+        raise DataError(
+            f"{files[0]}: this model takes images of {channels} channels as {dtype}, which files of pictures do not "
+            "hold: give them as an array, .npy or .npz"
+        )
+    return _read_images(tuple(files), mode="L" if channels == 1 else "RGB", resize=resize, dtype=dtype)
 
 
-def _class_names(folder: Path) -> tuple[str, ...]:
-    return tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not _is_hidden(entry)))
-
-
-def _list_images(folder: Path, class_names: tuple[str, ...]) -> _Listing:
-    files: list[Path] = []
-    labels: list[int] = []
-    for label, class_name in enumerate(class_names):
-        if not (folder / class_name).is_dir():
-            continue  # a test set may lack a class
-        found = _class_files(folder / class_name)
-        files += found
-        labels += [label] * len(found)
-    return _Listing(tuple(files), np.array(labels, dtype=np.int64))
-
-
-def _class_files(folder: Path) -> list[Path]:
-    entries = sorted(entry for entry in folder.iterdir() if not _is_hidden(entry))
-    images = [entry for entry in entries if entry.suffix.lower() in SUFFIXES]
-    if images:
-        return images
-    known = ", ".join(sorted(SUFFIXES))
-    if entries:
-        raise DataError(f"{folder}: {entries[0].name!r} is no image we can read, expected {known}: convert it")
-    raise DataError(f"{folder}: the class folder is empty, expected images ({known}): fill or remove it")
-
-
-def read_pictures(files: Sequence[Path], *, channels: int, resize: int | None = None) -> Images:
-    """Read image files as [N, H, W, channels], made gray or coloured where they are not; `resize`: the side of all."""
-    return _read_images(tuple(files), mode="L" if channels == 1 else "RGB", resize=resize)
-
-
-def _read_images(files: tuple[Path, ...], *, mode: str | None = None, resize: int | None = None) -> Images:
+def _read_images(
+    files: tuple[Path, ...],
+    *,
+    mode: str | None = None,
+    resize: int | None = None,
+    dtype: np.dtype[Any] | None = None,
+) -> Images:
     """Read all images [N, H, W, C] in this colour mode; without one, grayscale only if every one of them is."""
     assert files
     headers = [_read_header(file) for file in files]
@@ -102,12 +72,18 @@ def _read_images(files: tuple[Path, ...], *, mode: str | None = None, resize: in
                 f" {first_shape[0]}x{first_shape[1]} (height x width): set resize to one side in pixels,"
                 " or resize them yourself"
             )
-    mode = mode or ("L" if all(one in _GRAY_MODES for _, one in headers) else "RGB")
+    dtype = dtype or _depth(headers[0][1])
+    for file, (_, one) in zip(files, headers, strict=True):
+        if _depth(one) != dtype:
+            raise DataError(
+                f"{file}: has pixels of {_called(_depth(one))}, the others of {_called(dtype)}: convert it as those"
+            )
+    mode = mode or ("L" if all(one in _GRAY_MODES for _, one in headers) or dtype != EIGHT_BITS else "RGB")
     channels = 1 if mode == "L" else 3
     sides = first_shape if resize is None else (resize, resize)
-    images = np.empty((len(files), *sides, channels), dtype=np.uint8)
+    images = np.empty((len(files), *sides, channels), dtype=dtype)
     for index, file in enumerate(files):
-        pixels = _read_pixels(file, mode=mode)
+        pixels = _read_pixels(file, mode=mode, dtype=dtype)
         pixels = pixels.reshape(*pixels.shape[:2], channels)
         images[index] = pixels if resize is None else _resized(pixels, resize)
     return images
@@ -128,18 +104,28 @@ def _read_header(file: Path) -> tuple[tuple[int, int], str]:
             shape, mode = (image.height, image.width), image.mode
     except Exception as error:  # Pillow's decoders fail in many ways
         raise _unreadable(file, error) from error
-    if mode in _DEEP_MODES or mode.startswith("I"):
-        raise DataError(f"{file}: has more than 8 bits per pixel (mode {mode}): convert it to 8 bits")
     return shape, mode
 
 
-def _read_pixels(file: Path, *, mode: str) -> Images:
+def _depth(mode: str) -> np.dtype[Any]:
+    """Return the type that holds the pixels of an image of this mode."""
+    return _DTYPES.get(mode, SIXTEEN_BITS if mode.startswith("I") else EIGHT_BITS)
+
+
+def _called(dtype: np.dtype[Any]) -> str:
+    return {EIGHT_BITS: "8 bits", SIXTEEN_BITS: "16 bits"}.get(dtype, "floats")
+
+
+def _read_pixels(file: Path, *, mode: str, dtype: np.dtype[Any]) -> NDArray[Any]:
     pillow = _pillow()
     try:
         with pillow.open(file) as image:
-            return np.asarray(image.convert(mode), dtype=np.uint8)
+            pixels = np.asarray(image.convert(mode) if dtype == EIGHT_BITS else image)
     except Exception as error:
         raise _unreadable(file, error) from error
+    if dtype == SIXTEEN_BITS and pixels.size and not 0 <= pixels.min() <= pixels.max() <= np.iinfo(dtype).max:
+        raise DataError(f"{file}: has pixels of {pixels.min()} to {pixels.max()}, expected 16 bits: 0 to 65535")
+    return pixels.astype(dtype)
 
 
 def _unreadable(file: Path, error: Exception) -> DataError:
@@ -152,7 +138,3 @@ def _pillow() -> Any:  # noqa: ANN401 (the module, imported late)
     except ImportError as error:
         raise DataError(f"reading images needs Pillow: {install_hint('images')}") from error
     return Image
-
-
-def _is_hidden(entry: Path) -> bool:
-    return entry.name.startswith(".") or entry.name == "Thumbs.db"

@@ -1,4 +1,7 @@
-"""Reads a .npz file with MedMNIST's key names. Never unpickles: such a file may come from anybody."""
+"""Reads a .npz file with MedMNIST's key names, or a folder of .npy files called so.
+
+Never unpickles: such a file may come from anybody.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +20,27 @@ from crad.data.dataset import Splits
 from crad.errors import DataError
 
 VALIDATION_KEYS = ("val_images", "val_labels")
+SAMPLES, IMAGES = "_samples", "_images"  # the first is understood for the second, for what is no image
+SITES, RATE = "train_sites", "rate"  # whose training sample it is; of recordings the samples a second
 KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 _HOW = "write one with numpy.savez(path, train_images=..., train_labels=..., test_images=..., test_labels=...)"
 
 
+class Arrays(Protocol):
+    """Arrays by name."""
+
+    @property
+    def files(self) -> list[str]:
+        """Return what they are called."""
+        ...
+
+    def __getitem__(self, name: str, /) -> NDArray[Any]: ...
+
+
 def read_npz(path: Path, *, with_validation: bool = False) -> Splits:
     """Read the four arrays of a .npz file, and its `class_names` if it has them; `val_*` only if asked for."""
+    if path.is_dir():
+        return _read_arrays(NpyFolder(path), path=path, with_validation=with_validation)
     if not path.is_file():
         raise DataError(f"{path}: no such file, expected a .npz: {_HOW}")
     with open_arrays(path) as archive:
@@ -29,6 +48,53 @@ def read_npz(path: Path, *, with_validation: bool = False) -> Splits:
             raise DataError(f"{path}: holds a single array, expected a .npz with {', '.join(KEYS)}: {_HOW}")
         with archive:
             return _read_arrays(archive, path=path, with_validation=with_validation)
+
+
+@dataclass(frozen=True)
+class NpyFolder:
+    """A folder of .npy files, read as if they were one .npz."""
+
+    path: Path
+
+    @property
+    def files(self) -> list[str]:
+        """Return what the arrays are called."""
+        return sorted(file.stem for file in self.path.glob("*.npy"))
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        with open_arrays(self.path / f"{name}.npy") as array:
+            return np.asarray(array)
+
+
+def is_npy_folder(path: Path) -> bool:
+    """Return whether a folder holds arrays and no class folders."""
+    return (path / "train_labels.npy").is_file()
+
+
+@dataclass(frozen=True)
+class FoundArrays:
+    """What a file holds: training and test samples, and of recordings their sampling rate."""
+
+    splits: Splits
+    rate: int | None
+
+
+def read_arrays(path: Path) -> FoundArrays:
+    """Read a .npz file or a folder of .npy files that need not hold images."""
+    splits = read_npz(path)
+    if path.is_dir():
+        return FoundArrays(splits, _rate(NpyFolder(path), path=path))
+    with open_arrays(path) as archive, archive:
+        return FoundArrays(splits, _rate(archive, path=path))
+
+
+def _rate(archive: Arrays, *, path: Path) -> int | None:
+    if RATE not in archive.files:
+        return None
+    rate = np.asarray(read_array(archive, RATE, path=path))
+    if rate.size != 1 or rate.dtype.kind not in "iuf" or not 1 <= float(rate.item()) < 1 << 31:
+        raise DataError(f"{path}: rate is {rate.dtype} of shape {rate.shape}, expected one number: samples a second")
+    return round(float(rate.item()))
 
 
 @contextmanager
@@ -56,21 +122,27 @@ def open_arrays(path: Path) -> Iterator[Any]:
         raise DataError(f"{path}: not a readable {kind} file ({_one_line(error)}): fetch or write it again") from error
 
 
-def _read_arrays(archive: np.lib.npyio.NpzFile, *, path: Path, with_validation: bool) -> Splits:
-    missing = [key for key in KEYS if key not in archive.files]
+def _read_arrays(archive: Arrays, *, path: Path, with_validation: bool) -> Splits:
+    stored = {key: key if key in archive.files else key.replace(IMAGES, SAMPLES) for key in KEYS}
+    missing = [key for key, name in stored.items() if name not in archive.files]
     if missing:
         raise DataError(f"{path}: lacks {', '.join(missing)}, has {', '.join(archive.files) or 'nothing'}: {_HOW}")
-    arrays = {key: read_array(archive, key, path=path) for key in KEYS}
+    arrays = {key: read_array(archive, name, path=path) for key, name in stored.items()}
+    sites = None
+    if SITES in archive.files:
+        sites = _site_names(read_array(archive, SITES, path=path), samples=len(arrays["train_labels"]), path=path)
     names = None
     if "class_names" in archive.files:
         names = _class_names(read_array(archive, "class_names", path=path), path=path)
+    train_images, train_labels, test_images, test_labels = (arrays[key] for key in KEYS)
+    found = Splits(train_images, train_labels, test_images, test_labels, names, train_sites=sites)
     if not with_validation or not set(VALIDATION_KEYS) <= set(archive.files):
-        return Splits(**arrays, class_names=names)
+        return found
     images, labels = (read_array(archive, key, path=path) for key in VALIDATION_KEYS)
-    return Splits(**arrays, class_names=names, validation_images=images, validation_labels=labels)
+    return replace(found, validation_images=images, validation_labels=labels)
 
 
-def read_array(archive: np.lib.npyio.NpzFile, key: str, *, path: Path) -> NDArray[Any]:
+def read_array(archive: Arrays, key: str, *, path: Path) -> NDArray[Any]:
     """Return one array of a .npz file; refuse one that would have to be unpickled."""
     try:
         array: NDArray[Any] = archive[key]
@@ -83,6 +155,14 @@ def read_array(archive: np.lib.npyio.NpzFile, key: str, *, path: Path) -> NDArra
             f" numpy.array({key}.tolist())"
         ) from error
     return array
+
+
+def _site_names(sites: NDArray[Any], *, samples: int, path: Path) -> tuple[str, ...]:
+    if sites.shape != (samples,) or sites.dtype.kind not in "USiu":
+        raise DataError(
+            f"{path}: {SITES} is {sites.dtype} of shape {sites.shape}, expected a name for each of {samples} samples"
+        )
+    return tuple(one.decode() if isinstance(one, bytes) else str(one) for one in sites.tolist())
 
 
 def _class_names(names: NDArray[Any], *, path: Path) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from crad.analysis.groups import Methods
-from crad.analysis.series import Row, context_rows, context_run, partition_rows, trust_rows
+from crad.analysis.series import Row, context_rows, context_run, partition_rows, shift_rows, trust_rows
 from crad.report.charts import vega_lite as alt
 from crad.report.charts.chart import ReportChart, on_page
 from crad.report.charts.parts import ROWS, finished, slanted
@@ -78,6 +78,42 @@ def partition_chart(methods: Methods) -> ReportChart | None:
         "division. Square-root shades.",
         alt_text=f"The most is {most['samples']} samples of {most['class']} at client {most['client']}; "
         f"{empty} of {len(rows)} cells are empty.",
+    )
+
+
+@on_page(62)
+def shift_chart(methods: Methods) -> ReportChart | None:
+    """Show how clients' inputs differ, clients x features, where every client is a site."""
+    run = next(iter(methods.values()))[0]
+    rows = shift_rows(run)
+    if not rows:
+        return None
+    names, clients = list(dict.fromkeys(row["feature"] for row in rows)), len(run.partition["counts"])
+    most = max(rows, key=lambda row: abs(row["difference"]))
+    reach = max(1.0, abs(most["difference"]))
+    scale = alt.Scale(scheme="blueorange", domain=[-reach, reach])
+    legend = alt.Legend(orient="top", title="deviations from the others", gradientLength=PLOT_WIDTH, tickCount=5)
+    axis = alt.Axis(**slanted(PLOT_WIDTH / len(names), longest=max(map(len, names))), labelLimit=140)
+    base = alt.Chart(ROWS).encode(
+        x=alt.X("feature:N", title="feature", scale=alt.Scale(domain=names), axis=axis),
+        y=_client_axis(clients, "client"),
+    )
+    colour = alt.Color("difference:Q", scale=scale, legend=legend)
+    hints = [alt.Tooltip(f"{name}:{kind}", title=name) for name, kind in (("client", "O"), ("feature", "N"))]
+    cells = base.mark_rect().encode(color=colour, tooltip=[*hints, alt.Tooltip("difference:Q", title="deviations")])
+    is_dark = f"abs(datum.difference) > {0.7 * reach}"
+    ink = alt.when(is_dark).then(alt.value("white")).otherwise(alt.value("#222222"))
+    numbers = base.mark_text().encode(text="shown:N", color=ink)
+    height = max(clients * _row_height(clients), 60)
+    return finished(
+        alt.layer(cells, *([numbers] if clients <= MANY_CLIENTS else [])).properties(width=PLOT_WIDTH, height=height),
+        rows=rows,
+        name="input-shift",
+        title="How inputs differ",
+        caption=f"Mean of a client's samples minus that of all other clients', in deviations of all samples. "
+        f"Clients are the sites {', '.join(run.partition['sites'])}.",
+        alt_text=f"Furthest from the others is client {most['client']} in {most['feature']}: {most['difference']:+.1f} "
+        "deviations.",
     )
 
 
