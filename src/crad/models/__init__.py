@@ -20,7 +20,7 @@ from crad.models.registry import (
 )
 from crad.models.resnet import ResNet18
 from crad.models.series import MelSpectrogram, SignalScaler
-from crad.models.table import TableEncoder
+from crad.models.table import TableEncoder, fit_agreed_ranges, other_than_agreed
 from crad.models.trees import FittedModule
 
 __all__ = [
@@ -47,9 +47,11 @@ __all__ = [
     "check_fits_kind",
     "estimate_size",
     "file_sha256",
+    "fit_agreed_ranges",
     "fit_own_statistics",
     "has_own_statistics",
     "load_first_weights",
+    "other_than_agreed",
     "preparing_layer",
     "resolve_architecture",
     "set_own_statistics",
