@@ -2,22 +2,10 @@
 
 from crad.models.allowance import Allowance, ModelSize, estimate_size
 from crad.models.cnn6 import Cnn6, Cnn6Wide
+from crad.models.families import ARCHITECTURES, FAMILIES, FITTED, POOL, Builder, InputShape, preparing_layer
 from crad.models.first_weights import FirstWeights, file_sha256, load_first_weights
 from crad.models.own_statistics import OwnStatistics, fit_own_statistics, has_own_statistics, set_own_statistics
-from crad.models.registry import (
-    ARCHITECTURES,
-    FAMILIES,
-    FITTED,
-    POOL,
-    WEIGHTS,
-    Architecture,
-    Builder,
-    InputShape,
-    build_model,
-    check_fits_kind,
-    preparing_layer,
-    resolve_architecture,
-)
+from crad.models.registry import WEIGHTS, Architecture, build_model, check_fits_kind, resolve_architecture
 from crad.models.resnet import ResNet18
 from crad.models.series import MelSpectrogram, SignalScaler
 from crad.models.table import TableEncoder, fit_agreed_ranges, other_than_agreed
