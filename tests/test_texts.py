@@ -535,4 +535,4 @@ def test_the_command_line_has_it_all(news, tmp_path, crad_command):
     assert code == 0
     code, _, err = crad_command("data", "split", *words, "--clients", 2, "--output", tmp_path / "shards")
     assert code == 2
-    assert "a text is not written as .npz: organisations federate images only so far" in err
+    assert "data of kind 'text' is not written: only images and tables are" in err
