@@ -62,17 +62,10 @@ class Clinics:
     def state(self, number: int) -> Path:
         return self.folder / f"clinic-{number}" / "state" / self.agreement.hash[:12]
 
-    def join(
-        self, number: int, *words: str, log: IO[str] | None = None, has_onnx: bool = True
-    ) -> subprocess.Popen[str]:
-        """Start a member; what it says goes into pipes, or into a log that never fills up.
-
-        Without ONNX it is as where the extra is not installed: the export takes longer than all the rest.
-        """
-        said = ["crad", "peer", "join", "--site", str(self.site(number)), *words]
-        without = f"import sys; sys.modules['onnx'] = None; sys.argv = {said!r}; from crad.cli import main; main()"
+    def join(self, number: int, *words: str, log: IO[str] | None = None) -> subprocess.Popen[str]:
+        """Start a member; what it says goes into pipes, or into a log that never fills up."""
         process = subprocess.Popen(
-            [sys.executable, *(("-m", *said) if has_onnx else ("-c", without))],
+            [sys.executable, "-m", "crad", "peer", "join", "--site", str(self.site(number)), *words],
             stdout=subprocess.PIPE if log is None else log,
             stderr=subprocess.PIPE if log is None else log,
             text=True,
@@ -101,7 +94,7 @@ class Forked:
 
     def __init__(self, call: Callable[..., None], *args: object) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["crad.cli", "crad.site.join", "torch._dynamo"])
+        context.set_forkserver_preload(["tests.preloaded"])
         self._process = context.Process(target=call, args=args)
         self._process.start()
         self.pid = self._process.pid or 0

@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import fcntl
+import gc
 import importlib
 import json
 import os
@@ -131,6 +132,7 @@ def serve(number: int) -> None:
     line = socket.socket(fileno=number)
     for module in ("crad.cli.run", "crad.api", "crad.engines.worker", "crad.site.join"):
         importlib.import_module(module)
+    gc.freeze()  # nobody forked from here looks for garbage in what all of them have
     while True:
         content, fds, _, _ = socket.recv_fds(line, LONGEST, MAX_FDS)
         if not content:

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from crad.federation.message import Manifest, Message, Statistics, pack
-from crad.models import Architecture, InputShape, build_model
+from crad.models import Architecture, build_model
 from crad.network.agreement import read_agreement
 from crad.network.envelope import seal
 from crad.network.identity import load_identity
+from crad.site.permission import input_shape
 
 KIND = "snapshot"
 LOOK_S = 0.02
@@ -123,9 +124,8 @@ class Own:
 
     @functools.cache  # noqa: B019  # one object, as long as its process
     def _built(self, variant: int, is_huge: bool) -> dict[str, Tensor]:
-        height, width, channels = self.agreement.image_shape
-        shape = InputShape(self.num_classes, channels, (height, width))
-        state = build_model(Architecture.parse("cnn6@0.125"), **vars(shape), seed=variant).state_dict()
+        architecture = Architecture.parse(self.agreement.members[self.number].architecture)
+        state = build_model(architecture, **vars(input_shape(self.agreement)), seed=variant).state_dict()
         if not is_huge:
             return state
         return {name: torch.full_like(one, HUGE) if one.is_floating_point() else one for name, one in state.items()}

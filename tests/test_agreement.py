@@ -59,7 +59,12 @@ def test_what_is_written_is_what_is_read(agreement, tmp_path):
 def test_defaults_are_written_in_full(agreement):
     recipe = {"local_loss", "evidence", "filter", "distill_augment", "teacher_prior"}
     unset = {"active", "private_counts"} | recipe  # none by default
-    younger = {"optimizer", "lr_schedule", "warmup_rounds"}  # as before they came: agreements of then keep their hash
+    younger = {
+        "optimizer",
+        "lr_schedule",
+        "warmup_rounds",
+        "standardize",
+    }  # as before they came: agreements of then keep their hash
     assert set(agreement.settings) == set(SETTINGS) - unset - younger
     for line in ('method = "crad"', "temperature = 3.0", "deadline_s = 900.0", "rounds = 5", "lr = 0.05"):
         assert line in agreement_to_toml(agreement).splitlines()

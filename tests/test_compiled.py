@@ -67,6 +67,8 @@ def images(count: int) -> Tensor:
 @pytest.fixture
 def compilations(monkeypatch, one_thread, tmp_path):
     """The compilations tried so far."""
+    from torch._inductor import config  # a second, which collecting need not take
+
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     tried: list[object] = []
     genuine = compiled._compile
@@ -77,7 +79,9 @@ def compilations(monkeypatch, one_thread, tmp_path):
 
     monkeypatch.setattr(compiled, "_compile", counted)
     torch._dynamo.reset()
-    yield tried
+    # The processor is believed what it says of itself: trying its instructions would compile three programs more.
+    with config.patch({"cpp.vec_isa_ok": True}):
+        yield tried
     torch._dynamo.reset()
 
 

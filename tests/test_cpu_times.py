@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import os
 import subprocess
@@ -44,18 +45,17 @@ def test_every_slow_test_exists():
         assert function in names_of_tests(file), f"tests/slow.txt names {name}, which is gone: change its line"
 
 
+@functools.cache
 def names_of_tests(file):
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
-def test_what_is_slow_is_marked():
-    names = read_slow_tests()
-    one = min(names)
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "slow", one.partition("::")[0]]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert one in listed
-    assert {line.partition("[")[0] for line in listed.splitlines() if "::" in line} <= set(names)
+def test_what_is_slow_is_marked(request):
+    """Of what this session has collected: all tests in a run of all, and none where slow ones are left out."""
+    collected = {item: item.nodeid.partition("[")[0] for item in request.session.items}
+    marked = {name for item, name in collected.items() if item.get_closest_marker("slow")}
+    assert marked == set(collected.values()) & set(read_slow_tests())
 
 
 def test_processor_time_counts_children_and_fixtures_but_not_waiting(tmp_path):

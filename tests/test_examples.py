@@ -15,7 +15,14 @@ import pytest
 
 import crad
 from crad.config import to_toml
+from crad.data import data_directory
 from crad.errors import ConfigError, CradError
+from crad.federation.context import build_run_context
+from crad.network.agreement import read_agreement
+from crad.site.local_peer import prepare_local_peer
+from crad.site.settings import read_site
+from examples.four_hospitals import run as four
+from examples.hospitals import Hospitals
 from examples.own_callback import LastOnes
 from examples.three_hospitals.run import HOSPITALS, found_or_take_up
 from tests.conftest import ROOT, change, hearing_ctrl_c
@@ -173,8 +180,8 @@ def three_hospitals_forked(folder, *words):
     """The same in a process that is forked, as its hospitals are."""
     code = (
         "import subprocess, sys, types; from tests.forked import fork_or_start; "
-        "from examples.three_hospitals import run; "
-        "run.subprocess = types.SimpleNamespace(**{**vars(subprocess), 'Popen': fork_or_start}); "
+        "from examples import hospitals; from examples.three_hospitals import run; "
+        "hospitals.subprocess = types.SimpleNamespace(**{**vars(subprocess), 'Popen': fork_or_start}); "
         f"sys.argv = ['run.py', '--dataset', 'digits', '--folder', {str(folder)!r}, *{words!r}]; sys.exit(run.main())"
     )
     env = {**os.environ, WITHOUT: "onnx"}
@@ -244,3 +251,38 @@ def test_three_hospitals_leave_nothing_half_made_and_touch_nothing_of_others(tmp
     with pytest.raises(ConfigError, match="is not empty and holds no federation"):
         found_or_take_up(tmp_path, rounds=1, is_bucket=False, dataset="digits")
     assert (tmp_path / "letter.txt").read_text() == "mine"
+
+
+def four_hospitals(folder):
+    return Hospitals(four.FEDERATION, four.HOSPITALS, folder / "four")
+
+
+def test_four_hospitals_have_the_rows_of_the_simulation_whatever_their_files_look_like(tmp_path):
+    heart = data_directory() / "heart.csv"
+    if not heart.is_file():
+        pytest.skip(f"{heart} is not here: set CRAD_DATA")
+    hospitals = four_hospitals(tmp_path)
+    four.found(hospitals, heart=heart, rounds=2, is_bucket=False)
+    agreement = read_agreement(hospitals.agreement_file)
+    assert (agreement.committee, agreement.rounds) == (True, 2)
+    header = (hospitals.folder / "hungarian" / "hungarian.csv").read_text().partition("\n")[0]
+    assert header.startswith("kor,RR,")
+    simulated = build_run_context(four.simulation_of(agreement, heart)).data
+    for number, name in enumerate(four.HOSPITALS):
+        own = prepare_local_peer(agreement, read_site(hospitals.folder / name / "peer.toml")).context.data
+        assert own.dataset.columns[0].name == simulated.dataset.columns[0].name == "age"
+        for half in ("train", "validation", "test"):
+            rows, expected = (
+                (one.dataset.train_samples[where], one.dataset.train_labels[where])
+                for one, where in ((one, getattr(one.shards[number], half)) for one in (own, simulated))
+            )
+            np.testing.assert_array_equal(rows[0], expected[0])
+            np.testing.assert_array_equal(rows[1], expected[1])
+
+
+def test_four_hospitals_say_where_the_data_should_be(tmp_path, capsys, monkeypatch):
+    words = ["run.py", "--folder", str(tmp_path / "four"), "--data", str(tmp_path / "heart.csv")]
+    monkeypatch.setattr(sys, "argv", words)
+    assert four.main() == 2
+    assert capsys.readouterr().err.startswith(f"four_hospitals: {tmp_path}/heart.csv is not here: set CRAD_DATA to the")
+    assert not (tmp_path / "four").exists()

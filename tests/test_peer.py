@@ -42,19 +42,23 @@ WAYS: dict[str, dict[str, Any]] = {"over_https": ADAMW, "over_a_folder": {"metho
 def over_https(tmp_path_factory):
     """One of them is killed in the middle and joins again: nobody may see that in the weights.
 
-    It alone exports to ONNX.
+    It alone is started, twice, and exports to ONNX; the others are forked.
     """
     agreed = {**SETTINGS, **WAYS["over_https"]}
     clinics = found_clinics(tmp_path_factory.mktemp("https"), quorum=1, settings=agreed)
     try:
-        killed, *others = [clinics.join(number, has_onnx=number == KILLED) for number in (KILLED, 0, 1)]
+        killed = clinics.join(KILLED)
+        logs = [clinics.folder / f"log-{number}.txt" for number in (0, 1)]
+        others = [clinics.join_forked(number, log=log) for number, log in enumerate(logs)]
         while not (clinics.state(KILLED) / "rounds.jsonl").exists():
             assert killed.poll() is None, killed.communicate()
             time.sleep(0.01)
         killed.kill()
         killed.communicate()
-        for process in (clinics.join(KILLED), *others):
-            assert_finished(process)
+        assert_finished(clinics.join(KILLED))
+        for process, log in zip(others, logs, strict=True):
+            assert process.wait() == 0, log.read_text()
+            assert "Report:" in log.read_text()
         yield clinics
     finally:
         clinics.end()

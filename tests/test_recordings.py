@@ -593,7 +593,7 @@ def test_the_number_of_clients_and_the_models_follow_from_the_data(whistles, cra
     assert summary["clients"] == 2
     code, _, err = crad_command("data", "split", *words[:6], "--output", tmp_path / "shards")
     assert code == 2
-    assert "organisations federate images only so far" in err
+    assert "is not written: only images and tables are" in err
 
 
 # --- images that are not of 8 bits, or have other channels

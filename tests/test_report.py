@@ -387,6 +387,18 @@ def numbers_in(record):
     return [record] if isinstance(record, int | float) and not isinstance(record, bool) else []
 
 
+def stated_metrics(summaries):
+    """Means and deviations over seeds of the metrics beyond accuracy, of models and committees, where all have them."""
+    groups = [one["metrics"] for one in summaries], [one["metrics"].get("committee", {}) for one in summaries]
+    for group in groups:
+        for test_set in {"global", "pooled"}.intersection(*group):
+            for name in group[0][test_set]:
+                series = [one[test_set][name]["value"] for one in group]
+                if None not in series:
+                    yield statistics.fmean(series)
+                    yield statistics.stdev(series) if len(series) > 1 else 0.0
+
+
 def stated(runs):
     """What a page may show beside the records: sums, means, spreads and paired differences that it names as such."""
     by_key = {(run.summary["method"], run.summary["seed"]): run.summary for run in runs}
@@ -418,6 +430,7 @@ def stated(runs):
         peak = max(one["peak_memory_bytes"] for one in own)
         values += [one / 2**20 for one in (payload, published, peak, own[0]["hardware"]["memory_bytes"])]
     values += [right_of(run, is_held=is_held) for run in runs for is_held in (True, False)]
+    values += [10, *(one for method in methods for one in stated_metrics([by_key[method, seed] for seed in seeds]))]
     values.append(statistics.fmean(guess_of(run) for run in runs))
     return values + [sum(row) for run in runs for row in run.partition["counts"]]
 

@@ -75,8 +75,8 @@ def test_roles_are_what_the_hand_kept_lists_said():
     assert names_of("method") == ("method", "method_settings")
     assert names_of("extent") == ("preset", "seed", "rounds", "eval_every", "committee_rule")
     assert " ".join(names_of("world")) == (
-        "dataset clients active partition alpha label site ignore categories missing text vocabulary text_length "
-        "test_data classes_per_client held_out train_limit test_limit resize attack attackers"
+        "dataset clients active partition alpha label site ignore categories missing ranges text vocabulary "
+        "text_length test_data classes_per_client held_out train_limit test_limit resize kind seconds attack attackers"
     )
     assert " ".join(names_where(lambda one: one.sets_pace)) == (
         "dataset clients active text_length train_limit test_limit resize models width local_epochs batch_size"
@@ -85,7 +85,7 @@ def test_roles_are_what_the_hand_kept_lists_said():
         "evidence filter distill_augment teacher_prior attack attackers"
     )
     assert " ".join(SETTINGS) == (
-        "method method_settings active rounds held_out local_epochs batch_size optimizer lr lr_schedule "
+        "method method_settings active rounds standardize held_out local_epochs batch_size optimizer lr lr_schedule "
         "warmup_rounds momentum weight_decay clip_norm temperature distill_weight min_support unsupported epsilon "
         "private_counts local_loss evidence filter distill_augment teacher_prior"
     )
@@ -96,6 +96,8 @@ def test_roles_are_what_the_hand_kept_lists_said():
         "ignore": None,
         "categories": None,
         "missing": None,
+        "ranges": None,
+        "standardize": "own",
         "text": None,
         "vocabulary": 8192,
         "text_length": 64,

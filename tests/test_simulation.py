@@ -13,7 +13,7 @@ from tests.simulation.clock import StuckError, VirtualClock
 from tests.simulation.hostile import BEHAVIOURS
 from tests.simulation.schedule import BrokenError, Plan, World, draw_plan, make_message, run_schedule, schedule_of
 
-SCHEDULES = 240
+SCHEDULES = 120  # `make fuzz` runs ten thousand
 CHUNK = 20
 
 

@@ -133,7 +133,7 @@ PAGES: dict[str, tuple[str, dict[str, Any]]] = {
             "outcome": {
                 "tracks": [TrackRow(hostile("class"), 4, [TrackMark("alone", 50.0, 20.0, 80.0)])],
                 "tiles": [TILE],
-                "table": table("outcome"),
+                "tables": [table("outcome")],
             },
             "together": [hostile("together")],
             "trust": {
@@ -142,7 +142,7 @@ PAGES: dict[str, tuple[str, dict[str, Any]]] = {
                 "proven": [hostile("proven")],
                 "refused": [hostile("refused")],
             },
-            "left": {"table": table("left"), "counts": hostile("counts")},
+            "left": {"table": table("left"), "what": hostile("what"), "counts": hostile("counts")},
         },
     ),
     "plain": ("plain.html", {"title": hostile("title"), "sentence": hostile("sentence"), "picture": PICTURE}),

@@ -109,7 +109,7 @@ def test_ids_are_fixed_for_ever():
     # The first example of the page: made once, and the same on every machine and in every version from then on.
     made = Tokenizer(vocabulary=8192, length=6).ids(["Shares fall: shares, SHARES!", ""])
     assert made.tolist() == [[5276, 6610, 5276, 5276, 0, 0], [0, 0, 0, 0, 0, 0]]
-    assert made.dtype == np.int32
+    assert made.dtype == np.int64
     assert made[0, 0] == 1 + zlib.crc32(b"shares") % 8191
 
 
@@ -299,6 +299,7 @@ def options(**more):
     [
         ({"categories": "paper"}, "categories is for tables without texts; of this one only text is read"),
         ({"resize": 16}, "resize is for images"),
+        ({"seconds": 2}, "seconds is for recordings"),
         ({"text": "topic"}, "column 'topic' is both text and label: name another one"),
         ({"text": None, "ignore": "text", "vocabulary": 300}, "vocabulary is for texts: name the column that holds"),
         ({"text": None, "site": None}, "or learn from texts alone with text=text"),
@@ -534,4 +535,4 @@ def test_the_command_line_has_it_all(news, tmp_path, crad_command):
     assert code == 0
     code, _, err = crad_command("data", "split", *words, "--clients", 2, "--output", tmp_path / "shards")
     assert code == 2
-    assert "a text is not written as .npz: organisations federate images only so far" in err
+    assert "data of kind 'text' is not written: only images and tables are" in err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crad.cli.options import ConfigFile, Output, Settings, with_experiment_flags
+from crad.cli.options import (
+    Categories,
+    ConfigFile,
+    Ignore,
+    Label,
+    Missing,
+    Output,
+    Ranges,
+    Settings,
+    with_experiment_flags,
+)
 from crad.config import make_experiment, names_of
 from crad.errors import ConfigError
 
@@ -20,6 +31,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from crad.data.catalog import Source
+    from crad.data.federated_data import FederatedData
     from crad.data.readers.table_file import TableOptions
     from crad.data.table_check import TableReport
     from crad.data.text_check import TextReport
@@ -35,7 +47,6 @@ DataDir = Annotated[
 ]
 Mirror = Annotated[str | None, typer.Option("--url", help="Fetch from this address instead of the official one.")]
 
-Label = Annotated[str | None, typer.Option("--label", metavar="COLUMN", help="Column of a table that is the label.")]
 SiteColumn = Annotated[
     str | None,
     typer.Option(
@@ -47,15 +58,6 @@ KindName = Annotated[
 ]
 Seconds = Annotated[
     float | None, typer.Option("--seconds", metavar="SECONDS", help="Length that recordings are brought to.")
-]
-Ignore = Annotated[
-    str | None, typer.Option("--ignore", metavar="COLUMN,...", help="Columns of a table that are no input.")
-]
-Categories = Annotated[
-    str | None, typer.Option("--categories", metavar="COLUMN,...", help="Columns whose numbers are codes.")
-]
-Missing = Annotated[
-    str | None, typer.Option("--missing", metavar="COLUMN=CODE,...", help="Codes that mean a gap, such as chol=0.")
 ]
 Text = Annotated[str | None, typer.Option("--text", metavar="COLUMN,...", help="Columns of a table that hold texts.")]
 Vocabulary = Annotated[
@@ -108,6 +110,7 @@ def check_dataset(
     ignore: Ignore = None,
     categories: Categories = None,
     missing: Missing = None,
+    ranges: Ranges = None,
     text: Text = None,
     vocabulary: Vocabulary = None,
     text_length: TextLength = None,
@@ -129,7 +132,7 @@ def check_dataset(
     from crad.data.readers.npz import is_npy_folder
 
     columns = {"label": label, "site": site, "ignore": ignore, "categories": categories, "missing": missing}
-    columns |= {"text": text, "vocabulary": vocabulary, "text_length": text_length}
+    columns |= {"ranges": ranges, "text": text, "vocabulary": vocabulary, "text_length": text_length}
     folder = Path(name).expanduser()
     found = kind_of_source(name, ReadOptions(kind=kind)).name
     if found == "table" and not (name.lower().endswith(".npz") or folder.is_dir()):
@@ -157,6 +160,12 @@ def check_dataset(
         typer.echo(f"{key.replace('_', ' '):<{width}}  {value}")
     if warning is not None:
         typer.echo(f"crad: {warning}", err=True)
+
+
+def _file_name(data: FederatedData, client: int) -> str:
+    """Return what a client's file is called: by its site, where it is one whose name can be a file's."""
+    name = data.dataset.site_names[client] if data.is_natural else ""
+    return name if re.fullmatch(r"\w[\w.-]{0,99}", name, re.ASCII) else f"client-{client}"
 
 
 def _check_table(name: str, columns: Settings, *, as_json: bool) -> None:
@@ -327,9 +336,12 @@ def _bar(name: str, *, console: Console) -> Iterator[Callable[[int, int | None],
 @app.command("split")
 @with_experiment_flags(without=names_of("method", "execution"))
 def split_command(settings: Settings, config: ConfigFile = None, output: Output = None) -> None:
-    """Divide a data set as a run with these settings would, one .npz file per client: to rehearse a federation.
+    """Divide a data set as a run with these settings would, a file per client: to rehearse a federation.
+
+    Images become .npz files, rows of a table .csv files, called by the site that holds them.
 
     Example: crad data split --dataset pathmnist --clients 3 --seed 1 --output shards
+    Example: crad data split --data heart.csv --label disease --site hospital --partition natural --output shards
     """
     from crad.data.site_data import write_shard
     from crad.federation.context import build_run_context
@@ -339,8 +351,9 @@ def split_command(settings: Settings, config: ConfigFile = None, output: Output 
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty; choose another --output")
     context = build_run_context(resolve_experiment(make_experiment({**settings, "device": "cpu"}, path=config)))
+    data, label = context.data, context.experiment.label or "label"
     folder.mkdir(parents=True, exist_ok=True)
-    for client, shard in enumerate(context.data.shards):
-        path = folder / f"client-{client}.npz"
-        write_shard(context.data.dataset, shard, path)
+    for client, shard in enumerate(data.shards):
+        path = folder / f"{_file_name(data, client)}.{'npz' if data.dataset.kind == 'image' else 'csv'}"
+        write_shard(data.dataset, shard, path, label=label)
         typer.echo(f"{path}: {len(shard.train)} training, {len(shard.validation)} validation, {len(shard.test)} test")

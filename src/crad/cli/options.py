@@ -23,6 +23,20 @@ Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", he
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", metavar="", help="No progress, no tables; only the path at the end.")
 ]
+# What a person says of a table's columns.
+Label = Annotated[str | None, typer.Option("--label", metavar="COLUMN", help="Column of a table that is the label.")]
+Ignore = Annotated[
+    str | None, typer.Option("--ignore", metavar="COLUMN,...", help="Columns of a table that are no input.")
+]
+Categories = Annotated[
+    str | None, typer.Option("--categories", metavar="COLUMN,...", help="Columns whose numbers are codes.")
+]
+Missing = Annotated[
+    str | None, typer.Option("--missing", metavar="COLUMN=CODE,...", help="Codes that mean a gap, such as chol=0.")
+]
+Ranges = Annotated[
+    str | None, typer.Option("--ranges", metavar="COLUMN=LOW:HIGH,...", help="Expected ranges, such as age=0:120.")
+]
 AsJson = Annotated[bool, typer.Option("--json", metavar="", help="Print the outcome as JSON on standard output.")]
 
 

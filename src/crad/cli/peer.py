@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crad.cli.options import AsJson, Quiet
+from crad.cli.options import AsJson, Categories, Ignore, Label, Missing, Quiet, Ranges
 from crad.errors import ConfigError, RunError, SnapshotError, install_hint
 
 if TYPE_CHECKING:
@@ -66,12 +66,20 @@ def invite_command(
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting all agree on, such as rounds=50.")
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE")] = Path("federation.toml"),
+    label: Label = None,
+    ignore: Ignore = None,
+    categories: Categories = None,
+    missing: Missing = None,
+    ranges: Ranges = None,
 ) -> None:
-    """Begin an agreement from our own data: classes, image shape, normalisation, and ourselves as first member.
+    """Begin an agreement from our own data: classes, image shape or columns, and ourselves as first member.
 
     Example: crad peer invite --federation colon --set rounds=50 --set method=crad
+    Example: crad peer invite --federation heart --label disease --categories cp,thal --missing chol=0
     """
     _need_network()
+    from crad.config import make_experiment
+    from crad.data.readers.table_file import options_of
     from crad.files import write_atomically
     from crad.network.agreement import agreement_to_toml
     from crad.site.settings import read_site
@@ -79,12 +87,17 @@ def invite_command(
 
     if output.exists():
         raise ConfigError(f"{output} is there already: add members with crad peer trust, or choose another --output")
-    agreement = draft_agreement(federation, read_site(site), read_member_toml(member), _pairs(settings or []))
+    said = {"label": label, "ignore": ignore, "categories": categories, "missing": missing, "ranges": ranges}
+    columns = options_of(make_experiment(said))
+    pairs = _pairs(settings or [])
+    agreement = draft_agreement(federation, read_site(site), read_member_toml(member), pairs, table=columns)
     write_atomically(output, agreement_to_toml(agreement).encode())
     typer.echo(
-        f"{output}: {len(agreement.classes)} classes ({', '.join(agreement.classes)}), images "
-        f"{'x'.join(map(str, agreement.image_shape))}, {agreement.rounds} rounds of {agreement.settings['method']}"
+        f"{output}: {len(agreement.classes)} classes ({', '.join(agreement.classes)}), "
+        f"{agreement.data_schema.describe()}, {agreement.rounds} rounds of {agreement.settings['method']}"
     )
+    if agreement.data is not None:
+        typer.echo(f"Look at [data] of {output} first: ranges are guesses around our own values, units are for you.")
     typer.echo(f"Next: crad peer trust {output} THEIR-member.toml for every other member, then send {output} to all.")
 
 
@@ -105,7 +118,7 @@ def trust_command(
     from crad.files import write_atomically
     from crad.network.agreement import add_member, agreement_to_toml, read_agreement, renew_member
     from crad.site.permission import word_about_network
-    from crad.site.setup import read_member_toml
+    from crad.site.setup import check_fits, read_member_toml
 
     whole = read_agreement(agreement)
     for path in members:
@@ -114,6 +127,7 @@ def trust_command(
             raise ConfigError(
                 f"{path}: the certificate of {member.name} has the fingerprint {member.pin}, not that one"
             )
+        check_fits(member, kind=whole.data_schema.kind)
         renewed = renew_member(whole, member)
         whole = add_member(whole, member) if renewed is None else renewed
         if renewed is not None:
@@ -192,7 +206,7 @@ def join_command(site: SiteFile = PEER_TOML, quiet: Quiet = False, as_json: AsJs
     from crad.cli.terminal.progress import Display
     from crad.cli.terminal.signals import Terminated
     from crad.cli.terminal.terminal_tables import plain_table
-    from crad.report.participant import committee_lines, participant_cells, participant_verdict, shortfall
+    from crad.report.participant import committee_lines, participant_cells, participant_verdict, shortfall, words_of
     from crad.site.join import join
 
     settings, agreement = _read(site)
@@ -208,7 +222,8 @@ def join_command(site: SiteFile = PEER_TOML, quiet: Quiet = False, as_json: AsJs
         typer.echo(json.dumps(outcome.record, indent=1))
         return
     if not quiet:
-        Console().print(plain_table(["own test images", "accuracy %"], participant_cells(outcome.record)))
+        several = words_of(outcome.record)["several"]
+        Console().print(plain_table([f"own test {several}", "accuracy %"], participant_cells(outcome.record)))
         typer.echo(participant_verdict(outcome.record).sentence)
         for line in committee_lines(outcome.record):
             typer.echo(line)

@@ -31,7 +31,9 @@ from crad.config.setting import (
     Role,
     Setting,
     Sharing,
+    Standardize,
     TeacherPrior,
+    TextLine,
     Unsupported,
 )
 
@@ -55,7 +57,9 @@ __all__ = [
     "Role",
     "Setting",
     "Sharing",
+    "Standardize",
     "TeacherPrior",
+    "TextLine",
     "Unsupported",
     "changed_settings",
     "make_experiment",

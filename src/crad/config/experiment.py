@@ -38,6 +38,7 @@ from crad.config.setting import (
     Positive,
     Role,
     Setting,
+    Standardize,
     TeacherPrecision,
     TeacherPrior,
     Unsupported,
@@ -169,6 +170,29 @@ class Experiment(BaseModel):
             metavar="COLUMN=CODE,...",
         ),
     ] = None
+    ranges: Annotated[
+        Names | None,
+        Setting(
+            "Expected ranges of a table's numbers, such as age=0:120; a value outside is refused",
+            "Data",
+            "world",
+            "simulated",
+            before=None,
+            metavar="COLUMN=LOW:HIGH,...",
+        ),
+    ] = None
+    standardize: Annotated[
+        Standardize,
+        Setting(
+            "By what a table's numbers are standardised: own (statistics of the client's training rows) or schema (the "
+            "agreed ranges)",
+            "Data",
+            "learning",
+            "agreed",
+            before="own",
+            words={"schema": "agreed ranges", "own": "own statistics"},
+        ),
+    ] = "own"
     text: Annotated[
         Names | None,
         Setting(

@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 # TOML has no null and a flag no empty value: this word switches a limit off.
 NONE = "none"
 
 Unsupported = Literal["consensus", "zero"]
+Standardize = Literal["own", "schema"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 PartitionKind = Literal["dirichlet", "iid", "shards", "quantity", "natural"]
 OptimizerKind = Literal["sgd", "adamw"]
@@ -40,6 +41,16 @@ AttackKind = Literal[
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 AtLeastOne = Annotated[int, Field(ge=1)]
+
+
+def _printable_line(text: str) -> str:
+    if not text.isprintable() or text != text.strip():
+        raise ValueError("must be one printable line without spaces around it")
+    return text
+
+
+# What others may have written and a page or a terminal will show.
+TextLine = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_printable_line)]
 
 
 def _whole_or_auto(value: object) -> object:

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from crad.errors import ConfigError
+
 Rows = NDArray[np.float32]  # [N, F]
 
 
@@ -23,6 +25,8 @@ class Column:
     name: str
     categories: tuple[str, ...] | None = None  # None: it holds numbers
     missing: str | None = None  # a code that means a gap, beside the usual words for it
+    range: tuple[float, float] | None = None  # of numbers: what is expected, both ends included
+    unit: str | None = None  # of numbers, for people
 
     @property
     def kind(self) -> str:
@@ -56,6 +60,8 @@ def columns_to_json(columns: Sequence[Column]) -> list[dict[str, Any]]:
             "kind": one.kind,
             **({} if one.categories is None else {"categories": list(one.categories)}),
             **({} if one.missing is None else {"missing": one.missing}),
+            **({} if one.range is None else {"range": list(one.range)}),
+            **({} if one.unit is None else {"unit": one.unit}),
         }
         for one in columns
     ]
@@ -68,6 +74,28 @@ def columns_from_json(entries: Sequence[Mapping[str, Any]]) -> tuple[Column, ...
             str(one["name"]),
             tuple(map(str, one["categories"])) if one["kind"] == "category" else None,
             None if one.get("missing") is None else str(one["missing"]),
+            _range_of(one.get("range")),
+            None if one.get("unit") is None else str(one["unit"]),
         )
         for one in entries
     )
+
+
+def check_standardize(how: str, columns: Sequence[Column]) -> None:
+    """Refuse to standardise by agreed ranges what has none: samples of another kind, or a column of numbers."""
+    if how == "own":
+        return
+    if not columns:
+        raise ConfigError(f"standardize is {how!r}, which is for tables: leave it out")
+    without = next((one.name for one in columns if one.categories is None and one.range is None), None)
+    if without is not None:
+        raise ConfigError(
+            f"standardize is {how!r}, but column {without!r} has no range: agree on one, such as ranges={without}=0:100"
+        )
+
+
+def _range_of(pair: Sequence[float] | None) -> tuple[float, float] | None:
+    if pair is None:
+        return None
+    low, high = pair
+    return float(low), float(high)

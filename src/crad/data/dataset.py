@@ -47,7 +47,7 @@ class Splits:
 class Dataset:
     """Training and test samples with their labels [N], of one kind.
 
-    Images [N, H, W, C] (uint8, uint16, float32), rows of a table float32 [N, F], texts as token ids int32 [N, L],
+    Images [N, H, W, C] (uint8, uint16, float32), rows of a table float32 [N, F], texts as token ids int64 [N, L],
     series float32 [N, C, T], recordings int16 or float32 [N, C, T].
 
     From memory: `Dataset.from_arrays`, `Dataset.from_frame`, `Dataset.from_torch`, `Dataset.from_huggingface`; then

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from crad.config import Experiment
 from crad.data.catalog import load_dataset
+from crad.data.columns import check_standardize
 from crad.data.dataset import Dataset
 from crad.data.partition import Shard, Sites, class_counts, make_partition
 from crad.data.preprocessing import ImageSet, Preprocessor
@@ -114,6 +115,7 @@ def build_federated_data(experiment: Experiment, dataset: Dataset | None = None,
         seconds=experiment.seconds,
         seed=experiment.seed,
     )
+    check_standardize(experiment.standardize, dataset.columns)
     labels = dataset.train_labels
     proxy_size = min(experiment.proxy_size, len(labels) // PROXY_FRACTION)
     proxy, private = split_proxy(labels, size=proxy_size, rng=stream(experiment.seed, "proxy"))

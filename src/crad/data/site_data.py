@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from crad.data.catalog import locate, read_found
 from crad.data.dataset import Dataset, Images, Labels, Splits, build_dataset
-from crad.data.kinds import kind_of_source
 from crad.data.labels import number_texts
 from crad.data.partition import MIN_SAMPLES, Shard
 from crad.data.readers.npz import read_npz
 from crad.data.subsets import stratified_split
-from crad.errors import DataError, with_article
+from crad.data.table_check import ColumnReport
+from crad.errors import DataError
 
 AS_AGREED: Literal["as agreed"] = "as agreed"
 SHOWN_CLASSES = 12
@@ -29,10 +29,13 @@ OwnClasses = tuple[str, ...] | Literal["as agreed"]  # what labels without names
 
 @dataclass(frozen=True)
 class OwnData:
-    """All own images in one data set without common test images, and which of them serve what."""
+    """All own samples in one data set without common test images, and which of them serve what."""
 
     dataset: Dataset
     shard: Shard
+    columns: tuple[ColumnReport, ...] = ()  # of a table: what was understood of each
+    passed_over: tuple[str, ...] = ()  # of a table: columns of the file that are not agreed on
+    warnings: tuple[str, ...] = ()
 
 
 def load_own_data(
@@ -117,7 +120,6 @@ def draft_dataset(source: str, *, own_classes: OwnClasses | None) -> Dataset:
 
     Where the owner says "as agreed" of labels without names, the numbers are the names.
     """
-    _refuse_tables(source)
     found = locate(source)
     splits = _with_numbers(found.read(), own_classes, where=source)
     in_file = splits.class_names if found.source is None else found.source.class_names
@@ -141,16 +143,7 @@ def _check_length(dataset: Dataset, names: Sequence[str], *, where: str) -> None
         )
 
 
-def _refuse_tables(source: str) -> None:
-    if kind_of_source(source).name != "image":
-        raise DataError(
-            f"{source}: organisations federate images only so far; other data can be simulated, one client per site: "
-            "crad run --partition natural"
-        )
-
-
 def _read(source: str) -> Splits:
-    _refuse_tables(source)
     if source.lower().endswith(".npz"):
         return read_npz(Path(source).expanduser(), with_validation=True)
     found = locate(source)
@@ -211,11 +204,19 @@ def _validation(splits: Splits, whole: Dataset, to_agreed: Labels, *, where: str
     return [(checked.test_images, to_agreed[checked.test_labels])]
 
 
-def write_shard(dataset: Dataset, shard: Shard, path: Path) -> None:
-    """Write one client's shard of a divided data set as a file that `load_own_data` reads back in the same order."""
+def write_shard(dataset: Dataset, shard: Shard, path: Path, *, label: str = "label") -> None:
+    """Write one client's shard of a divided data set as a file that a member reads back in the same order.
+
+    A table's rows are divided again when they are read, into the same parts where seed and place in the list are those
+    of the simulation; `label` is what their last column is called.
+    """
+    if dataset.kind == "table":
+        from crad.data.agreed.table_schema import write_table  # which knows own data, and that is here
+
+        write_table(dataset, shard.indices, path, label=label)
+        return
     if dataset.kind != "image":
-        what = with_article(dataset.kind)
-        raise DataError(f"{dataset.name}: {what} is not written as .npz: organisations federate images only so far")
+        raise DataError(f"{dataset.name}: data of kind {dataset.kind!r} is not written: only images and tables are")
     parts = {"train": shard.train, "val": shard.validation, "test": shard.test}
     arrays: dict[str, NDArray[Any]] = {"class_names": np.array(dataset.class_names)}
     for name, where in parts.items():

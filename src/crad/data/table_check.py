@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from crad.data.columns import Column
 from crad.data.partition import MIN_SAMPLES
@@ -74,13 +75,16 @@ def _column(table: RawTable, name: str, options: TableOptions, understood: Under
         return ColumnReport(name, "left out", gaps, understood.left_out[name])
     place = next(place for place, column in enumerate(understood.columns) if column.name == name)
     column = understood.columns[place]
-    return ColumnReport(name, column.kind, gaps, _values(column, understood.rows[:, place]))
+    return ColumnReport(name, column.kind, gaps, shown_values(column, understood.rows[:, place]))
 
 
-def _values(column: Column, values: np.ndarray[tuple[int], np.dtype[np.float32]]) -> str:
+def shown_values(column: Column, values: NDArray[np.float32]) -> str:
+    """Return which values a column has, in a few words."""
     if column.categories is not None:
         return _listed(column.categories)
-    known = values[~np.isnan(values)]
+    known = values[~np.isnan(values)].astype(np.float64)
+    if not len(known):
+        return "gaps only"
     return f"{known.min():g} to {known.max():g}, median {np.median(known):g}"
 
 
@@ -92,11 +96,10 @@ def _warnings(
         found.append(f"no column is the label yet: a run needs label, such as label={table.names[-1]}")
     for place, column in enumerate(understood.columns):
         values = understood.rows[:, place]
-        zeros = int((values == 0).sum())
-        others = values[(values != 0) & ~np.isnan(values)]
-        if column.categories is None and zeros and len(others) and others.min() > 0 and _is_far_from_zero(others):
+        if column.categories is None and stands_apart(values):
+            zeros, least = int((values == 0).sum()), values[values > 0].min()
             found.append(
-                f"column {column.name!r} is 0 in {zeros} rows and {others.min():g} or more in all others: if 0 means "
+                f"column {column.name!r} is 0 in {zeros} rows and {least:g} or more in all others: if 0 means "
                 f"a gap, say missing={column.name}=0"
             )
     return found + too_small_sites(sites)
@@ -108,9 +111,12 @@ def too_small_sites(sites: Mapping[str, int] | None) -> list[str]:
     return [f"site {site!r} has {count} rows: too few for a client of its own" for site, count in few]
 
 
-def _is_far_from_zero(values: np.ndarray[tuple[int], np.dtype[np.float32]]) -> bool:
-    """Return whether zero would stand alone: further below the others than they spread."""
-    return bool(values.min() > values.std() and values.min() > 10)
+def stands_apart(values: NDArray[np.float32]) -> bool:
+    """Return whether zeros stand alone: further below all others than those spread."""
+    others = values[(values != 0) & ~np.isnan(values)].astype(np.float64)
+    if not (values == 0).any() or not len(others):
+        return False
+    return bool(others.min() > others.std() and others.min() > 10)
 
 
 def _listed(values: list[str] | tuple[str, ...]) -> str:

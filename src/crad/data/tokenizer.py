@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from crad.errors import ConfigError, unknown_name
 
-TokenIds = NDArray[np.int32]  # [N, L]
+TokenIds = NDArray[np.int64]  # [N, L]
 PADDING = 0
 WORDS = "words-1"  # a change of what it does is another name
 RECIPE = (
@@ -64,8 +64,8 @@ class Tokenizer:
             for word in words:
                 if word not in known:
                     known[word] = self.id_of(word)
-            rows.append(np.array([known[word] for word in words], dtype=np.int32))
-        filled = np.full((len(rows), self.length), PADDING, dtype=np.int32)
+            rows.append(np.array([known[word] for word in words], dtype=np.int64))
+        filled = np.full((len(rows), self.length), PADDING, dtype=np.int64)
         for place, row in enumerate(rows):
             filled[place, : len(row)] = row
         return filled

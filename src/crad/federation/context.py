@@ -51,16 +51,12 @@ class RunContext:
     @cached_property
     def input_shape(self) -> InputShape:
         """Return what every network of this federation is built for."""
-        dataset = self.data.dataset
-        return InputShape(
-            self.data.num_classes,
-            dataset.in_channels,
-            dataset.image_size,
-            dataset.kind,
-            tuple(column.size for column in dataset.columns),
-            dataset.details.get("vocabulary", 0),
-            rate=dataset.rate,
-        )
+        return input_shape_of(self.data.dataset)
+
+    @property
+    def agreed_ranges(self) -> list[tuple[float, float] | None]:
+        """Return the range of every column of a table that all have agreed on; None where there is none."""
+        return [column.range for column in self.data.dataset.columns]
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -81,6 +77,19 @@ class RunContext:
     def adversary(self) -> Adversary:
         """Return who attacks in this simulation, usually nobody: the one place where attacks come in."""
         return make_adversary(self.experiment, self.data)
+
+
+def input_shape_of(dataset: Dataset) -> InputShape:
+    """Return what a network for such samples is built for; there need be none of them."""
+    return InputShape(
+        dataset.num_classes,
+        dataset.in_channels,
+        dataset.image_size,
+        dataset.kind,
+        tuple(column.size for column in dataset.columns),
+        dataset.details.get("vocabulary", 0),
+        rate=dataset.rate,
+    )
 
 
 def build_run_context(experiment: Experiment, dataset: Dataset | None = None) -> RunContext:

@@ -29,6 +29,7 @@ from crad.models import (
     Architecture,
     InputShape,
     build_model,
+    fit_agreed_ranges,
     fit_own_statistics,
     has_own_statistics,
     load_first_weights,
@@ -122,13 +123,14 @@ class Peer:
     def first_model(self) -> nn.Module:
         """Build its network again as it was before it had learned anything here, with weights from its file, if any.
 
-        One that prepares its inputs itself gets the statistics of the own training part; with a file they came along.
+        One that prepares its inputs itself gets the statistics that it does so by; own ones came along with a file.
         """
         model = untrained_model(self.context, self._member)
         if self.architecture.weights is not None:
             load_first_weights(model, self.architecture.weights, name=self.architecture.id)
-        elif has_own_statistics(model):
-            fit_own_statistics(model, self.data.preprocessor.inputs(self.train.images))
+        is_fitted = self.architecture.weights is not None and self.experiment.standardize == "own"
+        if has_own_statistics(model) and not is_fitted:
+            fit_statistics(model, self.context, self.data.preprocessor.inputs(self.train.images))
         return model
 
     def snapshot(self, round_index: int, *, with_cross_entropy: bool = False) -> Message:
@@ -323,6 +325,14 @@ def log_prior(context: RunContext, clients: Sequence[int], *, peer: int | None =
     else:
         labels = torch.from_numpy(context.data.dataset.train_labels[training_indices(context, clients)])
     return log_shares(labels, num_classes=context.data.num_classes).to(context.device)
+
+
+def fit_statistics(model: nn.Module, context: RunContext, inputs: Tensor) -> None:
+    """Fill the first layer of a network that prepares its inputs itself: by its owner's own, or as all have agreed."""
+    if context.experiment.standardize == "schema":
+        fit_agreed_ranges(model, context.agreed_ranges)
+    else:
+        fit_own_statistics(model, inputs)
 
 
 def new_model(context: RunContext, architecture: Architecture, *, seed: int) -> nn.Module:

@@ -12,7 +12,7 @@ from crad.federation.context import RunContext
 from crad.federation.message import Message, Statistics, read_body, read_manifest
 from crad.federation.peer import SNAPSHOT, new_model
 from crad.inference.engine import TEACHER_BATCH, PreparedTeacher, TeacherEngine
-from crad.models import ARCHITECTURES, Architecture
+from crad.models import ARCHITECTURES, Architecture, other_than_agreed
 
 # Of prepared teachers kept for the next student of the round: the smaller six of ten full-width ones.
 PREPARED_BYTES = 128 * 2**20
@@ -65,6 +65,7 @@ class TeacherCache:
         statistics = _check_statistics(manifest.statistics, sender=sender, num_classes=self._context.data.num_classes)
         expected = self._model(agreed, sender=sender).state_dict()
         tensors = read_body(message, sender=sender, expected=expected)
+        self._check_preparation(agreed, tensors, sender=sender)
         self.forget_other_rounds(round_index)
         snapshot = Snapshot(sender, round_index, agreed, statistics, tensors)
         self._decoded[sender] = (message, snapshot)
@@ -104,6 +105,15 @@ class TeacherCache:
         if any(snapshot.round_index != round_index for _, snapshot in self._decoded.values()):
             self._decoded.clear()
             self._prepared.clear()
+
+    def _check_preparation(self, architecture: str, tensors: Mapping[str, Tensor], *, sender: int) -> None:
+        """Refuse a network that prepares rows otherwise than agreed; by own statistics it may, and they are bounded."""
+        if self._context.experiment.standardize == "own":
+            return
+        model = self._model(architecture, sender=sender)
+        other = other_than_agreed(model, tensors, self._context.agreed_ranges)
+        if other is not None:
+            raise SnapshotError(f"peer {sender} sent {other!r} that is not by the agreed ranges (standardize = schema)")
 
     def _model(self, architecture: str, *, sender: int) -> nn.Module:
         if architecture not in self._models:

@@ -2,25 +2,13 @@
 
 from crad.models.allowance import Allowance, ModelSize, estimate_size
 from crad.models.cnn6 import Cnn6, Cnn6Wide
+from crad.models.families import ARCHITECTURES, FAMILIES, FITTED, POOL, Builder, InputShape, preparing_layer
 from crad.models.first_weights import FirstWeights, file_sha256, load_first_weights
 from crad.models.own_statistics import OwnStatistics, fit_own_statistics, has_own_statistics, set_own_statistics
-from crad.models.registry import (
-    ARCHITECTURES,
-    FAMILIES,
-    FITTED,
-    POOL,
-    WEIGHTS,
-    Architecture,
-    Builder,
-    InputShape,
-    build_model,
-    check_fits_kind,
-    preparing_layer,
-    resolve_architecture,
-)
+from crad.models.registry import WEIGHTS, Architecture, build_model, check_fits_kind, resolve_architecture
 from crad.models.resnet import ResNet18
 from crad.models.series import MelSpectrogram, SignalScaler
-from crad.models.table import TableEncoder
+from crad.models.table import TableEncoder, fit_agreed_ranges, other_than_agreed
 from crad.models.trees import FittedModule
 
 __all__ = [
@@ -47,9 +35,11 @@ __all__ = [
     "check_fits_kind",
     "estimate_size",
     "file_sha256",
+    "fit_agreed_ranges",
     "fit_own_statistics",
     "has_own_statistics",
     "load_first_weights",
+    "other_than_agreed",
     "preparing_layer",
     "resolve_architecture",
     "set_own_statistics",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,15 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from crad.errors import ConfigError, CradError, printable
-from crad.models.registry import (
-    ARCHITECTURES,
-    Architecture,
-    InputShape,
-    build_model,
-    check_fits_kind,
-    resolve_architecture,
-    resolve_foreign,
-)
+from crad.models.families import ARCHITECTURES, InputShape
+from crad.models.registry import Architecture, build_model, check_fits_kind, resolve_architecture, resolve_foreign
 
 MEGABYTE, GIGAFLOP = 10**6, 10**9
 
@@ -98,6 +92,10 @@ def estimate_size(architecture: Architecture, shape: InputShape) -> ModelSize:
 
     A user's own network that cannot be sketched is built for once: its name was allowed by hand.
     """
+    return (_estimate_ours if architecture.name in ARCHITECTURES else _estimate)(architecture, shape)
+
+
+def _estimate(architecture: Architecture, shape: InputShape) -> ModelSize:
     is_ours = architecture.name in ARCHITECTURES
     try:
         with torch.device("meta"):
@@ -110,6 +108,9 @@ def estimate_size(architecture: Architecture, shape: InputShape) -> ModelSize:
             raise ConfigError(f"images of {sides} are beyond what can be computed") from error
     model = build_model(architecture, **vars(shape), seed=0)
     return _measure(model, shape)
+
+
+_estimate_ours = lru_cache(maxsize=64)(_estimate)  # whoever joins asks four times; a user's own may change meanwhile
 
 
 def _sketch(architecture: Architecture, shape: InputShape) -> nn.Module:

@@ -5,7 +5,7 @@ Shapes: B rows, F columns, D prepared values, C classes, P the most prepared val
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from crad.errors import ConfigError
 from crad.models.own_statistics import MAX_DEVIATIONS, OwnStatistics
 
+MAX_RAW = 1e30  # of a number minus its mean: whatever a foreign mean is, what follows stays finite
+RANGE_DEVIATIONS = 4.0  # that an agreed range counts as wide, two to each side of its middle
 MAX_TOKENS = 512  # columns that attention looks at; its memory grows with their square
 EMBEDDING, HEADS, BLOCKS = 32, 4, 2
 
@@ -52,10 +54,20 @@ class TableEncoder(OwnStatistics):
         """Return prepared values [B,D], all finite."""
         is_gap_BF = torch.isnan(rows_BF)
         numbers_BF = rows_BF[:, self.numbers]
-        centred_BF = torch.where(torch.isnan(numbers_BF), 0.0, numbers_BF - self.mean)
+        centred_BF = torch.where(torch.isnan(numbers_BF), 0.0, numbers_BF - self.mean).clamp(-MAX_RAW, MAX_RAW)
         is_place_BP = rows_BF[:, self.place_column] == self.place_code
         told_BD = torch.cat([centred_BF, is_gap_BF.to(rows_BF.dtype), is_place_BP.to(rows_BF.dtype)], dim=1)
         return (told_BD * self.scale).clamp(-MAX_DEVIATIONS, MAX_DEVIATIONS)
+
+    @torch.no_grad()
+    def fit_ranges(self, ranges: Sequence[tuple[float, float] | None]) -> None:
+        """Take the middle and a quarter of every column's agreed range; gaps and categories are all told."""
+        agreed = [ranges[column] for column in self.numbers.tolist()]
+        low_F = torch.tensor([one[0] for one in agreed if one is not None], dtype=torch.float64)
+        high_F = torch.tensor([one[1] for one in agreed if one is not None], dtype=torch.float64)
+        self.mean.copy_((low_F + high_F) / 2)
+        told = torch.ones(self.width - len(agreed), dtype=torch.float64)
+        self.scale.copy_(torch.cat([RANGE_DEVIATIONS / (high_F - low_F), told]))
 
     @torch.no_grad()
     def fit(self, samples: Tensor) -> None:
@@ -74,6 +86,27 @@ class TableEncoder(OwnStatistics):
         is_seen_P = (rows_NF[:, self.place_column] == self.place_code).any(dim=0)
         self.mean.copy_(mean_F)
         self.scale.copy_(torch.cat([inverse_F, is_seen_F.double(), is_seen_P.double()]))
+
+
+def fit_agreed_ranges(model: nn.Module, ranges: Sequence[tuple[float, float] | None]) -> None:
+    """Fill a network's first layer from the ranges that all have agreed on, and from nobody's rows."""
+    for module in model.modules():
+        if isinstance(module, TableEncoder):
+            module.fit_ranges(ranges)
+
+
+def other_than_agreed(
+    model: nn.Module, weights: Mapping[str, Tensor], ranges: Sequence[tuple[float, float] | None]
+) -> str | None:
+    """Return which statistics in weights for this network are not those of the agreed ranges; None: all are."""
+    for prefix, module in model.named_modules():
+        if isinstance(module, TableEncoder):
+            agreed = TableEncoder(module.sizes)
+            agreed.fit_ranges(ranges)
+            for name, tensor in agreed.state_dict(prefix=f"{prefix}.").items():
+                if not torch.equal(weights[name].cpu(), tensor):
+                    return name
+    return None
 
 
 class PreparedRows(nn.Module):
@@ -131,9 +164,9 @@ class TabTransformer(nn.Module):
             )
         encoder = TableEncoder(sizes)
         self.encoder = encoder
-        per_column = [
-            [d for d, owner in enumerate(encoder.column_of) if owner == column] for column in range(len(sizes))
-        ]
+        per_column: list[list[int]] = [[] for _ in sizes]
+        for place, column in enumerate(encoder.column_of):
+            per_column[column].append(place)
         most = max(len(one) for one in per_column)
         # Values of a column side by side, filled up with a value that is always zero, the one after the last.
         filled = [one + [encoder.width] * (most - len(one)) for one in per_column]

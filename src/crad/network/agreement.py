@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -23,12 +24,14 @@ from crad.config import (
     AtLeastOne,
     Experiment,
     Positive,
+    TextLine,
     names_of,
     names_where,
     setting_of,
     with_current_names,
     with_stored_names,
 )
+from crad.data.agreed import DataSchema, ImageSchema, complete_schema, read_schema
 from crad.errors import ConfigError, first_fault, printable, unknown_name
 from crad.files import read_toml
 from crad.network.fields import (
@@ -39,7 +42,6 @@ from crad.network.fields import (
     Level,
     MemberName,
     MemberPem,
-    TextLine,
 )
 from crad.network.identity import fingerprint, key_fingerprint, name_in, read_certificate
 
@@ -52,6 +54,7 @@ MAX_LINES = 20  # of differences; more help nobody
 MAX_STRANGE = 1000  # entries of another agreement beyond as many as ours has
 MAX_SHOWN = 200  # characters of a name or a value in a comparison
 MAX_DEPTH = 8  # of tables in tables; ours have four
+IMAGE_KEYS = ("image_shape", "mean", "std", "augmentation")
 NOTHING = "nothing"
 HTTPS = "https"
 HEADER = """\
@@ -128,9 +131,10 @@ class Agreement(BaseModel):
 
     name: TextLine
     classes: Annotated[tuple[TextLine, ...], Field(min_length=2, max_length=MAX_CLASSES)]
-    image_shape: tuple[int, int, int]  # height, width, channels as a model sees them
-    mean: tuple[Level, ...]  # per channel, of pixel values in 0..255
-    std: tuple[Annotated[Level, Field(gt=0)], ...]
+    data: Annotated[dict[str, Any], AfterValidator(complete_schema)] | None = None  # kind and schema; None: images
+    image_shape: tuple[int, int, int] | None = None  # height, width, channels as a model sees them
+    mean: tuple[Level, ...] | None = None  # per channel, of pixel values in 0..255
+    std: tuple[Annotated[Level, Field(gt=0)], ...] | None = None
     augmentation: Literal["none", "crop-flip", "flips"] = "none"
     seed: Annotated[int, Field(ge=0)] = 1024
     deadline_s: Positive = 900.0  # of a round; a bad line needs minutes for a large snapshot
@@ -145,7 +149,7 @@ class Agreement(BaseModel):
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        _check_images(self)
+        _check_data(self)
         if len(set(self.classes)) < len(self.classes):
             raise ValueError("classes: a class is named twice")
         names = [member.name for member in self.members]
@@ -166,6 +170,14 @@ class Agreement(BaseModel):
             if member.address is None and self.exchange == HTTPS:
                 raise ValueError(f"member {member.name} has no address, such as peer.example.org:8443")
         return self
+
+    @property
+    def data_schema(self) -> DataSchema:
+        """Return what all have agreed on about their samples."""
+        if self.data is not None:
+            return read_schema(self.data)
+        assert self.image_shape is not None, "checked"
+        return ImageSchema(self.image_shape, self.mean or (), self.std or (), self.augmentation)
 
     @property
     def rounds(self) -> int:
@@ -204,15 +216,27 @@ class Agreement(BaseModel):
         """Return the canonical form as JSON, the same bytes for everybody who has agreed on the same."""
         return json.dumps(self.canonical(), sort_keys=True, separators=(",", ":")).encode()
 
-    @property
+    @cached_property  # every question of another member is answered with it, and a schema may be long
     def hash(self) -> str:
         """Return the sha256 of the canonical form: equal for members that have agreed on the same."""
         return hashlib.sha256(self.text).hexdigest()
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy, perhaps with other values; its hash is its own."""
+        copied = super().model_copy(update=update, deep=deep)
+        copied.__dict__.pop("hash", None)
+        return copied
+
 
 def _said(table: dict[str, Any]) -> dict[str, Any]:
-    """Return an agreement's values without what agreements of before it came do not say, where it means the same."""
-    return {name: value for name, value in table.items() if (name, value) != ("committee", False)}
+    """Return an agreement's values without what agreements of before it came do not say, where it means the same.
+
+    What is for images alone stands in agreements about images alone.
+    """
+    is_said = {name: (name, value) != ("committee", False) for name, value in table.items()}
+    of_images = table.get("data") is None
+    is_said |= {"data": not of_images, **dict.fromkeys(IMAGE_KEYS, of_images)}
+    return {name: value for name, value in table.items() if is_said[name]}
 
 
 def _with_width(architecture: str) -> str:
@@ -276,7 +300,21 @@ def differences(mine: Agreement, theirs: Agreement | Mapping[str, object]) -> li
     return lines if rest <= 0 else [*lines[:MAX_LINES], f"and {rest} more"]
 
 
+def _check_data(agreement: Agreement) -> None:
+    """Refuse what was not agreed on for the kind of data that this is."""
+    if agreement.data is None:
+        _check_images(agreement)
+    else:
+        said = next((key for key in IMAGE_KEYS if getattr(agreement, key) not in (None, "none")), None)
+        if said is not None:
+            raise ValueError(f"{said} is for images, and [data] says that this is of kind {agreement.data['kind']!r}")
+    agreement.data_schema.check_settings(agreement.settings)
+
+
 def _check_images(agreement: Agreement) -> None:
+    lacking = next((key for key in IMAGE_KEYS if getattr(agreement, key) is None), None)
+    if lacking is not None or agreement.image_shape is None:
+        raise ValueError(f"{lacking}: field required, of images; data of another kind has [data] with its schema")
     *sides, channels = agreement.image_shape
     if min(sides) < MIN_SIDE or channels not in (1, 3):
         raise ValueError(
@@ -291,6 +329,8 @@ def _check_images(agreement: Agreement) -> None:
 def _refusal(error: ValidationError) -> str:
     """Return the first fault; a key that nobody knows is answered with the known ones."""
     fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    if fault["loc"][:1] == ("data",) and fault["type"] == "value_error":
+        return f"data: {fault['msg'].removeprefix('Value error, ')}"  # which names the place itself; the rest is long
     if fault["type"] != "extra_forbidden":
         return first_fault(error)
     model = Agreement if len(fault["loc"]) == 1 else Member

@@ -22,12 +22,6 @@ def split_address(text: str) -> tuple[str, int]:
     return match[1] or match[2], int(match[3])
 
 
-def _printable_line(text: str) -> str:
-    if not text.isprintable() or text != text.strip():
-        raise ValueError("must be one printable line without spaces around it")
-    return text
-
-
 def _address(text: str) -> str:
     split_address(text)
     return text
@@ -61,7 +55,6 @@ def _authority_pem(text: str) -> str:
     return certificate.public_bytes(Encoding.PEM).decode()
 
 
-TextLine = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_printable_line)]
 Level = Annotated[float, Field(ge=0, le=255, allow_inf_nan=False)]
 MemberName = Annotated[str, AfterValidator(check_name)]
 Address = Annotated[str, AfterValidator(_address)]  # host:port

@@ -28,7 +28,7 @@ from crad.federation.attacks import published_weights
 from crad.federation.class_statistics import class_statistics
 from crad.federation.context import RunContext, build_run_context
 from crad.federation.message import Statistics
-from crad.federation.peer import PeerSpec, log_prior, training_images, training_indices
+from crad.federation.peer import PeerSpec, fit_statistics, log_prior, training_images, training_indices
 from crad.federation.peer_evaluation import Evaluation
 from crad.federation.tasks import load_tensors
 from crad.methods import resolve_method
@@ -96,7 +96,7 @@ def _own_statistics(context: RunContext, member: PeerSpec) -> Record:
     layer = preparing_layer(member.architecture.name, context.input_shape)
     if layer is None:
         return {}
-    layer.fit(training_images(context, member.index, member.clients).images.cpu())
+    fit_statistics(layer, context, training_images(context, member.index, member.clients).images.cpu())
     return {"own_statistics": {name: tensor.tolist() for name, tensor in layer.state_dict().items()}}
 
 

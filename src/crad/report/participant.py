@@ -18,6 +18,7 @@ from crad.report.tables import mib
 from crad.runs.records import Record
 from crad.training.metrics import ClassificationMetrics, difference_estimates, estimate_to_json, metrics_to_json
 
+IMAGE_WORDS: Mapping[str, str] = MappingProxyType({"one": "image", "several": "images"})
 DOUBTED = 0.5  # of a member's figures: less is worth a word
 
 
@@ -38,6 +39,8 @@ def participant_record(
     proven: Sequence[str] = (),
     committee: Mapping[str, Any] | None = None,
     is_taught: bool = True,
+    words: Mapping[str, str] = IMAGE_WORDS,
+    also_left: str = "",
     joined_metrics: ClassificationMetrics | None = None,
     alone_metrics: ClassificationMetrics | None = None,
 ) -> Record:
@@ -47,7 +50,8 @@ def participant_record(
     sums it up. `left_out` names the members that could not teach us, and why. `committee` is what all models do
     together, or what was deleted where they may not be kept. Under some methods nobody `is_taught` by others.
     Accuracies are percent of the own test half, and so are `joined_metrics` and `alone_metrics`, which earlier versions
-    did not have.
+    did not have. `words` are what a sample is called, `one` and `several`; `also_left` says what of the data travels
+    with weights.
     """
     federated, alone = joined_best["clients"][0], alone_best["clients"][0]
     return {
@@ -71,6 +75,8 @@ def participant_record(
         "left": dict(left),
         "private_counts": _budget(private_counts),
         **({} if committee is None else {"committee": dict(committee)}),
+        **({} if words == IMAGE_WORDS else {"words": dict(words)}),
+        **({"also_left": also_left} if also_left else {}),
         **_metrics(joined_metrics, alone_metrics),
     }
 
@@ -87,6 +93,12 @@ def _metrics(joined: ClassificationMetrics | None, alone: ClassificationMetrics 
             "difference": {name: estimate_to_json(one) for name, one in differences.items()},
         }
     }
+
+
+def words_of(record: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return what a member's samples are called, `one` and `several` of them."""
+    words: Mapping[str, str] = record.get("words") or IMAGE_WORDS
+    return words
 
 
 def _rounds_alone(joined: Sequence[Record]) -> int:
@@ -166,7 +178,7 @@ def participant_cells(record: Mapping[str, Any]) -> list[list[str]]:
 
 def committee_lines(record: Mapping[str, Any]) -> list[str]:
     """Say what all models do together, who is among them and who is not, or what was deleted; nothing if not known."""
-    made = record.get("committee")
+    made, several = record.get("committee"), words_of(record)["several"]
     if made is None:
         return []
     if not made["is_allowed"]:
@@ -179,11 +191,11 @@ def committee_lines(record: Mapping[str, Any]) -> list[str]:
         lines = ["There is no committee: nobody else's snapshot could be used."]
     else:
         who = ", ".join(f"{name} (round {round_index})" for name, round_index in made["members"].items())
-        lines = [] if made["accuracy"] is None else [_together_sentence(made)]
+        lines = [] if made["accuracy"] is None else [_together_sentence(record)]
         lines.append(f"Together are {who}, by rule {made['rule']}: {made['file']}, for crad predict.")
     doubted = [(name, share) for name, share in made.get("believed", {}).items() if share < DOUBTED]
     lines += [
-        f"What {name} says of itself counts for {100 * share:.0f} %: our own validation images do not bear it out."
+        f"What {name} says of itself counts for {100 * share:.0f} %: our own validation {several} do not bear it out."
         for name, share in doubted
     ]
     return [*lines, *(f"Left out of the committee: {name}: {why}." for name, why in made["left_out"].items())]
@@ -194,22 +206,24 @@ def _together(record: Mapping[str, Any]) -> float | None:
     return accuracy
 
 
-def _together_sentence(made: Mapping[str, Any]) -> str:
+def _together_sentence(record: Mapping[str, Any]) -> str:
+    made = record["committee"]
     return (
         f"Your model {made['own_accuracy']:.1f} %, all of you together {made['accuracy']:.1f} %, on "
-        f"{made['test_samples']} own test images."
+        f"{made['test_samples']} own test {words_of(record)['several']}."
     )
 
 
 def participant_page(record: Mapping[str, Any], *, versions: Mapping[str, str]) -> str:
     """Return the participant's report: one page for the member alone."""
+    several = words_of(record)["several"]
     return framed_page(
         "participant.html",
         title=f"{record['member']} in {record['federation']}",
         sentence=(
             f"{record['member']} took part in {record['rounds_taken_part']} rounds, up to {record['last_round']}. "
-            "Accuracies are of its own test images, which no model has seen; the selected round is the one with the "
-            "highest accuracy on its own validation images."
+            f"Accuracies are of its own test {several}, which no model has seen; the selected round is the one with "
+            f"the highest accuracy on its own validation {several}."
         ),
         versions=", ".join(f"{name} {version}" for name, version in versions.items()),
         data={},
@@ -226,7 +240,11 @@ def participant_page(record: Mapping[str, Any], *, versions: Mapping[str, str]) 
             "refused": _refusal_lines(record),
         },
         together=committee_lines(record),
-        left={"table": _ledger_table(record), "counts": _counts_sentence(record["private_counts"])},
+        left={
+            "table": _ledger_table(record),
+            "what": _left_sentence(record),
+            "counts": _counts_sentence(record["private_counts"]),
+        },
     )
 
 
@@ -255,14 +273,14 @@ def _tiles(record: Mapping[str, Any]) -> list[Tile]:
 
 def _headline(record: Mapping[str, Any]) -> Mapping[str, str]:
     verdict = participant_verdict(record)
-    images = sum(row["test_samples"] for row in record["per_class"])
+    samples, several = sum(row["test_samples"] for row in record["per_class"]), words_of(record)["several"]
     detail = (
         f"With the federation {record['federated']['local_accuracy']:.2f} % (round {record['federated']['round']}), "
         f"training alone {record['alone']['local_accuracy']:.2f} % (round {record['alone']['round']}): "
-        f"{record['difference']:+.2f} points on {images} test images, {100 / max(1, images):.1f} points each."
+        f"{record['difference']:+.2f} points on {samples} test {several}, {100 / max(1, samples):.1f} points each."
     )
     if _together(record) is not None:
-        detail += f" {_together_sentence(record['committee'])}"
+        detail += f" {_together_sentence(record)}"
     return {
         "verdict": verdict.sentence,
         "kind": verdict.css_class,
@@ -287,8 +305,9 @@ def _class_table(record: Mapping[str, Any]) -> PageTable:
         [row["name"], str(row["test_samples"]), _percent(row["federated"]), _percent(row["alone"]), _gain(row)]
         for row in record["per_class"]
     ]
-    header = ("class", "test images", "federated %", "alone %", "difference")
-    caption = "Accuracy per class on the own test images; -: no test images of the class."
+    several = words_of(record)["several"]
+    header = ("class", f"test {several}", "federated %", "alone %", "difference")
+    caption = f"Accuracy per class on the own test {several}; -: no test {several} of the class."
     return PageTable(header, rows, caption, title="Accuracy per class")
 
 
@@ -311,7 +330,7 @@ def _absence_lines(record: Mapping[str, Any]) -> list[str]:
 def _confusion_lines(record: Mapping[str, Any]) -> list[str]:
     """Name the members whose classes seem to mean something else than ours."""
     return [
-        f"{confusion_sentence(entry)} (of our {entry['samples']} images of that class it called "
+        f"{confusion_sentence(entry)} (of our {entry['samples']} {words_of(record)['several']} of that class it called "
         f"{100 * entry['said_share']:.0f} % so; rounds in which this was found: {entry['rounds']})."
         for entry in record.get("confused", [])
     ]
@@ -333,6 +352,15 @@ def _ledger_table(record: Mapping[str, Any]) -> PageTable:
         "with a count."
     )
     return PageTable(("receiver", "what", "bytes"), rows, caption, title="What left this machine")
+
+
+def _left_sentence(record: Mapping[str, Any]) -> str:
+    """Say what a snapshot holds."""
+    also = f"{record['also_left']}, " if record.get("also_left") else ""
+    return (
+        f"No {words_of(record)['one']} and no label left: snapshots hold weights, {also}and per class how many "
+        "validation samples there are and how many of them are right."
+    )
 
 
 def _counts_sentence(budget: Mapping[str, Any]) -> str:

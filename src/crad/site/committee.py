@@ -168,7 +168,7 @@ def own_evidence(
         hits = sum(tallies[client].hits)
         if share < DISPROVED and hits <= guessed:
             disproved[client] = (
-                f"what it says of itself is not so: of our {len(labels_B)} validation images it gets {hits} right, "
+                f"what it says of itself is not so: of our {len(labels_B)} validation samples it gets {hits} right, "
                 f"naming the commonest class {guessed}"
             )
     heard = [member for member in members if member.client not in disproved]

@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from crad.analysis.confusions import confusion_sentence
@@ -21,7 +21,7 @@ from crad.network.member_exchange import MemberExchange
 from crad.network.store.kept_snapshots import KeptSnapshots
 from crad.prediction.export import export_onnx, export_safetensors, trained_model
 from crad.prediction.model_card import make_card
-from crad.report.participant import participant_page, participant_record
+from crad.report.participant import participant_page, participant_record, words_of
 from crad.runs.callbacks import Callback, CallbackList, LambdaCallback
 from crad.runs.directory import RunDirectory
 from crad.runs.records import Record
@@ -102,6 +102,7 @@ def _join(agreement: Agreement, site: Site, *, callback: Callback) -> Joined:
         left_out=record["left_out"],
         confused=[confusion_sentence(entry) for entry in record["confused"]],
         committee=record["committee"],
+        words=dict(words_of(record)),
     )
     return Joined(record, part.folder)
 
@@ -195,6 +196,8 @@ class Outcome:
             proven=self._exchange.witness.proven(),
             committee=self._committee(),
             is_taught=part.method.teachers != "nobody",
+            words=asdict(agreement.data_schema.words),
+            also_left=agreement.data_schema.travels_along(agreement.settings),
             joined_metrics=self._federated.metrics,
             alone_metrics=self._alone.metrics,
         )

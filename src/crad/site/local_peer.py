@@ -1,4 +1,4 @@
-"""A member ready to take part: own images, agreed settings, checked without the others."""
+"""A member ready to take part: own data, agreed settings, checked without the others."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 
 from crad.api import check_model
 from crad.config import Experiment
-from crad.data.preprocessing import make_preprocessor
-from crad.data.site_data import OwnData, load_own_data
+from crad.data.site_data import OwnData
 from crad.device import choose_device
 from crad.errors import ConfigError, RunError
 from crad.federation.context import RunContext, build_site_context
@@ -61,20 +60,17 @@ def prepare_local_peer(agreement: Agreement, site: Site) -> LocalPeer:
 
 
 def read_data(agreement: Agreement, site: Site) -> OwnData:
-    """Return the own images, in the agreed classes and shape."""
-    return load_own_data(
-        str(site.data),
+    """Return the own samples, in the agreed classes and form."""
+    return agreement.data_schema.load(
+        site.own_file,
         classes=agreement.classes,
-        image_shape=agreement.image_shape,
-        augmentation=agreement.augmentation,
         held_out=_experiment(agreement, site).held_out,
         rng=stream(agreement.seed, "peer", agreement.number(site.name), "held-out"),
-        own_classes=site.classes,
     )
 
 
 def make_local_peer(agreement: Agreement, site: Site, own: OwnData) -> LocalPeer:
-    """Return the member with these images; refused if method or model cannot work, or our own file forbids them."""
+    """Return the member with these samples; refused if method or model cannot work, or our own file forbids them."""
     number = agreement.number(site.name)
     check_store_kind(agreement, site)
     check_method_allowed(agreement, site)
@@ -84,12 +80,11 @@ def make_local_peer(agreement: Agreement, site: Site, own: OwnData) -> LocalPeer
     check_recipe(experiment, method)
     folder = state_folder(agreement, site)
     device = choose_device(experiment.device)
-    preprocessor = make_preprocessor(agreement.mean, agreement.std, augmentation=agreement.augmentation, device=device)
     context = build_site_context(
         experiment,
         own,
         client=number,
-        preprocessor=preprocessor,
+        preprocessor=agreement.data_schema.preprocessor(device),
         device=device,
         secret=_secret(folder),
         allowance=allowance_of(site),

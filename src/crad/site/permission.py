@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection
 
 from crad.errors import ConfigError, printable
+from crad.federation.context import input_shape_of
 from crad.inference.engine import TEACHER_BATCH
 from crad.methods import METHODS
 from crad.models import Allowance, Architecture, InputShape, estimate_size
@@ -55,8 +56,7 @@ def word_about_network(member: Member) -> str | None:
 
 def input_shape(agreement: Agreement) -> InputShape:
     """Return what the agreement has every network built for."""
-    height, width, channels = agreement.image_shape
-    return InputShape(len(agreement.classes), channels, (height, width))
+    return input_shape_of(agreement.data_schema.empty_dataset(agreement.classes))
 
 
 def check_own_architecture(agreement: Agreement, site: Site) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 
 from crad.config import AtLeastOne, Device, Positive
+from crad.data.agreed import ColumnMapping, LabelMapping, OwnFile
 from crad.data.site_data import AS_AGREED, OwnClasses
 from crad.errors import ConfigError, first_fault, unknown_name
 from crad.files import read_toml
@@ -31,12 +32,24 @@ agreement = "federation.toml"
 # Folder with key.pem (keep it secret) and certificate.pem (the others need it).
 keys = "keys"
 
-# Our images: an .npz file or a folder of class folders. They never leave this machine.
+# Our data: an .npz file or a folder of class folders for images, a .csv or .parquet file for a table. It never leaves
+# this machine.
 data = "data"
 
 # The names of our labels 0, 1, 2, ... in this order, where the data has no names of its own; or classes = "as agreed",
 # if our labels are numbered exactly as the federation's list of classes.
 # classes = ["benign", "malignant"]
+
+# Where our table differs from the agreed columns: its names, units (agreed = ours * factor + offset), codes for
+# categories and gaps, a column that we do not have, values outside the agreed range.
+# label.name = "diagnosis"
+# label.classes = {{ "0" = "healthy", "1" = "ill" }}
+# columns.chol.name = "cholesterol"
+# columns.chol.factor = 38.67
+# columns.chol.missing = ["-9", "0"]
+# columns.chol.outside = "gap"
+# columns.sex.categories = {{ "M" = "male", "F" = "female" }}
+# columns.thal.absent = true
 
 # Where we listen for the other members: address and port of this machine, the port open in the firewall.
 listen = "0.0.0.0:8443"
@@ -106,6 +119,8 @@ class Site(BaseModel):
     keys: Path
     data: Path
     classes: Annotated[OwnClasses | None, PlainValidator(_own_classes)] = None  # what our labels are called
+    columns: dict[str, ColumnMapping] = Field(default_factory=dict)  # how our table differs from the agreed columns
+    label: LabelMapping = Field(default_factory=LabelMapping)
     listen: Address = "0.0.0.0:8443"  # others must reach it; TLS decides who gets in
     state: Path
     device: Device = "auto"
@@ -119,6 +134,11 @@ class Site(BaseModel):
     away_after: AtLeastOne = AWAY_AFTER  # missed rounds, until a member is no longer waited for
     serve_s: Positive | None = None  # after the last round, for those who come late; None: the agreed deadline_s
     proxy: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
+
+    @property
+    def own_file(self) -> OwnFile:
+        """Return where our data lies and how it differs from the agreement."""
+        return OwnFile(str(self.data), self.classes, self.columns, self.label)
 
 
 def template(name: str, *, architectures: Sequence[str] = ()) -> str:

@@ -10,9 +10,11 @@ import tomli_w
 from cryptography.hazmat.primitives.serialization import Encoding
 from pydantic import ValidationError
 
-from crad.data.site_data import draft_dataset
+from crad.data.agreed import draft_schema
+from crad.data.readers.table_file import TableOptions
 from crad.errors import ConfigError, first_fault
 from crad.files import read_toml
+from crad.models import Architecture, check_fits_kind
 from crad.network.agreement import Agreement, Member, make_agreement
 from crad.network.identity import Identity, fingerprint
 from crad.site.settings import Site
@@ -40,24 +42,35 @@ def read_member_toml(path: Path) -> Member:
     return _member(read_toml(path, hint="crad peer init writes one"), where=str(path))
 
 
-def draft_agreement(name: str, site: Site, member: Member, settings: Mapping[str, Any]) -> Agreement:
-    """Return an agreement with one member, with classes, shape and normalisation of that member's data.
+def draft_agreement(
+    name: str, site: Site, member: Member, settings: Mapping[str, Any], *, table: TableOptions | None = None
+) -> Agreement:
+    """Return an agreement with one member, with classes and schema of that member's data.
 
     Labels without names are called what that member's peer.toml says; where it says "as agreed", by their numbers.
     """
-    dataset = draft_dataset(str(site.data), own_classes=site.classes)
+    draft = draft_schema(site.own_file, table or TableOptions())
+    check_fits(member, kind=draft.agreed.get("data", {}).get("kind", "image"))
     own = {key: value for key, value in settings.items() if key in Agreement.model_fields and key != "settings"}
     rest = {key: value for key, value in settings.items() if key not in own}
     return make_agreement(
         {
             "name": name,
-            "classes": list(dataset.class_names),
-            **dataset.kind_of_data.schema(dataset),
+            "classes": list(draft.classes),
+            **draft.agreed,
             **own,
             "settings": rest,
             "members": [member.model_dump(mode="json", exclude_none=True)],
         }
     )
+
+
+def check_fits(member: Member, *, kind: str) -> None:
+    """Refuse a member whose network is for another kind of data than the federation's."""
+    try:
+        check_fits_kind(Architecture.parse(member.architecture).name, kind)
+    except ConfigError as error:
+        raise ConfigError(f"{member.name}: {error}, as architecture in its member.toml") from error
 
 
 def _member(table: Mapping[str, Any], *, where: str) -> Member:

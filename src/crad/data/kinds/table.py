@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 # Inside a package, by name: the file, and the column that is the label.
 EMBEDDED = {"breast-cancer": (breast_cancer_csv, DIAGNOSIS)}
-OF_TEXTS, OF_ROWS = ("text_length", "vocabulary"), ("ignore", "categories", "missing")  # settings
+OF_TEXTS, OF_ROWS = ("text_length", "vocabulary"), ("ignore", "categories", "missing", "ranges")  # settings
 DROPPED = 0.3  # of a strongly changed row's values become gaps
 
 

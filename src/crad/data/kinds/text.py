@@ -1,4 +1,4 @@
-"""Texts: token ids int32 [N, L], made once when they are read. The texts themselves go nowhere from there.
+"""Texts: token ids int64 [N, L], made once when they are read. The texts themselves go nowhere from there.
 
 A table's file is one of texts where the setting `text` names its columns. How ids are made is agreed on
 (`crad.data.tokenizer`) and fitted to nothing; networks take ids. B texts of a block.
@@ -52,7 +52,7 @@ class TextPreprocessor:
 
     def inputs(self, images: Tensor) -> Tensor:
         """Return ids int64 [B,L]."""
-        return images.long()
+        return images
 
     def augment(self, images: Tensor, *, generator: torch.Generator) -> Tensor:
         """Return texts as they are: nothing can be done to a text that is certain to keep its label."""
@@ -82,7 +82,7 @@ class TextKind:
     words = Words("text", "texts")
     models: tuple[str, ...] = ("bag", "text-cnn", "text-transformer")
     input_name = "token_ids"
-    dtype: np.dtype[Any] = np.dtype(np.int64)  # as a model is given them; a data set keeps them in half of that
+    dtype: np.dtype[Any] = np.dtype(np.int64)
     channel_axis = -1
 
     def is_source(self, name_or_path: str) -> bool:
@@ -93,8 +93,11 @@ class TextKind:
         """Read the text columns of a .csv, .tsv or .parquet file; without `test_data` test texts are split off here."""
         if not name_or_path.lower().endswith(SUFFIXES):
             raise ConfigError(f"text names columns of a table ({', '.join(SUFFIXES)}), and {name_or_path} is none")
-        if options.resize is not None:
-            raise ConfigError(f"resize is for images, and {name_or_path} is read as texts: leave it out")
+        if not options.table.text:
+            raise ConfigError(f"{name_or_path}: say which column holds the texts, such as text={USUAL_COLUMN}")
+        for option, whose in (("resize", "images"), ("seconds", "recordings")):
+            if getattr(options, option) is not None:
+                raise ConfigError(f"{option} is for {whose}, and {name_or_path} is read as texts: leave it out")
         check_columns_said(options.table, where=name_or_path)
         table, path = options.table, Path(name_or_path).expanduser()
         test = None if table.test_data is None else Path(table.test_data).expanduser()
@@ -104,9 +107,9 @@ class TextKind:
     def check(self, samples: NDArray[Any], dataset: Dataset, *, where: str) -> None:
         """Refuse an array that holds no ids of the data set's tokenizer."""
         tokenizer = Tokenizer.from_json(dataset.details)
-        if samples.dtype != np.int32 or samples.ndim != 2 or samples.shape[1] != tokenizer.length:
+        if samples.dtype != np.int64 or samples.ndim != 2 or samples.shape[1] != tokenizer.length:
             raise DataError(
-                f"{where} is {samples.dtype} of shape {samples.shape}, expected int32 [N, {tokenizer.length}]: make it "
+                f"{where} is {samples.dtype} of shape {samples.shape}, expected int64 [N, {tokenizer.length}]: make it "
                 "with Dataset.from_arrays"
             )
         if len(samples) == 0:
@@ -127,15 +130,15 @@ class TextKind:
         rest = len(text) - SHOWN_CHARACTERS
         return {"text": text if rest <= 0 else f"{text[:SHOWN_CHARACTERS]} … ({rest:,} more characters)"}
 
-    def batch(self, x: object, form: SampleForm) -> NDArray[Any]:
+    def batch(self, x: object, form: SampleForm) -> TokenIds:
         """Return texts as ids int64 [N, L]: one text or several, a frame with a model's columns, or ids themselves."""
         tokenizer, columns = Tokenizer.from_json(form.details), form.details["columns"]
         if isinstance(x, str):
-            return tokenizer.ids([x]).astype(np.int64)
+            return tokenizer.ids([x])
         if hasattr(x, "columns") and hasattr(x, "iloc"):
-            return tokenizer.ids(joined_texts(raw_table_of_frame(x, where="x"), columns)).astype(np.int64)
+            return tokenizer.ids(joined_texts(raw_table_of_frame(x, where="x"), columns))
         if is_texts(x):
-            return tokenizer.ids(plain_texts(x, where="x")).astype(np.int64)
+            return tokenizer.ids(plain_texts(x, where="x"))
         array = np.asarray(x) if not hasattr(x, "detach") else x.detach().cpu().numpy()
         if array.dtype.kind not in "iu" or array.ndim not in (1, 2) or array.shape[-1] != tokenizer.length:
             raise DataError(
@@ -269,7 +272,7 @@ def _lengths(ids_BL: Tensor) -> Tensor:
     return (place_L * (ids_BL != PADDING)).amax(dim=1)
 
 
-def _check_range(ids: TokenIds | NDArray[np.int64], tokenizer: Tokenizer, *, where: str) -> None:
+def _check_range(ids: TokenIds, tokenizer: Tokenizer, *, where: str) -> None:
     if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= tokenizer.vocabulary):
         raise DataError(f"{where} has token ids {ids.min()} to {ids.max()}, expected 0 to {tokenizer.vocabulary - 1}")
 

@@ -32,6 +32,7 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 _DATE = re.compile(r"(\d{4}[-/]\d{1,2}[-/]\d{1,2}|\d{1,2}[./-]\d{1,2}[./-](\d{4}|\d{2}))([ T].*)?")
 _COMMA_NUMBER = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")
+_WHOLE = re.compile(r"([+-]?\d+)\.0*")
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
 
 
@@ -48,6 +49,7 @@ class TableOptions:
     vocabulary: int = 8192  # ids that the words of a text are hashed to
     text_length: int = 64  # words of a text that are read
     test_data: str | None = None  # another file with the test rows; None: some are split off
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)  # of numbers, by column
 
 
 def options_of(settings: Experiment) -> TableOptions:
@@ -58,6 +60,7 @@ def options_of(settings: Experiment) -> TableOptions:
         ignore=_names(settings.ignore),
         categories=_names(settings.categories),
         missing=dict(_code_of(entry) for entry in _names(settings.missing)),
+        ranges=dict(_range_of(entry) for entry in _names(settings.ranges)),
         text=_names(settings.text),
         vocabulary=settings.vocabulary,
         text_length=settings.text_length,
@@ -151,7 +154,7 @@ def raw_table_of_frame(frame: Any, *, where: str) -> RawTable:  # noqa: ANN401  
 
 def understand(table: RawTable, options: TableOptions) -> Understood:
     """Make numbers and categories of every column that is an input; refuse with its name what is neither."""
-    for name in (*options.ignore, *options.categories, *options.missing):
+    for name in (*options.ignore, *options.categories, *options.missing, *options.ranges):
         table.column(name)
     apart = {options.label, options.site}
     columns, values, left_out = [], [], {}
@@ -161,7 +164,7 @@ def understand(table: RawTable, options: TableOptions) -> Understood:
         if name in options.ignore:
             left_out[name] = "ignored, as asked"
             continue
-        cells = _with_gaps(texts, options.missing.get(name))
+        cells = with_gaps(texts, options.missing.get(name))
         known = [cell for cell in cells if cell is not None]
         if not known:
             left_out[name] = "empty"
@@ -169,9 +172,10 @@ def understand(table: RawTable, options: TableOptions) -> Understood:
             left_out[name] = f"constant: always {known[0]!r}"
         else:
             column = _column_of(table, name, cells, is_category=name in options.categories)
-            column = replace(column, missing=options.missing.get(name))
+            column = replace(column, missing=options.missing.get(name), range=_agreed_range(column, options))
             columns.append(column)
-            values.append(_values_of(table, column, cells))
+            values.append(values_of(table, column, cells))
+            _check_range(table, column, values[-1])
     if not columns:
         raise DataError(
             f"{table.where}: no column is left to learn from: all are empty, constant, ignored or the label"
@@ -190,21 +194,14 @@ def rows_as_agreed(table: RawTable, columns: Sequence[Column]) -> Rows:
             f"{table.where}: lacks column {lacking[0]!r}{f' and {len(lacking) - 1} more' if lacking[1:] else ''}; has "
             f"{shown_names(table.names)}"
         )
-    values = [_values_of(table, column, _with_gaps(table.column(column.name), column.missing)) for column in columns]
+    values = [values_of(table, column, with_gaps(table.column(column.name), column.missing)) for column in columns]
     return np.stack(values, axis=1).astype(np.float32)
 
 
 def labels_of(table: RawTable, options: TableOptions) -> list[str]:
     """Return the class of every row; refuse a column that is no label."""
     name, where = _label_name(table, options), table.where
-    cells = _with_gaps(table.column(name), options.missing.get(name))
-    for cell, line in zip(cells, table.lines, strict=True):
-        if cell is None:
-            raise DataError(
-                f"{where}: {cells.count(None)} rows have no label in column {name!r}, the first in line {line}: fill "
-                "them in, or take the rows out"
-            )
-    labels = [str(cell) for cell in cells]
+    labels = filled(table, name, with_gaps(table.column(name), options.missing.get(name)))
     classes = set(labels)
     if len(classes) == 1:
         raise DataError(
@@ -218,13 +215,24 @@ def labels_of(table: RawTable, options: TableOptions) -> list[str]:
     return labels
 
 
+def filled(table: RawTable, name: str, cells: Sequence[str | None]) -> list[str]:
+    """Return the cells of a label column; refuse a row that has none."""
+    for cell, line in zip(cells, table.lines, strict=True):
+        if cell is None:
+            raise DataError(
+                f"{table.where}: {list(cells).count(None)} rows have no label in column {name!r}, the first in line "
+                f"{line}: fill them in, or take the rows out"
+            )
+    return [str(cell) for cell in cells]
+
+
 def sites_of(table: RawTable, options: TableOptions) -> list[str] | None:
     """Return whose row each one is; None where no column says so."""
     if options.site is None:
         return None
     if options.site == options.label:
         raise ConfigError(f"column {options.site!r} is both label and site: name another one")
-    cells = _with_gaps(table.column(options.site), options.missing.get(options.site))
+    cells = with_gaps(table.column(options.site), options.missing.get(options.site))
     for cell, line in zip(cells, table.lines, strict=True):
         if cell is None:
             raise DataError(f"{table.where}: line {line} names no site in column {options.site!r}: fill it in")
@@ -239,7 +247,7 @@ def shown_names(names: Sequence[str]) -> str:
 
 def gaps_in(texts: Sequence[str], code: str | None = None) -> int:
     """Return how many of a column's cells say nothing."""
-    return _with_gaps(texts, code).count(None)
+    return with_gaps(texts, code).count(None)
 
 
 def _names(text: str | None) -> tuple[str, ...]:
@@ -251,6 +259,37 @@ def _code_of(entry: str) -> tuple[str, str]:
     if not name or not equals or not code:
         raise ConfigError(f"missing has {entry!r}: expected column=code, such as chol=0")
     return name, code
+
+
+def _range_of(entry: str) -> tuple[str, tuple[float, float]]:
+    name, equals, ends = (word.strip() for word in entry.rpartition("="))
+    low, high = (_plain_number(end) for end in (*ends.split(":", 1), "")[:2])
+    if not name or not equals or low is None or high is None or not -np.inf < low < high < np.inf:
+        raise ConfigError(f"ranges has {entry!r}: expected column=low:high, such as age=0:120")
+    return name, (low, high)
+
+
+def _agreed_range(column: Column, options: TableOptions) -> tuple[float, float] | None:
+    if column.categories is not None and column.name in options.ranges:
+        raise ConfigError(f"ranges names column {column.name!r}, which holds categories: leave it out there")
+    return options.ranges.get(column.name)
+
+
+def _check_range(table: RawTable, column: Column, values: NDArray[np.float64]) -> None:
+    outside = outside_range(values, column.range)
+    if outside.any():
+        place = int(outside.argmax())
+        raise DataError(
+            f"{table.where}: column {column.name!r} has {values[place]:g} in line {table.lines[place]}, outside its "
+            f"range: correct it, say that it means a gap with missing={column.name}={values[place]:g}, or widen that"
+        )
+
+
+def outside_range(values: NDArray[np.float64], agreed: tuple[float, float] | None) -> NDArray[np.bool_]:
+    """Return which values lie outside a range; a gap does not."""
+    if agreed is None:
+        return np.zeros(len(values), dtype=np.bool_)
+    return (values < agreed[0]) | (values > agreed[1])
 
 
 def _label_name(table: RawTable, options: TableOptions) -> str:
@@ -312,7 +351,7 @@ def _is_row_number(texts: Sequence[str]) -> bool:
     return any(all(text == str(start + place) for place, text in enumerate(texts)) for start in (0, 1))
 
 
-def _with_gaps(texts: Sequence[str], code: str | None) -> list[str | None]:
+def with_gaps(texts: Sequence[str], code: str | None) -> list[str | None]:
     """Return the cells, None where one says nothing: by the usual words, or by the column's own code."""
     number = None if code is None else _plain_number(code)
     if number is None:
@@ -333,7 +372,7 @@ def _column_of(table: RawTable, name: str, cells: Sequence[str | None], *, is_ca
     if not is_category:
         if _all_numbers(known) is not None:
             return Column(name)
-        numbers = sum(_number(cell, table) is not None for cell in known)
+        numbers = sum(number_of(cell, table) is not None for cell in known)
         if numbers >= MOSTLY * len(known):
             return Column(name)
         dates = sum(_DATE.fullmatch(cell) is not None for cell in known)
@@ -342,7 +381,7 @@ def _column_of(table: RawTable, name: str, cells: Sequence[str | None], *, is_ca
                 f"{table.where}: column {name!r} holds dates such as {known[0]!r}: make a number of it, such as years "
                 f"or days, or leave it out with ignore={name}"
             )
-    found = sorted(set(known), key=_by_number_then_text)
+    found = sorted({plain_code(cell) for cell in known}, key=_by_number_then_text)
     is_too_many = len(found) > MAX_CATEGORIES or (len(found) > FEW and 2 * len(found) > len(known))
     if is_too_many:
         raise DataError(
@@ -353,22 +392,30 @@ def _column_of(table: RawTable, name: str, cells: Sequence[str | None], *, is_ca
     return Column(name, tuple(found))
 
 
+def plain_code(text: str) -> str:
+    """Return a category as it is compared: 1.0, as some programs save a code, is 1."""
+    match = _WHOLE.fullmatch(text)
+    return text if match is None else match[1]
+
+
 def _by_number_then_text(text: str) -> tuple[float, str]:
     number = _plain_number(text)
     return (np.inf if number is None else number, text)
 
 
-def _values_of(table: RawTable, column: Column, cells: Sequence[str | None]) -> NDArray[np.float64]:
+def values_of(table: RawTable, column: Column, cells: Sequence[str | None]) -> NDArray[np.float64]:
+    """Return a column's values: numbers, or places in its list of categories, one after the last if it is not there."""
     if column.categories is not None:
         places = {name: place for place, name in enumerate(column.categories)}
         unknown = len(places)
-        return np.array([np.nan if cell is None else places.get(cell, unknown) for cell in cells], dtype=np.float64)
+        found = [None if cell is None else places.get(cell, places.get(plain_code(cell), unknown)) for cell in cells]
+        return np.array([np.nan if place is None else place for place in found], dtype=np.float64)
     quick = _all_numbers(["nan" if cell is None else cell for cell in cells])
     if quick is not None and not (np.abs(quick) > FLOAT32_MAX).any():
         return quick
     values = np.empty(len(cells))
     for place, cell in enumerate(cells):
-        number = np.nan if cell is None else _number(cell, table)
+        number = np.nan if cell is None else number_of(cell, table)
         if number is None:
             raise DataError(
                 f"{table.where}: column {column.name!r} holds numbers, but {cell!r} in line {table.lines[place]}: "
@@ -391,7 +438,7 @@ def _all_numbers(cells: Sequence[str]) -> NDArray[np.float64] | None:
         return None
 
 
-def _number(text: str, table: RawTable) -> float | None:
+def number_of(text: str, table: RawTable) -> float | None:
     """Return a number as people write it: with a decimal point or comma, with thousands divided by commas."""
     if "," in text:
         if table.has_comma_fields and _THOUSANDS.fullmatch(text):

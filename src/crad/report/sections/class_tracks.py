@@ -33,7 +33,7 @@ class TrackRow:
     @property
     def words(self) -> str:
         """Say both accuracies."""
-        return " → ".join(f"{mark.at:.0f}" for mark in self.marks) + " %" if self.marks else "no test images"
+        return " → ".join(f"{mark.at:.0f}" for mark in self.marks) + " %" if self.marks else "no test samples"
 
 
 def class_tracks(record: Mapping[str, Any]) -> list[TrackRow]:

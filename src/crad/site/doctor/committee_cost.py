@@ -38,7 +38,7 @@ def check_committee(needs: ResourceNeeds, findings: Findings) -> None:
     members = 1 + len(needs.received_bytes)
     cost = (
         f"{members} models: {size_text(disk)} on disk, {size_text(memory)} of memory, about {milliseconds:.0f} ms for "
-        f"{TIMED_IMAGES} images"
+        f"{TIMED_IMAGES} {part.agreement.data_schema.words.several}"
     )
     allowed = f"the agreement allows it: all together at the end are {cost}"
     forbidden = (

@@ -1,13 +1,14 @@
-"""What we bring: images in the agreed classes and shape, a model that works on them, a folder to write into."""
+"""What we bring: data in the agreed classes and form, a model that works on them, a folder to write into."""
 
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
 
+from crad.data.readers.table_file import shown_names
 from crad.data.site_data import OwnData
 from crad.errors import ConfigError, CradError
 from crad.federation.message import encoded_bytes
@@ -20,6 +21,7 @@ from crad.site.settings import Site
 from crad.site.state_folder import state_folder
 
 SHOWN_CLASSES = 12
+SHOWN_COLUMNS = 40
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ def check_state(agreement: Agreement, site: Site, findings: Findings) -> bool:
 
 
 def check_data(agreement: Agreement, site: Site, findings: Findings) -> OwnData | None:
-    """Return the own images, if they are what was agreed on."""
+    """Return the own samples, if they are what was agreed on."""
     findings.on_step(f"reading {site.data}")
     try:
         own = read_data(agreement, site)
@@ -62,7 +64,8 @@ def check_data(agreement: Agreement, site: Site, findings: Findings) -> OwnData 
     shard, labels = own.shard, own.dataset.train_labels
     parts = {"train": shard.train, "validation": shard.validation, "test": shard.test}
     counts = {name: np.bincount(labels[part], minlength=len(agreement.classes)) for name, part in parts.items()}
-    images = ", ".join(f"{len(part)} {name}" for name, part in parts.items())
+    words = own.dataset.kind_of_data.words
+    sizes = ", ".join(f"{len(part)} {name}" for name, part in parts.items())
     per_class = [
         f"{name} {'/'.join(str(count[label]) for count in counts.values())}"
         for label, name in enumerate(agreement.classes)
@@ -70,22 +73,39 @@ def check_data(agreement: Agreement, site: Site, findings: Findings) -> OwnData 
     rest = len(per_class) - SHOWN_CLASSES
     shown = ", ".join(per_class[:SHOWN_CLASSES]) + (f" and {rest} more" if rest > 0 else "")
     absent = [name for label, name in enumerate(agreement.classes) if not any(c[label] for c in counts.values())]
-    note = f"; no images of {', '.join(absent)}, which the others can teach us" if absent else ""
-    shape = "x".join(map(str, agreement.image_shape))
+    note = f"; no {words.several} of {', '.join(absent)}, which the others can teach us" if absent else ""
     findings.ok(
         "data",
-        f"{images} images of {shape}; per class {shown}{note}",
+        f"{sizes} {agreement.data_schema.describe()}; per class {shown}{note}",
         counts={name: count.tolist() for name, count in counts.items()},
         classes=list(agreement.classes),
         without_images=absent,
     )
     if not len(shard.test):
-        findings.warn("data", "no test images", "add some: without them nobody can say whether joining helped")
+        findings.warn(
+            "data", f"no test {words.several}", "add some: without them nobody can say whether joining helped"
+        )
+    _say_columns(own, findings)
     return own
 
 
+def _say_columns(own: OwnData, findings: Findings) -> None:
+    """Say what was understood of a table's columns, which were passed over, and what looks wrong."""
+    if not own.columns:
+        return
+    rows = len(own.dataset.train_labels)
+    said = [f"{one.name} {one.values}" + (f", {one.gaps} gaps" if 0 < one.gaps < rows else "") for one in own.columns]
+    rest = len(said) - SHOWN_COLUMNS
+    shown = "; ".join(said[:SHOWN_COLUMNS]) + (f"; and {rest} more" if rest > 0 else "")
+    over = f". Passed over: {shown_names(own.passed_over)}" if own.passed_over else ""
+    details = [asdict(one) for one in own.columns]
+    findings.ok("columns", f"{len(said)} as agreed: {shown}{over}", columns=details, passed_over=list(own.passed_over))
+    for warning in own.warnings:
+        findings.warn("columns", *warning.split(": ", 1))
+
+
 def check_local_peer(agreement: Agreement, site: Site, own: OwnData, findings: Findings) -> ResourceNeeds | None:
-    """Build the member and try its model on its own images; say how large the others' are, without building them."""
+    """Build the member and try its model on its own samples; say how large the others' are, without building them."""
     findings.on_step("building the model")
     try:
         local_peer = make_local_peer(agreement, site, own)
@@ -133,13 +153,13 @@ def _weigh_others(local_peer: LocalPeer, site: Site, own_size: int, findings: Fi
 
 
 def _try_model(peer: Peer) -> None:
-    """Check that own images give one logit per agreed class, finite numbers all."""
+    """Check that own samples give one logit per agreed class, finite numbers all."""
     images = peer.train.images[:2]
     with torch.no_grad():
         logits_BC = peer.model.eval()(peer.data.preprocessor.inputs(images))
     expected = (len(images), peer.num_classes)
     if tuple(logits_BC.shape) != expected or not bool(logits_BC.isfinite().all()):
         raise ConfigError(
-            f"model {peer.architecture.id!r} gives {list(logits_BC.shape)} for {len(images)} images, expected finite "
+            f"model {peer.architecture.id!r} gives {list(logits_BC.shape)} for {len(images)} samples, expected finite "
             f"numbers of shape {list(expected)}"
         )
