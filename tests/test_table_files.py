@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import crad
+from crad.data.checks.table_check import check_table
 from crad.data.columns import Column, columns_from_json, columns_to_json
 from crad.data.kinds import kind_of_source
 from crad.data.readers.packed_texts import SEPARATOR, PackedTexts
 from crad.data.readers.table_file import TableOptions, parse_csv, read_raw_table, rows_as_agreed, understand
-from crad.data.table_check import check_table
 from crad.errors import CradError, DataError
 
 LABEL = TableOptions(label="ill")
