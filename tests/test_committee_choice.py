@@ -280,7 +280,7 @@ def test_the_choice_is_said_with_gain_and_cost(lied_to, quadrants, tmp_path, cra
     words = ("--committee", "--client", 0, "--committee-size", 3)
     code, out, err = crad_command("predict", lied_to.directory, quadrants, *words)
     assert (code, err) == (0, "")
-    assert "validation images, local face:" in out
+    assert "validation samples, local face:" in out
     assert "  client 0 alone: " in out
     assert " ms for 64 images, " in out
     assert "  everybody: " in out
@@ -301,7 +301,7 @@ def test_the_choice_is_said_with_gain_and_cost(lied_to, quadrants, tmp_path, cra
     [
         (
             ["--committee", "--committee-size", "2"],
-            "--committee-size chooses on one client's own images: say whose with --client",
+            "--committee-size chooses on one client's own samples: say whose with --client",
         ),
         (["--committee", "--client", "0", "--committee-size", "0"], "a committee of 0 members"),
         (["--committee", "--client", "0", "--committee-size", "few"], "Invalid value for '--committee-size'"),

@@ -256,7 +256,7 @@ def test_a_committee_needs_no_data_and_says_what_it_knows(digits, tmp_path, crad
     words = ("predict", run.directory, tmp_path / "one.npz", "--committee")
     code, out, err = crad_command(*words, "--client", honest)
     assert (code, err) == (0, "")
-    assert f"judged by what client {honest} counted on its own validation images and by what they publish." in out
+    assert f"judged by what client {honest} counted on its own validation samples and by what they publish." in out
     code, out, _ = crad_command(*words)
     assert "Members are judged by what they publish of themselves: it serves no client in particular" in out
     code, _, err = crad_command(*words, "--evidence", "own")

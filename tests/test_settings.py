@@ -79,7 +79,7 @@ def test_roles_are_what_the_hand_kept_lists_said():
         "text_length test_data classes_per_client held_out train_limit test_limit resize kind seconds attack attackers"
     )
     assert " ".join(names_where(lambda one: one.sets_pace)) == (
-        "dataset clients active text_length train_limit test_limit resize models width local_epochs batch_size"
+        "dataset clients active text_length train_limit test_limit resize seconds models width local_epochs batch_size"
     )
     assert " ".join(names_where(lambda one: one.is_of_teachers)) == (
         "evidence filter distill_augment teacher_prior attack attackers"
@@ -103,6 +103,8 @@ def test_roles_are_what_the_hand_kept_lists_said():
         "text_length": 64,
         "test_data": None,
         "resize": None,
+        "kind": None,
+        "seconds": None,
         "optimizer": "sgd",
         "lr_schedule": "constant",
         "warmup_rounds": 0,

@@ -7,13 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import crad
+from crad.data.checks.table_check import check_table
 from crad.data.columns import Column, columns_from_json, columns_to_json
 from crad.data.kinds import kind_of_source
+from crad.data.readers.packed_texts import SEPARATOR, PackedTexts
 from crad.data.readers.table_file import TableOptions, parse_csv, read_raw_table, rows_as_agreed, understand
-from crad.data.table_check import check_table
-from crad.errors import CradError
+from crad.errors import CradError, DataError
 
 LABEL = TableOptions(label="ill")
 
@@ -269,3 +272,35 @@ def test_check_says_what_was_understood(tmp_path, crad_command):
     code, _, err = crad_command("data", "check", path, "--label", "chl")
     assert code == 2
     assert "unknown column 'chl'" in err
+
+
+@settings(max_examples=50, derandomize=True, database=None, deadline=None)
+@given(st.lists(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, max_size=4), max_size=4))
+def test_packed_texts_are_the_texts(blocks):
+    packed, plain = PackedTexts(), [text for block in blocks for text in block]
+    for block in blocks:
+        packed.append_block(block)
+    assert (len(packed), list(packed), packed[:]) == (len(plain), plain, plain)
+    assert [packed[place] for place in range(-len(plain), len(plain))] == plain * 2
+    for text in plain:
+        assert packed.index(text) == plain.index(text)
+    with pytest.raises(IndexError):
+        packed[len(plain)]
+
+
+def test_a_separator_inside_a_text_divides_nothing():
+    packed = PackedTexts()
+    packed.append_block(["a", f"b{SEPARATOR}c"])
+    packed.append_block([""])
+    assert list(packed) == ["a", f"b{SEPARATOR}c", ""]
+
+
+def test_a_table_of_several_blocks_is_read_whole_with_its_lines(monkeypatch):
+    rows = [f"{place},{'yes' if place % 3 else 'no'}" for place in range(25)]
+    whole = parse_csv("\n".join(["n,ill", *rows]).encode(), where="t.csv")
+    monkeypatch.setattr("crad.data.readers.table_file.ROWS_PER_BLOCK", 10)
+    packed = parse_csv("\n".join(["n,ill", *rows]).encode(), where="t.csv")
+    assert [list(texts) for texts in packed.texts] == [list(texts) for texts in whole.texts]
+    assert list(packed.lines) == list(whole.lines) == list(range(2, 27))
+    with pytest.raises(DataError, match="line 14 has 3 fields, the header 2"):
+        parse_csv("\n".join(["n,ill", *rows[:12], "1,2,3", *rows]).encode(), where="t.csv")

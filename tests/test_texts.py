@@ -513,8 +513,8 @@ def test_a_check_says_what_was_understood(news, crad_command, tmp_path):
 
 
 def test_words_that_share_an_id_are_counted_by_hand():
+    from crad.data.checks.text_check import check_texts
     from crad.data.readers.table_file import parse_csv
-    from crad.data.text_check import check_texts
 
     table = parse_csv(b"text,topic\nhello hello hello you,a\nyou and,b\n", where="t.csv")
     only_one = check_texts(table, options(vocabulary=2))  # every word is id 1, and hello is most frequent

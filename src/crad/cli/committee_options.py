@@ -75,7 +75,7 @@ Size = Annotated[
     typer.Option(
         "--committee-size",
         metavar="COUNT",
-        help="At most so many members: those that help on the client's own validation images.",
+        help="At most so many members: those that help on the client's own validation samples.",
         rich_help_panel=PANEL,
     ),
 ]
@@ -107,7 +107,7 @@ def make_asked_committee(result: Result, options: CommitteeOptions) -> Committee
     from crad.errors import ConfigError
 
     if options.committee_size is not None and options.client is None:
-        raise ConfigError("--committee-size chooses on one client's own images: say whose with --client, such as 0")
+        raise ConfigError("--committee-size chooses on one client's own samples: say whose with --client, such as 0")
     return result.committee(
         options.client,
         rule=options.rule,
@@ -167,13 +167,13 @@ def _evidence_line(model: Committee) -> str:
         note = f": {model.about.note}" if model.about.note else ""
         return f"Members are judged by what they publish of themselves{note}."
     also = " and by what they publish" if model.evidence == "pooled" else ""
-    return f"Members are judged by what client {model.client} counted on its own validation images{also}."
+    return f"Members are judged by what client {model.client} counted on its own validation samples{also}."
 
 
 def _choice_lines(choice: MemberChoice) -> list[str]:
     first, *added = choice.steps
     lines = [
-        f"Chosen on {choice.images} validation images, {choice.face} face:",
+        f"Chosen on {choice.images} validation samples, {choice.face} face:",
         f"  client {first.client} alone: {first.accuracy:.1f} %; {first.cost}",
         *(f"  and client {step.client}: {step.accuracy:.1f} %, {step.gain}; {step.cost}" for step in added),
         f"  everybody: {choice.everybody.accuracy:.1f} %; {choice.everybody.cost}",

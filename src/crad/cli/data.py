@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from crad.data.catalog import Source
+    from crad.data.checks.table_check import TableReport
+    from crad.data.checks.text_check import TextReport
     from crad.data.federated_data import FederatedData
     from crad.data.readers.table_file import TableOptions
-    from crad.data.table_check import TableReport
-    from crad.data.text_check import TextReport
 
 app = typer.Typer(help="List, fetch and check data sets.", no_args_is_help=True)
 
@@ -170,9 +170,9 @@ def _file_name(data: FederatedData, client: int) -> str:
 
 def _check_table(name: str, columns: Settings, *, as_json: bool) -> None:
     from crad.cli.terminal.terminal_tables import plain_table, table_console
+    from crad.data.checks.table_check import check_table
     from crad.data.kinds.table import check_columns_said, options_for, raw_table_of
     from crad.data.readers.table_file import options_of
-    from crad.data.table_check import check_table
 
     options = options_for(name, options_of(make_experiment({"dataset": name, **columns})))
     check_columns_said(options, where=name)
@@ -193,8 +193,8 @@ def _check_table(name: str, columns: Settings, *, as_json: bool) -> None:
 
 
 def _check_texts(name: str, options: TableOptions, *, as_json: bool) -> None:
+    from crad.data.checks.text_check import check_texts
     from crad.data.kinds.table import raw_table_of
-    from crad.data.text_check import check_texts
 
     report = check_texts(raw_table_of(name), options)
     if as_json:

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crad.data.catalog import locate, read_found
+from crad.data.checks.table_check import ColumnReport
 from crad.data.dataset import Dataset, Images, Labels, Splits, build_dataset
 from crad.data.labels import number_texts
 from crad.data.partition import MIN_SAMPLES, Shard
 from crad.data.readers.npz import read_npz
 from crad.data.subsets import stratified_split
-from crad.data.table_check import ColumnReport
 from crad.errors import DataError
 
 AS_AGREED: Literal["as agreed"] = "as agreed"

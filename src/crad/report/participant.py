@@ -249,7 +249,7 @@ def participant_page(record: Mapping[str, Any], *, versions: Mapping[str, str]) 
 
 
 def participant_verdict(record: Mapping[str, Any]) -> Verdict:
-    """Return whether joining helped a member: one run on its own test images, so what happened and no more."""
+    """Return whether joining helped a member: one run on its own test samples, so what happened and no more."""
     counts = [row["test_samples"] for row in record["per_class"]]
     joined, alone = ({0: [record[key]["local_accuracy"]]} for key in ("federated", "alone"))
     face = Face("local_accuracy", joined, alone, chance=commonest_share(counts), num_images=sum(counts))

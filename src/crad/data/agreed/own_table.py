@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from crad.config import TextLine
+from crad.data.checks.table_check import ColumnReport, shown_values, stands_apart
 from crad.data.columns import Column
 from crad.data.dataset import Dataset
 from crad.data.kinds.table import raw_table_of
@@ -32,7 +33,6 @@ from crad.data.readers.table_file import (
     with_gaps,
 )
 from crad.data.site_data import AS_AGREED, OwnData
-from crad.data.table_check import ColumnReport, shown_values, stands_apart
 from crad.errors import ConfigError, DataError, printable
 
 if TYPE_CHECKING:

@@ -56,7 +56,7 @@ def context_chart(methods: Methods) -> ReportChart | None:
         title="What clients hold and what they know",
         caption=f"{title_of(run.experiment)}, selected round {run.summary['best_round']}. "
         "Blue: validation samples of a client per class, its support (square-root shades). Orange: share of the global "
-        "test images of the class that its model gets right, in percent.",
+        "test samples of the class that its model gets right, in percent.",
         alt_text=_context_words(held, unheld),
     )
 

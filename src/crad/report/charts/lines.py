@@ -44,7 +44,7 @@ def accuracy_chart(methods: Methods) -> ReportChart | None:
         accuracy_rows(methods),
         name="accuracy",
         title="Accuracy over rounds",
-        caption="Mean accuracy of the clients in percent after every tested round, on the data set's own test images "
+        caption="Mean accuracy of the clients in percent after every tested round, on the data set's own test samples "
         "and on each client's held-out test half.",
         whose="Global accuracy",
     )
@@ -59,7 +59,7 @@ def committee_chart(methods: Methods) -> ReportChart | None:
         name="committee",
         title="All models asked together",
         caption="Accuracy in percent of the committee: the models of all clients combined at prediction time, each "
-        "weighed by what is known of it: on the data set's own test images, and on each client's held-out test half "
+        "weighed by what is known of it: on the data set's own test samples, and on each client's held-out test half "
         "with its class shares.",
         whose="Global accuracy of the committee",
     )

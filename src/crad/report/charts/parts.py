@@ -13,8 +13,8 @@ from crad.report.charts.style import PLOT_WIDTH, SIZES, SOLID, label_expression,
 ROWS = alt.NamedData(name="rows")
 LONG = 99  # letters of a name that surely does not fit
 PANELS = {
-    METRICS["global_accuracy"]: "Global: on the common test images",
-    METRICS["local_accuracy"]: "Local: on each client's own held-out images",
+    METRICS["global_accuracy"]: "Global: on the common test samples",
+    METRICS["local_accuracy"]: "Local: on each client's own held-out samples",
 }
 
 

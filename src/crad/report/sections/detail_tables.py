@@ -57,7 +57,7 @@ def client_table(runs: Sequence[RunRecords], metric: str) -> PageTable:
                     cells.append(f"{own[name][client] - own[alone][client]:+.2f}")
             rows.append(cells)
     difference = "; Δ: points over training alone" if alone is not None and len(ordered) > 1 else ""
-    where = "on the common test images" if metric == "global_accuracy" else "on the client's own held-out images"
+    where = "on the common test samples" if metric == "global_accuracy" else "on the client's own held-out samples"
     caption = f"{TITLES[metric]} per client in percent, {where}, at each run's selected round{difference}."
     return PageTable(header, rows, caption, num_heads, title=f"{TITLES[metric]} per client")
 
@@ -86,7 +86,7 @@ def honest_table(runs: Sequence[RunRecords]) -> PageTable | None:
         rows.append([run.summary["name"], str(run.summary["seed"]), attackers, str(honest["best_round"]), *figures])
     caption = (
         "Means over the honest clients alone, in percent, at the round with their highest validation accuracy. Trigger "
-        "works: common test images of other classes that get class 0 once they carry the backdoor's patch."
+        "works: common test samples of other classes that get class 0 once they carry the backdoor's patch."
     )
     header = ["method", "seed", "attackers", "round", *(title for _, title in shown)]
     return PageTable(header, rows, caption, title="Honest clients alone")
@@ -108,7 +108,7 @@ def class_table(runs: Sequence[RunRecords]) -> PageTable:
         rows.append(cells)
     over = ", mean over seeds" if len(seeds) > 1 else ""
     caption = f"Global accuracy per class in percent, mean over clients{over}; the most private samples first."
-    return PageTable(["class", "private samples", "test images", *names], rows, caption, title="Accuracy per class")
+    return PageTable(["class", "private samples", "test samples", *names], rows, caption, title="Accuracy per class")
 
 
 def _gain_cells(gain: Gain) -> list[str]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from crad.data.checks.table_check import too_small_sites
 from crad.data.kinds.text import joined_texts
 from crad.data.readers.table_file import RawTable, TableOptions, labels_of, sites_of
-from crad.data.table_check import too_small_sites
 from crad.data.tokenizer import Tokenizer, words_of
 
 SHOWN_EXAMPLES, SHOWN_CHARACTERS = 3, 100

@@ -1,0 +1,1 @@
+"""What was understood of somebody's file, in words and figures: `crad data check`."""
