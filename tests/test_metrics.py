@@ -248,7 +248,7 @@ def test_metrics_survive_json():
 @pytest.fixture(scope="module")
 def experiment(shallow):
     """Committees, a balanced loss with two faces, clients that are not drawn."""
-    return change(shallow, rounds=2, active=3, eval_every=1, committee=True, method="crad-plus", lr=0.05)
+    return change(shallow, rounds=2, active=3, eval_every=1, committee=True, metrics=True, method="crad-plus", lr=0.05)
 
 
 @pytest.fixture(scope="module")
@@ -358,7 +358,15 @@ def test_a_run_of_an_earlier_version_is_read_without_metrics(run, tmp_path):
 
 def test_under_attack_metrics_are_of_the_honest_clients_at_their_round(shallow, tmp_path):
     experiment = change(
-        shallow, rounds=4, eval_every=1, attack="label-flip", attackers=1, committee=True, lr=0.05, models=("cnn6",)
+        shallow,
+        rounds=4,
+        eval_every=1,
+        attack="label-flip",
+        attackers=1,
+        committee=True,
+        metrics=True,
+        lr=0.05,
+        models=("cnn6",),
     )
     result = crad.run(experiment, output=tmp_path / "run")
     [attacker] = result.summary["attackers"]

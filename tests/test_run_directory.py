@@ -375,7 +375,7 @@ def another(value):
 
 
 def test_every_field_but_those_of_the_execution_is_part_of_the_identity():
-    texts = ("label", "site", "ignore", "categories", "missing")
+    texts = ("label", "site", "ignore", "categories", "missing", "ranges", "text", "test_data", "kind")
     for name in Experiment.model_fields.keys() - {*names_of("execution")}:
         value = "other" if name in texts else another(getattr(EXPERIMENT, name))
         changed = EXPERIMENT.model_copy(update={name: value})

@@ -106,6 +106,7 @@ WRITERS = {
     "checkpoint": r"^checkpoint/\.round-",
     "record": r"^rounds\.jsonl",
     "records, cut": r"^\.rounds\.jsonl",
+    "logits": r"^checkpoint/logits/",
     "alone": r"^alone/rounds\.jsonl",
     "alone, its checkpoint": r"^alone/checkpoint/",
     "outcome": r"^\.participant\.json",

@@ -68,7 +68,7 @@ def test_every_panel_and_role_has_a_setting():
 
 def test_roles_are_what_the_hand_kept_lists_said():
     assert names_of("execution") == (
-        *("committee", "committee_study", "committee_evidence"),
+        *("metrics", "committee", "committee_study", "committee_evidence"),
         *("device", "engine", "workers", "ray_address"),
     )
     assert names_of("recipe") == tuple(vars(PUBLISHED))

@@ -433,7 +433,7 @@ def make_message(number: int, round_index: int, variant: int) -> Message:
 
 # Checking a signature or hashing an agreement gives the same every time: once is enough in ten thousand schedules.
 _HASHES: dict[int, str] = {}
-_real_hash = vars(Agreement)["hash"].fget
+_real_hash = vars(Agreement)["hash"].func
 
 
 def hash_of(agreement: Agreement) -> str:

@@ -468,6 +468,15 @@ class Experiment(BaseModel):
     eval_every: Annotated[
         AtLeastOne, Setting("Rounds between evaluations on the test sets", "Evaluation", "extent", "private")
     ] = 1
+    metrics: Annotated[
+        bool,
+        Setting(
+            "Measure more than accuracy, once, with the models that are reported: AUROC, macro F1 and others",
+            "Evaluation",
+            "execution",
+            "private",
+        ),
+    ] = True
     committee: Annotated[
         bool,
         Setting("Measure also what all models know together, as one predictor", "Evaluation", "execution", "private"),

@@ -115,9 +115,11 @@ class RunLoop:
     def measure(self, records: list[Record]) -> RunMetrics | None:
         """Measure everybody's metrics at the reported round; the roster stands there afterwards.
 
-        None where that round's models are gone: honest clients report another round than all, and a run that began with
-        an earlier version has kept the models of the latter alone.
+        None where they are switched off, and where that round's models are gone: honest clients report another round
+        than all, and a run that began with an earlier version has kept the models of the latter alone.
         """
+        if not self._roster.context.experiment.metrics:
+            return None
         round_index = self._reported_round(records)
         is_gone = self._directory is not None and round_index not in saved_rounds(self._roster.folder)
         if round_index is None or is_gone:
