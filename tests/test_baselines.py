@@ -82,6 +82,7 @@ def test_every_method_learns_real_tissue(method, real_data, monkeypatch):
         device="cpu",
         workers=1,
         committee=False,
+        metrics=False,
     )
     peers = [peer for peer in Federation(chosen).peers() if peer.clients]
     for peer in peers:

@@ -61,7 +61,7 @@ def test_resuming_a_comparison_says_the_command_that_does_it(tiny, tmp_path, mon
             run = folder / f"{method}-seed{seed}"
             run.mkdir(parents=True)
             (run / "experiment.toml").write_text(
-                to_toml(change(tiny, method=method, seed=seed, clients=3, committee=True))
+                to_toml(change(tiny, method=method, seed=seed, clients=3, committee=True, metrics=True))
             )
     monkeypatch.setattr(sys, "argv", ["crad", "run", "--resume", str(folder)])
     with pytest.raises(SystemExit) as stopped:

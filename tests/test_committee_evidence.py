@@ -174,7 +174,7 @@ def digits(tmp_path_factory):
     """By attack: six clients with real digits and small networks, eight rounds alone; two of them attack."""
     folder = tmp_path_factory.mktemp("digits")
     settings = {"models": ("cnn6",), "rounds": 8, "eval_every": 8, "test_limit": 300, "seed": 1}
-    base = crad.Experiment(preset="demo", method="committee", workers=1, device="cpu", **settings)
+    base = crad.Experiment(preset="demo", method="committee", workers=1, device="cpu", metrics=False, **settings)
     attacks = ("noise", "inflated", "label-flip")
     runs: dict[str | None, crad.Experiment] = {None: base}
     runs |= {kind: change(base, attack=kind, attackers=2) for kind in attacks}

@@ -157,7 +157,7 @@ def ten_clients(dataset: Path, last_model: str, **settings: object) -> Experimen
     models = ("resnet18", "resnet18-half", last_model)
     return Experiment(
         **{"dataset": str(dataset), "clients": 10, "rounds": 1, "models": models, "width": 0.0625, "alpha": 1.0}
-        | {"device": "cpu", "workers": 1, "batch_size": 64, "proxy_size": 8, "committee": False}
+        | {"device": "cpu", "workers": 1, "batch_size": 64, "proxy_size": 8, "committee": False, "metrics": False}
         | settings
     )
 

@@ -13,7 +13,21 @@ from crad.errors import RunError
 from crad.runs.run_records import load_run
 from tests.records import made_run
 
-TOY = ("--rounds", 1, "--train-limit", 240, "--test-limit", 40, "--proxy-size", 0, "--width", 0.125, "--workers", 1)
+TOY = (
+    "--rounds",
+    1,
+    "--train-limit",
+    240,
+    "--test-limit",
+    40,
+    "--proxy-size",
+    0,
+    "--width",
+    0.125,
+    "--workers",
+    1,
+    "--no-metrics",
+)
 
 
 @pytest.fixture(scope="module", autouse=True)

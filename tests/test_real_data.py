@@ -18,7 +18,7 @@ def use_real_data(real_data, monkeypatch):
 def small(dataset: str, **settings: object) -> crad.Experiment:
     return crad.Experiment(
         **{"preset": "mini", "dataset": dataset, "train_limit": 400, "test_limit": 200, "clients": 3, "alpha": 1.0}
-        | {"rounds": 1, "width": 0.0625, "seed": 3, "device": "cpu", "workers": 1, "committee": False}
+        | {"rounds": 1, "width": 0.0625, "seed": 3, "device": "cpu", "workers": 1, "committee": False, "metrics": False}
         | settings
     )
 

@@ -40,7 +40,8 @@ def compared(tiny, tmp_path_factory):
     runs = []
     for seed in (1, 2):
         for method in ("local", "crad"):
-            experiment = change(tiny, rounds=2, models=("cnn6",), method=method, seed=seed, committee=True)
+            settings = {"method": method, "seed": seed, "committee": True, "metrics": True}
+            experiment = change(tiny, rounds=2, models=("cnn6",), **settings)
             crad.run(experiment, output=folder / f"{method}-{seed}")
             runs.append(load_run(folder / f"{method}-{seed}"))
     return runs

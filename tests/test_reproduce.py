@@ -36,7 +36,7 @@ TOY |= {"train_limit": 160, "test_limit": 40, "proxy_size": 12, "workers": 1, "d
 def reproduce(*arguments: object, **settings: object) -> tuple[int, str, str]:
     """`crad reproduce ARGS` at toy scale."""
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in {**TOY, **settings}.items()]
-    return command(*arguments, *flags)
+    return command(*arguments, *flags, "--no-metrics")
 
 
 def command(*arguments: object) -> tuple[int, str, str]:
