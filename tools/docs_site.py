@@ -31,6 +31,7 @@ ELSEWHERE = {
     "README.md": "index.md",
     "evidence/attacks/tables/attacks.md": "attack-tables.md",
     "examples/three_hospitals/README.md": "three-hospitals.md",
+    "examples/four_hospitals/README.md": "four-hospitals.md",
     "examples": "examples.md",
     "experiments": "experiments.md",
 }
