@@ -20,6 +20,7 @@ from crad.models import FAMILIES, Architecture, InputShape, TableEncoder, build_
 from crad.runs.resolution import resolve_experiment
 from tests.conftest import change
 from tests.test_resume import assert_same_weights, interrupted
+from tests.wards import ward_experiment
 
 NAN = float("nan")
 SHAPE = InputShape(3, 3, (), "table", (0, 2, 0))  # a number, two categories, a number
@@ -43,23 +44,7 @@ def clinics(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def wards(clinics: Path) -> Experiment:
     """The three wards as clients, each with another family; a round takes milliseconds."""
-    return Experiment(
-        dataset=str(clinics),
-        label="ill",
-        site="ward",
-        partition="natural",
-        clients=3,
-        models=("mlp", "mlp-deep", "tab-transformer"),
-        width=0.25,
-        rounds=2,
-        batch_size=16,
-        optimizer="adamw",
-        lr=0.01,
-        proxy_size=12,
-        device="cpu",
-        workers=1,
-        seed=4,
-    )
+    return ward_experiment(clinics, models=("mlp", "mlp-deep", "tab-transformer"), width=0.25)
 
 
 def fitted(rows: list[list[float]], sizes: tuple[int, ...]) -> TableEncoder:

@@ -30,6 +30,7 @@ from crad.training.losses import BatchLabels, PrivateLoss, StudentLoss, private_
 from tests.conftest import change
 from tests.test_golden import without_timing
 from tests.test_resume import assert_same_weights, interrupted
+from tests.wards import ward_experiment
 
 NAN = float("nan")
 SIZES = (0, 3, 0, 0)  # a number, three categories, a number, one that is never there
@@ -54,23 +55,7 @@ def clinics(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def wards(clinics: Path) -> Experiment:
     """A network, boosting and a forest; ten trees each."""
-    return Experiment(
-        dataset=str(clinics),
-        label="ill",
-        site="ward",
-        partition="natural",
-        clients=3,
-        models=("mlp", "gradient-boosting", "random-forest"),
-        width=0.1,
-        rounds=2,
-        batch_size=16,
-        optimizer="adamw",
-        lr=0.01,
-        proxy_size=12,
-        device="cpu",
-        workers=1,
-        seed=4,
-    )
+    return ward_experiment(clinics, models=("mlp", "gradient-boosting", "random-forest"), width=0.1)
 
 
 def probabilities(model: nn.Module, rows: list[list[float]]) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -108,11 +108,17 @@ def _row(
 
 def _of_honest_clients(summaries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the summaries with the accuracies of the clients that do not attack in any run of the same seed."""
-    attackers: dict[int, set[int]] = {}
+    attackers = attackers_by_seed(summaries)
+    return [_honest_summary(one, attackers[one["seed"]]) if one["seed"] in attackers else one for one in summaries]
+
+
+def attackers_by_seed(summaries: Iterable[Mapping[str, Any]]) -> dict[int, frozenset[int]]:
+    """Return who attacks in runs of one world: the seed draws them, for every method alike."""
+    found: dict[int, frozenset[int]] = {}
     for summary in summaries:
-        if "honest" in summary:
-            attackers.setdefault(summary["seed"], set()).update(summary["attackers"])
-    return [_honest_summary(one, attackers[one["seed"]]) if attackers.get(one["seed"]) else one for one in summaries]
+        if own := summary.get("attackers"):
+            found[summary["seed"]] = found.get(summary["seed"], frozenset()).union(own)
+    return found
 
 
 def _honest_summary(summary: Mapping[str, Any], attackers: Collection[int]) -> Mapping[str, Any]:

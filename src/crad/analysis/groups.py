@@ -31,14 +31,6 @@ def worlds(runs: Sequence[RunRecords]) -> dict[str, list[RunRecords]]:
     return {_label(own, fields): own for own in found.values()}
 
 
-def attackers_by_seed(methods: Methods) -> dict[int, frozenset[int]]:
-    """Return who attacks in runs of one world: the seed draws them, for every method alike."""
-    found: dict[int, frozenset[int]] = {}
-    for run in (run for runs in methods.values() for run in runs):
-        found[run.experiment.seed] = found.get(run.experiment.seed, frozenset()).union(run.summary.get("attackers", ()))
-    return {seed: attackers for seed, attackers in found.items() if attackers}
-
-
 def _is_floor(run: RunRecords) -> bool:
     return run.experiment.method in NOT_JOINED and run.experiment.attack is None
 

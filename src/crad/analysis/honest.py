@@ -9,8 +9,8 @@ import statistics
 from collections.abc import Collection
 from dataclasses import replace
 
-from crad.analysis.comparison import METRICS
-from crad.analysis.groups import Methods, attackers_by_seed, is_tested
+from crad.analysis.comparison import METRICS, attackers_by_seed
+from crad.analysis.groups import Methods, is_tested
 from crad.runs.records import Record
 from crad.runs.run_records import RunRecords
 from crad.runs.selection import honest_best_round, honest_clients_at
@@ -22,7 +22,7 @@ def of_honest_clients(methods: Methods) -> Methods:
 
     What every single client did stays in the records, the attackers' too.
     """
-    attackers = attackers_by_seed(methods)
+    attackers = attackers_by_seed(run.summary for runs in methods.values() for run in runs)
     return {
         name: [_of_honest(run, attackers.get(run.experiment.seed, frozenset())) for run in runs]
         for name, runs in methods.items()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 # Whose an option is; those that are not here are of tables.
-OPTION_OF = {"resize": "images", "seconds": "folders of recordings", "site": "tables and folders"}
+OPTION_OF = {"resize": "images", "seconds": "recordings in folders", "site": "tables and folders"}
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,9 @@ class ReadOptions:
     data_dir: Path | None = None
     seconds: float | None = None  # that recordings are brought to
     kind: str | None = None  # as a person says it; None: as the source shows
+
+
+OF_TABLES = tuple(vars(TableOptions()))  # what settings say of a table's columns
 
 
 def refuse_options(options: ReadOptions, kind: str, name_or_path: str, *, allowed: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from crad.data.columns import Column, Rows, columns_to_json, numeric_columns
-from crad.data.kinds.kind import HasPadding, ReadOptions, SampleForm, Words, refuse_options
+from crad.data.kinds.kind import OF_TABLES, HasPadding, ReadOptions, SampleForm, Words, refuse_options
 from crad.data.readers.embedded import DIAGNOSIS, breast_cancer_csv
 from crad.data.readers.table_file import (
     SUFFIXES,
@@ -91,12 +91,9 @@ class TableKind:
 
     def read(self, name_or_path: str, options: ReadOptions) -> Dataset:
         """Read a .csv, .tsv or .parquet file, whose test rows are split off here: the same ones in every run."""
-        if options.resize is not None:
-            raise ConfigError(f"resize is for images, and {name_or_path} is a table: leave it out")
-        if options.seconds is not None:
-            raise ConfigError(f"seconds is for recordings, and {name_or_path} is a table: leave it out")
-        if not name_or_path.lower().endswith(SUFFIXES) and name_or_path not in EMBEDDED:
-            refuse_options(options, self.name, name_or_path, allowed=())
+        is_array = not name_or_path.lower().endswith(SUFFIXES) and name_or_path not in EMBEDDED
+        refuse_options(options, self.name, name_or_path, allowed=() if is_array else OF_TABLES)
+        if is_array:
             return _read_arrays(Path(name_or_path).expanduser())
         table = options_for(name_or_path, options.table)
         check_columns_said(table, where=name_or_path)

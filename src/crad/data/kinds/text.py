@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from crad.data.kinds.kind import HasPadding, ReadOptions, SampleForm, Words
+from crad.data.kinds.kind import OF_TABLES, HasPadding, ReadOptions, SampleForm, Words, refuse_options
 from crad.data.kinds.table import check_columns_said, split_off_test
 from crad.data.readers.arrays import encode_labels, is_texts, plain_texts, with_sites
 from crad.data.readers.table_file import (
@@ -95,9 +95,7 @@ class TextKind:
             raise ConfigError(f"text names columns of a table ({', '.join(SUFFIXES)}), and {name_or_path} is none")
         if not options.table.text:
             raise ConfigError(f"{name_or_path}: say which column holds the texts, such as text={USUAL_COLUMN}")
-        for option, whose in (("resize", "images"), ("seconds", "recordings")):
-            if getattr(options, option) is not None:
-                raise ConfigError(f"{option} is for {whose}, and {name_or_path} is read as texts: leave it out")
+        refuse_options(options, self.name, name_or_path, allowed=OF_TABLES)
         check_columns_said(options.table, where=name_or_path)
         table, path = options.table, Path(name_or_path).expanduser()
         test = None if table.test_data is None else Path(table.test_data).expanduser()

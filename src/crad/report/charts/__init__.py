@@ -10,7 +10,8 @@ import pkgutil
 from collections.abc import Sequence
 from importlib import import_module
 
-from crad.analysis.groups import attackers_by_seed, by_method, worlds
+from crad.analysis.gains import attackers_of
+from crad.analysis.groups import by_method, worlds
 from crad.analysis.honest import of_honest_clients
 from crad.errors import ConfigError
 from crad.report.charts.chart import CHARTS, ReportChart, labelled, with_note
@@ -45,6 +46,6 @@ def _charts_of(runs: Sequence[RunRecords], label: str) -> list[ReportChart]:
     for module in pkgutil.iter_modules(__path__):  # each registers its charts
         import_module(f"{__name__}.{module.name}")
     found = [chart for place in sorted(CHARTS) for chart in [CHARTS[place](methods)] if chart is not None]
-    if attackers_by_seed(methods):
+    if any(attackers_of(run) for own in methods.values() for run in own):
         found = [with_note(chart, OF_HONEST) for chart in found]
     return [labelled(chart, label) for chart in found] if label else found
