@@ -1,15 +1,16 @@
 """The networks peers train: the paper's pool, and a registry for a user's own."""
 
 from crad.models.allowance import Allowance, ModelSize, estimate_size
-from crad.models.cnn6 import Cnn6, Cnn6Wide
-from crad.models.families import ARCHITECTURES, FAMILIES, FITTED, POOL, Builder, InputShape, preparing_layer
+from crad.models.families import ARCHITECTURES, FAMILIES, FITTED, POOL, preparing_layer
+from crad.models.family import Builder, InputShape
 from crad.models.first_weights import FirstWeights, file_sha256, load_first_weights
+from crad.models.networks.cnn6 import Cnn6, Cnn6Wide
+from crad.models.networks.resnet import ResNet18
+from crad.models.networks.series import MelSpectrogram, SignalScaler
+from crad.models.networks.table import TableEncoder, fit_agreed_ranges, other_than_agreed
+from crad.models.networks.trees import FittedModule
 from crad.models.own_statistics import OwnStatistics, fit_own_statistics, has_own_statistics, set_own_statistics
 from crad.models.registry import WEIGHTS, Architecture, build_model, check_fits_kind, resolve_architecture
-from crad.models.resnet import ResNet18
-from crad.models.series import MelSpectrogram, SignalScaler
-from crad.models.table import TableEncoder, fit_agreed_ranges, other_than_agreed
-from crad.models.trees import FittedModule
 
 __all__ = [
     "ARCHITECTURES",

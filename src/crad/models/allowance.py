@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from crad.errors import ConfigError, CradError, printable
-from crad.models.families import ARCHITECTURES, InputShape
+from crad.models.families import ARCHITECTURES
+from crad.models.family import InputShape
 from crad.models.registry import Architecture, build_model, check_fits_kind, resolve_architecture, resolve_foreign
 
 MEGABYTE, GIGAFLOP = 10**6, 10**9

@@ -21,6 +21,23 @@ class OwnStatistics(nn.Module):
         """Take the statistics from training samples."""
         raise NotImplementedError
 
+    def seen_channels(self, in_channels: int) -> int:
+        """Return how many channels, or values of a row, a network behind this layer is given."""
+        return in_channels
+
+
+class Prepared(nn.Module):
+    """Any network behind the layer that prepares what it sees: one of ours, or a user's own."""
+
+    def __init__(self, layer: OwnStatistics, network: nn.Module) -> None:
+        super().__init__()
+        self.encoder, self.network = layer, network
+
+    def forward(self, samples: Tensor) -> Tensor:
+        """Return logits [B, C]."""
+        logits_BC: Tensor = self.network(self.encoder(samples))
+        return logits_BC
+
 
 def fit_own_statistics(model: nn.Module, samples: Tensor) -> None:
     """Fill a network's first layer from its owner's training samples."""

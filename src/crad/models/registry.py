@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from crad.errors import ConfigError
-from crad.models.families import ARCHITECTURES, FAMILIES, Builder, InputShape, preparing_layer
-from crad.models.series import PreparedSignal
-from crad.models.table import PreparedRows, TableEncoder
+from crad.models.families import ARCHITECTURES, FAMILIES, preparing_layer
+from crad.models.family import Builder, InputShape
+from crad.models.own_statistics import Prepared
 from crad.models.timm_models import build_timm, check_timm, is_timm
 from crad.plugins import call_foreign, resolve
 
@@ -136,7 +136,7 @@ def _build_foreign(name: str, build: ForeignBuilder, shape: InputShape, *, width
     series standardised samples. For texts it is given token ids: `in_channels` is their number in a text.
     """
     encoder = preparing_layer(name, shape)
-    in_channels = encoder.width if isinstance(encoder, TableEncoder) else shape.in_channels
+    in_channels = shape.in_channels if encoder is None else encoder.seen_channels(shape.in_channels)
     samples_BDHW = replace(shape, in_channels=in_channels).empty_samples(2)
     batch = f"a batch of {list(samples_BDHW.shape)}"
     call = f"build({shape.num_classes}, {in_channels})"
@@ -148,9 +148,7 @@ def _build_foreign(name: str, build: ForeignBuilder, shape: InputShape, *, width
     if fault:
         expected = f"finite floats of shape [{len(samples_BDHW)}, {shape.num_classes}]"
         raise ConfigError(f"model {name!r}: {batch} must give {expected}, got {fault}")
-    if encoder is None:
-        return model
-    return PreparedRows(shape.columns, model) if shape.kind == "table" else PreparedSignal(encoder, model)
+    return model if encoder is None else Prepared(encoder, model)
 
 
 @torch.no_grad()

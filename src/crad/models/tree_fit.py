@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from crad.models.trees import GradientBoosting, RandomForest, TreeEnsemble
+    from crad.models.networks.trees import GradientBoosting, RandomForest, TreeEnsemble
 
 LEARNING_RATE = 0.1  # of gradient boosting
 ROWS_IN_LEAF = {"gradient-boosting": 10, "random-forest": 2}  # at least

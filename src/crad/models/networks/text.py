@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crad.errors import ConfigError
-from crad.models.table import AttentionBlock
+from crad.models.family import Builder, InputShape, scale_channels
+from crad.models.networks.table import BLOCKS, EMBEDDING, HEADS, AttentionBlock
 
 PADDING = 0
 KERNELS = (2, 3, 4)  # words that a convolution sees at once
@@ -91,3 +92,30 @@ def word_embedding(vocabulary: int, width: int) -> nn.Embedding:
     with torch.no_grad():
         embedding.weight.mul_(width**-0.5)
     return embedding
+
+
+def _bag(shape: InputShape, *, width: float) -> nn.Module:
+    embedding, hidden = scale_channels((64, 64), width)
+    return BagOfWords(shape.vocabulary, embedding, hidden, num_classes=shape.num_classes)
+
+
+def _text_cnn(shape: InputShape, *, width: float) -> nn.Module:
+    embedding, channels = scale_channels((64, 64), width)
+    return TextCnn(shape.vocabulary, embedding, channels, kernels=KERNELS, num_classes=shape.num_classes)
+
+
+def _text_transformer(shape: InputShape, *, width: float) -> nn.Module:
+    embedding = HEADS * max(1, round(2 * EMBEDDING * width / HEADS))
+    return TextTransformer(
+        shape.vocabulary,
+        shape.in_channels,
+        width=embedding,
+        heads=HEADS,
+        blocks=BLOCKS,
+        num_classes=shape.num_classes,
+    )
+
+
+FAMILIES: dict[str, dict[str, Builder]] = {
+    "text": {"bag": _bag, "text-cnn": _text_cnn, "text-transformer": _text_transformer}
+}

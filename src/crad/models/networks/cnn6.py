@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from crad.models.family import Builder, InputShape, scale_channels
+
 
 class Cnn6(nn.Module):
     """Three pairs of conv-BN-ReLU, each halved by a max-pool, then flatten, a hidden layer and the classes.
@@ -69,3 +71,26 @@ def _conv_bn_relu(in_width: int, out_width: int) -> list[nn.Module]:
     # The bias does nothing before a batch norm; the paper's parameter counts include it.
     conv = nn.Conv2d(in_width, out_width, kernel_size=3, padding=1, bias=True)
     return [conv, nn.BatchNorm2d(out_width), nn.ReLU(inplace=True)]
+
+
+def _cnn6(shape: InputShape, *, width: float) -> nn.Module:
+    *widths, hidden_width = scale_channels((32, 64, 128, 256), width)
+    return Cnn6(
+        widths,
+        hidden_width=hidden_width,
+        num_classes=shape.num_classes,
+        in_channels=shape.in_channels,
+        image_size=_sides(shape),
+    )
+
+
+def _cnn6_wide(shape: InputShape, *, width: float) -> nn.Module:
+    return Cnn6Wide(scale_channels((64, 128, 256), width), num_classes=shape.num_classes, in_channels=shape.in_channels)
+
+
+def _sides(shape: InputShape) -> tuple[int, int]:
+    height, width = shape.image_size
+    return height, width
+
+
+FAMILIES: dict[str, dict[str, Builder]] = {"image": {"cnn6": _cnn6, "cnn6-wide": _cnn6_wide}}

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from crad.models.own_statistics import MAX_DEVIATIONS, OwnStatistics
-from crad.models.table import AttentionBlock
+from crad.models.family import Builder, FirstLayer, InputShape, scale_channels
+from crad.models.networks import cnn6, resnet
+from crad.models.networks.table import BLOCKS, EMBEDDING, HEADS, AttentionBlock
+from crad.models.own_statistics import MAX_DEVIATIONS, OwnStatistics, Prepared
 
+MEL = "mel-"  # before an image family's name: it is shown spectrograms of recordings
 MELS = 32
 WINDOW_S = 0.025  # long enough for a voice's lowest tones, short enough for a consonant
 MAX_FRAMES = 64  # longer recordings have longer frames, not more of them
@@ -151,19 +155,6 @@ def _inverse(deviation: Tensor, mean: Tensor) -> Tensor:
     return torch.where(is_varying, 1 / deviation.clamp(min=1e-30), 0.0)
 
 
-class PreparedSignal(nn.Module):
-    """Any network behind the layer that prepares what it sees: one of ours, or a user's own."""
-
-    def __init__(self, layer: OwnStatistics, network: nn.Module) -> None:
-        super().__init__()
-        self.encoder, self.network = layer, network
-
-    def forward(self, samples_BDT: Tensor) -> Tensor:
-        """Return logits [B, C]."""
-        logits_BC: Tensor = self.network(self.encoder(samples_BDT))
-        return logits_BC
-
-
 def _stride(length: int, layers: int) -> int:
     """Return by how much each of several layers must shorten a series for about STEPS_LEFT steps to be left."""
     return min(4, max(1, round(math.pow(length / STEPS_LEFT, 1 / layers))))
@@ -248,3 +239,66 @@ class Transformer1d(nn.Module):
             tokens_BLE = block(tokens_BLE)
         logits_BC: Tensor = self.head(self.norm(tokens_BLE).mean(dim=1))
         return logits_BC
+
+
+def _cnn1d(shape: InputShape, *, width: float) -> nn.Module:
+    return _behind_scaler(shape, Cnn1d(scale_channels((32, 64, 128, 128), width), **_of_series(shape)))
+
+
+def _resnet1d(shape: InputShape, *, width: float) -> nn.Module:
+    return _behind_scaler(shape, ResNet1d(scale_channels((32, 64, 128), width), **_of_series(shape)))
+
+
+def _transformer1d(shape: InputShape, *, width: float) -> nn.Module:
+    embedding = HEADS * max(1, round(2 * EMBEDDING * width / HEADS))
+    network = Transformer1d(embedding, heads=HEADS, blocks=BLOCKS, **_of_series(shape))
+    return _behind_scaler(shape, network)
+
+
+def _of_series(shape: InputShape) -> dict[str, int]:
+    [length] = shape.image_size
+    return {"in_channels": shape.in_channels, "length": length, "num_classes": shape.num_classes}
+
+
+def _behind_scaler(shape: InputShape, network: nn.Module) -> nn.Module:
+    return Prepared(SignalScaler(shape.in_channels), network)
+
+
+def _shown_pictures(build: Builder) -> Builder:
+    """Return the builder of an image network that is shown spectrograms."""
+
+    def build_mel(shape: InputShape, *, width: float) -> nn.Module:
+        layer = _mel_layer(shape)
+        seen = replace(shape, image_size=layer.size, kind="image")
+        return Prepared(layer, build(seen, width=width))
+
+    return build_mel
+
+
+def _mel_layer(shape: InputShape) -> MelSpectrogram:
+    assert shape.rate is not None, "recordings have one"
+    return MelSpectrogram(shape.in_channels, shape.image_size[0], shape.rate)
+
+
+def _scaler(name: str, shape: InputShape) -> OwnStatistics:
+    return SignalScaler(shape.in_channels)
+
+
+def _scaler_or_mel(name: str, shape: InputShape) -> OwnStatistics:
+    is_shown_pictures = name.startswith(MEL) and name in FAMILIES["audio"]
+    return _mel_layer(shape) if is_shown_pictures else SignalScaler(shape.in_channels)
+
+
+FAMILIES: dict[str, dict[str, Builder]] = {
+    "series": {"cnn1d": _cnn1d, "resnet1d": _resnet1d, "transformer1d": _transformer1d},
+    "audio": {
+        "cnn1d": _cnn1d,
+        "resnet1d": _resnet1d,
+        **{
+            f"{MEL}{name}": _shown_pictures(build)
+            for one in (resnet, cnn6)
+            for name, build in one.FAMILIES["image"].items()
+        },
+    },
+}
+FIRST_LAYERS: dict[str, FirstLayer] = {"series": _scaler, "audio": _scaler_or_mel}

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crad.errors import ConfigError, install_hint
+from crad.models.family import Builder, InputShape, scale_channels
 
 SMALLEST_SHARE = 1e-6  # that an ensemble gives a class: a teacher's logits are logarithms, and all are finite
 
@@ -126,3 +127,22 @@ class RandomForest(TreeEnsemble):
         from crad.models.tree_fit import fit_random_forest
 
         fit_random_forest(self, inputs, mass_BC, seed=seed)
+
+
+def _gradient_boosting(shape: InputShape, *, width: float) -> nn.Module:
+    [steps] = scale_channels((100,), width)
+    return GradientBoosting(shape.columns, steps=steps, depth=4, num_classes=shape.num_classes)
+
+
+def _random_forest(shape: InputShape, *, width: float) -> nn.Module:
+    [trees] = scale_channels((100,), width)
+    return RandomForest(shape.columns, trees=trees, depth=8, num_classes=shape.num_classes)
+
+
+FITTED: dict[str, Builder] = {"gradient-boosting": _gradient_boosting, "random-forest": _random_forest}  # in one call
+FAMILIES: dict[str, dict[str, Builder]] = {"table": FITTED}
+# What of its owner's data a snapshot of these has in it, readable as it is; no statistics of a first layer.
+IN_TREES = (
+    "thresholds that are values of the training rows, or lie between two of them, and in every leaf the class shares "
+    "of a few rows"
+)

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from crad.models.family import Builder, InputShape, scale_channels
+
 VECTOR = 16  # numbers that AVX-512 computes at once
 
 
@@ -67,3 +69,15 @@ def conv_bn(in_width: int, out_width: int, *, kernel: int, stride: int = 1) -> n
 
 def _stage(in_width: int, out_width: int, *, stride: int) -> nn.Sequential:
     return nn.Sequential(BasicBlock(in_width, out_width, stride=stride), BasicBlock(out_width, out_width, stride=1))
+
+
+def _resnet18(channels: Sequence[int]) -> Builder:
+    def build(shape: InputShape, *, width: float) -> nn.Module:
+        return ResNet18(scale_channels(channels, width), num_classes=shape.num_classes, in_channels=shape.in_channels)
+
+    return build
+
+
+FAMILIES: dict[str, dict[str, Builder]] = {
+    "image": {"resnet18": _resnet18((64, 128, 256, 512)), "resnet18-half": _resnet18((32, 64, 128, 256))}
+}

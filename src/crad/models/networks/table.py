@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crad.errors import ConfigError
-from crad.models.own_statistics import MAX_DEVIATIONS, OwnStatistics
+from crad.models.family import Builder, FirstLayer, InputShape, scale_channels
+from crad.models.own_statistics import MAX_DEVIATIONS, OwnStatistics, Prepared
 
 MAX_RAW = 1e30  # of a number minus its mean: whatever a foreign mean is, what follows stays finite
 RANGE_DEVIATIONS = 4.0  # that an agreed range counts as wide, two to each side of its middle
@@ -69,6 +70,10 @@ class TableEncoder(OwnStatistics):
         told = torch.ones(self.width - len(agreed), dtype=torch.float64)
         self.scale.copy_(torch.cat([RANGE_DEVIATIONS / (high_F - low_F), told]))
 
+    def seen_channels(self, in_channels: int) -> int:
+        """Return D: a network behind it is given prepared values."""
+        return self.width
+
     @torch.no_grad()
     def fit(self, samples: Tensor) -> None:
         """Take mean and deviation from rows [N,F], and note what is never seen in them."""
@@ -109,25 +114,12 @@ def other_than_agreed(
     return None
 
 
-class PreparedRows(nn.Module):
-    """Any network over prepared values, behind its encoder: one of ours, or a user's own."""
-
-    def __init__(self, sizes: Sequence[int], network: nn.Module) -> None:
-        super().__init__()
-        self.encoder, self.network = TableEncoder(sizes), network
-
-    def forward(self, rows_BF: Tensor) -> Tensor:
-        """Return logits [B, C]."""
-        logits_BC: Tensor = self.network(self.encoder(rows_BF))
-        return logits_BC
-
-
 def mlp(sizes: Sequence[int], widths: Sequence[int], *, num_classes: int) -> nn.Module:
     """Return linear layers of these widths with ReLU between them."""
     layers: list[nn.Module] = []
     for in_width, out_width in zip([TableEncoder(sizes).width, *widths[:-1]], widths, strict=True):
         layers += [nn.Linear(in_width, out_width), nn.ReLU()]
-    return PreparedRows(sizes, nn.Sequential(*layers, nn.Linear(widths[-1], num_classes)))
+    return Prepared(TableEncoder(sizes), nn.Sequential(*layers, nn.Linear(widths[-1], num_classes)))
 
 
 class DeepMlp(nn.Module):
@@ -208,3 +200,28 @@ class AttentionBlock(nn.Module):
         tokens_BFE = tokens_BFE + self.out(seen.transpose(1, 2).flatten(2))
         changed: Tensor = tokens_BFE + self.feed_forward(self.norm_2(tokens_BFE))
         return changed
+
+
+def _mlp(shape: InputShape, *, width: float) -> nn.Module:
+    return mlp(shape.columns, scale_channels((64, 64), width), num_classes=shape.num_classes)
+
+
+def _mlp_deep(shape: InputShape, *, width: float) -> nn.Module:
+    [hidden_width] = scale_channels((96,), width)
+    encoder = TableEncoder(shape.columns)
+    return Prepared(encoder, DeepMlp(encoder.width, hidden_width, blocks=3, num_classes=shape.num_classes))
+
+
+def _tab_transformer(shape: InputShape, *, width: float) -> nn.Module:
+    embedding = HEADS * max(1, round(EMBEDDING * width / HEADS))
+    return TabTransformer(shape.columns, width=embedding, heads=HEADS, blocks=BLOCKS, num_classes=shape.num_classes)
+
+
+def _first_layer(name: str, shape: InputShape) -> OwnStatistics:
+    return TableEncoder(shape.columns)
+
+
+FAMILIES: dict[str, dict[str, Builder]] = {
+    "table": {"mlp": _mlp, "mlp-deep": _mlp_deep, "tab-transformer": _tab_transformer}
+}
+FIRST_LAYERS: dict[str, FirstLayer] = {"table": _first_layer}

@@ -1,0 +1,1 @@
+"""The networks that are built in, one file for each sort of them."""
