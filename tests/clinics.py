@@ -15,8 +15,8 @@ import torch
 
 import crad.cli
 from crad.config import Experiment
+from crad.data.agreed.shard_files import write_shard
 from crad.data.preprocessing import channel_statistics
-from crad.data.site_data import write_shard
 from crad.federation.context import build_run_context
 from crad.network.agreement import Agreement, Member, agreement_to_toml, make_agreement
 from crad.network.identity import Identity, create_identity, load_identity

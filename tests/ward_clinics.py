@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from crad.config import Experiment, make_experiment
+from crad.data.agreed import ReadOptions
+from crad.data.agreed.shard_files import write_shard
 from crad.data.readers.table_file import options_of
-from crad.data.site_data import write_shard
 from crad.federation.context import build_run_context
 from crad.network.agreement import add_member, agreement_to_toml
 from crad.network.identity import create_identity
@@ -76,7 +77,7 @@ def found_wards(folder: Path, wards: Experiment, *, exchange: str = "https", **a
     site = read_site(folder / "clinic-0" / "peer.toml")
     columns = options_of(make_experiment({"label": "ill", "ranges": "lab=0:300"}))
     settings = {**LEARNING, "seed": wards.seed, "exchange": exchange, "deadline_s": 120.0, **agreed}
-    agreement = draft_agreement("wards", site, entries[0], settings, table=columns)
+    agreement = draft_agreement("wards", site, entries[0], settings, options=ReadOptions(table=columns))
     for entry in entries[1:]:
         agreement = add_member(agreement, entry)
     (folder / "federation.toml").write_text(agreement_to_toml(agreement))

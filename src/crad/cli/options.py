@@ -23,7 +23,7 @@ Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", he
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", metavar="", help="No progress, no tables; only the path at the end.")
 ]
-# What a person says of a table's columns.
+# What a person says of a table's columns, and of files of other kinds.
 Label = Annotated[str | None, typer.Option("--label", metavar="COLUMN", help="Column of a table that is the label.")]
 Ignore = Annotated[
     str | None, typer.Option("--ignore", metavar="COLUMN,...", help="Columns of a table that are no input.")
@@ -36,6 +36,19 @@ Missing = Annotated[
 ]
 Ranges = Annotated[
     str | None, typer.Option("--ranges", metavar="COLUMN=LOW:HIGH,...", help="Expected ranges, such as age=0:120.")
+]
+KindName = Annotated[
+    str | None, typer.Option("--kind", metavar="KIND", help="What an array holds: image, table, series or audio.")
+]
+Seconds = Annotated[
+    float | None, typer.Option("--seconds", metavar="SECONDS", help="Length that recordings are brought to.")
+]
+Text = Annotated[str | None, typer.Option("--text", metavar="COLUMN,...", help="Columns of a table that hold texts.")]
+Vocabulary = Annotated[
+    str | None, typer.Option("--vocabulary", metavar="COUNT", help="Ids that words of texts are hashed to (8192).")
+]
+TextLength = Annotated[
+    str | None, typer.Option("--text-length", metavar="COUNT", help="Words of a text that are read (64).")
 ]
 AsJson = Annotated[bool, typer.Option("--json", metavar="", help="Print the outcome as JSON on standard output.")]
 

@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crad.cli.options import AsJson, Categories, Ignore, Label, Missing, Quiet, Ranges
+from crad.cli.options import (
+    AsJson,
+    Categories,
+    Ignore,
+    KindName,
+    Label,
+    Missing,
+    Quiet,
+    Ranges,
+    Seconds,
+    Text,
+    TextLength,
+    Vocabulary,
+)
 from crad.errors import ConfigError, RunError, SnapshotError, install_hint
 
 if TYPE_CHECKING:
@@ -71,14 +84,22 @@ def invite_command(
     categories: Categories = None,
     missing: Missing = None,
     ranges: Ranges = None,
+    text: Text = None,
+    vocabulary: Vocabulary = None,
+    text_length: TextLength = None,
+    kind: KindName = None,
+    seconds: Seconds = None,
 ) -> None:
-    """Begin an agreement from our own data: classes, image shape or columns, and ourselves as first member.
+    """Begin an agreement from our own data: classes, what a sample is, and ourselves as first member.
 
     Example: crad peer invite --federation colon --set rounds=50 --set method=crad
     Example: crad peer invite --federation heart --label disease --categories cp,thal --missing chol=0
+    Example: crad peer invite --federation news --label topic --text title,body
+    Example: crad peer invite --federation digits --seconds 0.6; crad peer invite --federation ecg --kind series
     """
     _need_network()
     from crad.config import make_experiment
+    from crad.data.agreed import ReadOptions
     from crad.data.readers.table_file import options_of
     from crad.files import write_atomically
     from crad.network.agreement import agreement_to_toml
@@ -88,16 +109,20 @@ def invite_command(
     if output.exists():
         raise ConfigError(f"{output} is there already: add members with crad peer trust, or choose another --output")
     said = {"label": label, "ignore": ignore, "categories": categories, "missing": missing, "ranges": ranges}
-    columns = options_of(make_experiment(said))
+    said |= {"text": text, "vocabulary": vocabulary, "text_length": text_length}
+    columns = options_of(make_experiment({name: value for name, value in said.items() if value is not None}))
+    options = ReadOptions(table=columns, kind=kind, seconds=seconds)
     pairs = _pairs(settings or [])
-    agreement = draft_agreement(federation, read_site(site), read_member_toml(member), pairs, table=columns)
+    agreement = draft_agreement(federation, read_site(site), read_member_toml(member), pairs, options=options)
     write_atomically(output, agreement_to_toml(agreement).encode())
     typer.echo(
         f"{output}: {len(agreement.classes)} classes ({', '.join(agreement.classes)}), "
         f"{agreement.data_schema.describe()}, {agreement.rounds} rounds of {agreement.settings['method']}"
     )
     if agreement.data is not None:
-        typer.echo(f"Look at [data] of {output} first: ranges are guesses around our own values, units are for you.")
+        guessed = "ranges are guesses around our own values, units are for you"
+        hint = guessed if agreement.data_schema.kind == "table" else "it is what everybody's samples must be"
+        typer.echo(f"Look at [data] of {output} first: {hint}.")
     typer.echo(f"Next: crad peer trust {output} THEIR-member.toml for every other member, then send {output} to all.")
 
 

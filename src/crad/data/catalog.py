@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from crad.data.dataset import Dataset, Labels, Splits, build_dataset, check_images, with_channels
+from crad.data.known_files import KNOWN_FILES
 from crad.data.labels import number_labels
 from crad.data.readers.cifar import read_cifar
 from crad.data.readers.embedded import read_digits, read_mnist5k
@@ -19,6 +21,9 @@ from crad.data.subsets import balanced_subset
 from crad.errors import ConfigError, DataError, unknown_name
 from crad.plugins import is_object, passed_object
 from crad.randomness import stream
+
+if TYPE_CHECKING:
+    from crad.data.kinds import ReadOptions
 
 Reader = Callable[[Path], Splits]
 
@@ -160,7 +165,8 @@ DATASETS: dict[str, Source] = {source.name: source for source in _SOURCES}
 
 def absolute_name(name_or_path: str) -> str:
     """Return a known name as it is; anything else that exists as its full path."""
-    if name_or_path in DATASETS or is_object(name_or_path) or not Path(name_or_path).expanduser().exists():
+    is_known = name_or_path in DATASETS or name_or_path in KNOWN_FILES or is_object(name_or_path)
+    if is_known or not Path(name_or_path).expanduser().exists():
         return name_or_path
     return str(Path(name_or_path).expanduser().resolve())
 
@@ -196,7 +202,9 @@ def load_dataset(
         dataset: Dataset = passed_object("data set", name_or_path)
     else:
         options = ReadOptions(resize, table or TableOptions(), data_dir, seconds, kind)
-        dataset = kind_of_source(name_or_path, options).read(name_or_path, options)
+        path, options = source_of(name_or_path, options)
+        dataset = kind_of_source(name_or_path, options).read(path, options)
+        dataset = replace(dataset, name=name_or_path) if name_or_path in KNOWN_FILES else dataset
     if train_limit is not None:
         kept = _limit(dataset.train_labels, limit=train_limit, split="train", dataset=dataset, seed=seed)
         dataset = replace(
@@ -211,6 +219,15 @@ def load_dataset(
     return dataset
 
 
+def source_of(name_or_path: str, options: ReadOptions) -> tuple[str, ReadOptions]:
+    """Return the path of a known file, with what is known of its columns; anything else as it is."""
+    known = KNOWN_FILES.get(name_or_path)
+    if known is None:
+        return name_or_path, options
+    folder = options.data_dir or data_directory()
+    return str(known.locate(folder)), replace(options, table=known.options_with(options.table, folder))
+
+
 def data_directory() -> Path:
     """Return where data files live: the environment's CRAD_DATA, else the user's cache directory."""
     import platformdirs
@@ -220,9 +237,20 @@ def data_directory() -> Path:
 
 def known_source(name: str) -> Source:
     """Return the source of that name, or an error that lists the known ones."""
+    if name in KNOWN_FILES:
+        raise DataError(f"data set {name!r} is not fetched: get it from {KNOWN_FILES[name].published}")
     if name not in DATASETS:
         raise unknown_name("data set", name, DATASETS)
     return DATASETS[name]
+
+
+def check_present(name_or_path: str) -> None:
+    """Refuse a data set whose files are not there, with how to get them; nothing is read."""
+    known = KNOWN_FILES.get(name_or_path)
+    if known is not None:
+        known.locate(data_directory())
+    elif name_or_path in DATASETS or not Path(name_or_path).expanduser().exists():
+        locate(name_or_path)
 
 
 def locate(name_or_path: str, *, data_dir: Path | None = None) -> FoundFile:
@@ -302,7 +330,7 @@ def _locate_path(text: str) -> FoundFile:
         raise DataError(
             f"{path}: expected a table (.csv, .parquet), a .npz file or a folder of class folders with images"
         )
-    raise unknown_name("data set", text, DATASETS)
+    raise unknown_name("data set", text, (*DATASETS, *KNOWN_FILES))
 
 
 def _limit(labels: Labels, *, limit: int, split: str, dataset: Dataset, seed: int) -> Labels:

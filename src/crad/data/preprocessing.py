@@ -17,6 +17,7 @@ from torch import Tensor
 
 CROP_PADDING = 4
 SQUARE = 0.5  # side of the grey square in a strongly changed image, as a share of the image's
+SMALLEST_CROP = 0.25  # of an image's sides, where a part of it is shown enlarged
 BRIGHTNESS, CONTRAST = 0.4, 0.4  # at most so many standard deviations up or down; at most such a factor less or more
 
 
@@ -60,6 +61,16 @@ class Preprocessor(Protocol):
         """Change inputs so far that they are just still what they were."""
         ...
 
+    def cut(
+        self, inputs: Tensor, others: Tensor, share_B: Tensor, *, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Put a piece of others into inputs; return with them the share of each that is still its own."""
+        ...
+
+    def crop(self, inputs: Tensor, *, generator: torch.Generator) -> Tensor:
+        """Show a part of each input in place of the whole."""
+        ...
+
 
 @dataclass(frozen=True)
 class ImagePreprocessor:
@@ -98,6 +109,36 @@ class ImagePreprocessor:
         columns = (torch.arange(width) - centre[1, :, None]).abs() < reach[1]
         is_grey = (rows[:, :, None] & columns[:, None, :]).unsqueeze(1).to(device)
         return torch.where(is_grey, 0.0, inputs * scale.to(device) + shift.to(device))
+
+    def cut(
+        self, inputs: Tensor, others: Tensor, share_B: Tensor, *, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Put a rectangle of another image, of the image's own proportions, into each at a random place."""
+        device, (size, _, height, width) = inputs.device, inputs.shape
+        side_B = (1 - share_B.cpu()).clamp(0, 1).sqrt()
+        lines = []
+        for length in (height, width):
+            reach_B = (side_B * length).round()
+            start_B = (torch.rand(size, generator=generator) * (length - reach_B + 1)).floor()
+            place = torch.arange(length)
+            lines.append((place >= start_B[:, None]) & (place < (start_B + reach_B)[:, None]))
+        is_other = (lines[0][:, :, None] & lines[1][:, None, :]).unsqueeze(1)
+        own_B = 1 - is_other.float().mean(dim=(1, 2, 3))
+        return in_usual_layout(torch.where(is_other.to(device), others, inputs)), own_B.to(device)
+
+    def crop(self, inputs: Tensor, *, generator: torch.Generator) -> Tensor:
+        """Enlarge a random part of each image, down to a quarter of its sides, to the whole; mirror every second."""
+        size, _, height, width = inputs.shape
+        drawn = torch.rand(4, size, generator=generator)
+        side_B = SMALLEST_CROP + (1 - SMALLEST_CROP) * drawn[0]
+        sign_B = torch.where(drawn[3] < 0.5, -1.0, 1.0)
+        centre_B = [(1 - side_B) * (2 * one - 1) for one in (drawn[1], drawn[2])]  # -1 to 1 is the whole image
+        nothing_B = torch.zeros(size)
+        columns = torch.stack([sign_B * side_B, nothing_B, centre_B[1]], dim=1)
+        rows = torch.stack([nothing_B, side_B, centre_B[0]], dim=1)
+        grid = F.affine_grid(torch.stack([columns, rows], dim=1), [size, 1, height, width], align_corners=False)
+        enlarged = F.grid_sample(inputs, grid.to(inputs.device), padding_mode="border", align_corners=False)
+        return in_usual_layout(enlarged)
 
 
 def image_set(

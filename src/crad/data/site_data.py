@@ -1,11 +1,11 @@
-"""One organisation's own labelled images, for a federation whose classes and image shape are agreed.
+"""One organisation's own labelled samples, for a federation whose classes are agreed; of images the reading as well.
 
 A file says what is for training, for validation and for testing; what it does not say is split off here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from crad.data.catalog import locate, read_found
 from crad.data.checks.table_check import ColumnReport
-from crad.data.dataset import Dataset, Images, Labels, Splits, build_dataset
+from crad.data.dataset import Dataset, Labels, Splits, build_dataset
 from crad.data.labels import number_texts
-from crad.data.partition import MIN_SAMPLES, Shard
+from crad.data.partition import MIN_SAMPLES, Shard, split_shard
+from crad.data.peer_lines import SHOWN, listed, quoted, toml_line
 from crad.data.readers.npz import read_npz
 from crad.data.subsets import stratified_split
-from crad.errors import DataError
+from crad.errors import ConfigError, DataError
 
 AS_AGREED: Literal["as agreed"] = "as agreed"
 SHOWN_CLASSES = 12
@@ -36,6 +37,15 @@ class OwnData:
     columns: tuple[ColumnReport, ...] = ()  # of a table: what was understood of each
     passed_over: tuple[str, ...] = ()  # of a table: columns of the file that are not agreed on
     warnings: tuple[str, ...] = ()
+    understood: str = ""  # of samples of other kinds, in a line
+
+
+@dataclass(frozen=True)
+class OwnSamples:
+    """Samples and their classes in the agreed numbers, for training, for validation, for the test, one or the other."""
+
+    samples: NDArray[Any]
+    labels: Labels
 
 
 def load_own_data(
@@ -47,11 +57,13 @@ def load_own_data(
     held_out: float,
     rng: np.random.Generator,
     own_classes: OwnClasses | None = None,
+    meanings: Mapping[str, str] | None = None,
 ) -> OwnData:
     """Read a .npz file, a folder of class folders or a known data set, with labels in the agreed order of classes.
 
     Classes are compared by name; labels that are texts are names. Where the data has none, `own_classes` says what its
-    labels 0, 1, 2, ... are called, or that they are numbered as agreed; nobody else can know.
+    labels 0, 1, 2, ... are called, or that they are numbered as agreed; nobody else can know. `meanings` are the agreed
+    classes that names of our own stand for.
 
     Images may be smaller than agreed where those are square: they get a border. The file's own test images are the test
     half. Validation images come from the file (`val_images`), or half of the held-out share of every class is taken off
@@ -67,32 +79,46 @@ def load_own_data(
         )
     whole = replace(whole, pad_to=_padding(whole, image_shape, where=where))
     names = own_names(splits.class_names, own_classes, where=where, listed=classes)
-    to_agreed = _class_map(whole, names, classes, where=where)
-    parts: list[tuple[Images, Labels]] = [
-        (whole.train_images, to_agreed[whole.train_labels]),
+    to_agreed = agreed_numbers(names, classes, num_classes=whole.num_classes, meanings=meanings, where=where)
+    parts = [
+        OwnSamples(whole.train_images, to_agreed[whole.train_labels]),
         *_validation(splits, whole, to_agreed, where=where),
-        (whole.test_images, to_agreed[whole.test_labels]),
+        OwnSamples(whole.test_images, to_agreed[whole.test_labels]),
     ]
+    return divide_parts(parts, replace(whole, class_names=tuple(classes)), held_out=held_out, rng=rng, where=where)
+
+
+def divide_parts(
+    parts: Sequence[OwnSamples], form: Dataset, *, held_out: float, rng: np.random.Generator, where: str
+) -> OwnData:
+    """Put a member's own parts together: for training, validation and test; or for training and test; or all in one.
+
+    Of two, validation samples are half of the held-out share of every class, taken off the training samples. One is
+    divided as a client's of a simulation: the same `rng` over as many samples gives the same parts.
+    """
+    words = form.kind_of_data.words.several
     if len(parts) == 2:
-        images, labels = parts[0]
-        kept, rest = stratified_split(labels, share=held_out / 2, rng=rng)
-        parts[:1] = [(images[rest], labels[rest]), (images[kept], labels[kept])]
-    sizes = [len(labels) for _, labels in parts]
-    if sizes[0] < 2 or sizes[1] < 1 or sum(sizes) < MIN_SAMPLES:
+        first, test = parts
+        kept, rest = stratified_split(first.labels, share=held_out / 2, rng=rng)
+        parts = [OwnSamples(first.samples[some], first.labels[some]) for some in (rest, kept)] + [test]
+    sizes = [len(part.labels) for part in parts]
+    if sum(sizes) < MIN_SAMPLES or (len(sizes) > 1 and (sizes[0] < 2 or sizes[1] < 1)):
+        each = zip(sizes, ("training", "validation", "test"), strict=False)
+        there = ", ".join(f"{size} {what}" for size, what in each) if len(sizes) > 1 else str(sizes[0])
         raise DataError(
-            f"{where}: {sizes[0]} training, {sizes[1]} validation and {sizes[2]} test images; a member needs at least "
-            f"{MIN_SAMPLES} in all, two of them for training and one for validation"
+            f"{where}: {there} {words}; a member needs at least {MIN_SAMPLES} in all, two of them for training and one "
+            "for validation"
         )
-    train, validation, test = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    if len(parts) == 1:
+        shard = split_shard(np.arange(sizes[0]), held_out=held_out, rng=rng)
+    else:
+        shard = Shard(*np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]))
+    samples = np.concatenate([part.samples for part in parts])
+    labels = np.concatenate([part.labels for part in parts])
     dataset = replace(
-        whole,
-        train_samples=np.concatenate([images for images, _ in parts]),
-        train_labels=np.concatenate([labels for _, labels in parts]),
-        test_samples=whole.test_images[:0],
-        test_labels=whole.test_labels[:0],
-        class_names=tuple(classes),
+        form, train_samples=samples, train_labels=labels, test_samples=samples[:0], test_labels=labels[:0]
     )
-    return OwnData(dataset, Shard(train, validation, test))
+    return OwnData(dataset, shard)
 
 
 def own_names(
@@ -115,6 +141,38 @@ def own_names(
     return None if own_classes == AS_AGREED else own_classes
 
 
+def agreed_numbers(
+    names: Sequence[str] | None,
+    classes: Sequence[str],
+    *,
+    num_classes: int,
+    meanings: Mapping[str, str] | None = None,
+    where: str,
+) -> Labels:
+    """Return the agreed number of every class of a file: by name where it has names, else its labels as they are."""
+    if names is None:
+        if num_classes > len(classes):
+            raise DataError(f"{where}: has label {num_classes - 1}, the federation agreed on {len(classes)} classes")
+        return np.arange(len(classes))
+    known = {name: number for number, name in enumerate(classes)}
+    _check_length(num_classes, names, where=where)
+    for own, agreed in (meanings or {}).items():
+        if agreed not in known:
+            raise ConfigError(
+                f"label.classes in peer.toml: {quoted(own)} means {quoted(agreed)} there, the agreed classes are "
+                f"{listed(classes)}"
+            )
+    said = [(meanings or {}).get(name, name) for name in names]
+    unknown = [own for own, name in zip(names, said, strict=True) if name not in known]
+    if unknown:
+        line = toml_line("label", classes=dict.fromkeys(unknown[:SHOWN], "..."))
+        raise DataError(
+            f"{where}: class {unknown[0]!r} is not in the federation's list ({_shown(classes)}): rename or remove it, "
+            f"or write {line} into peer.toml, with what it means there"
+        )
+    return np.array([known[name] for name in said], dtype=np.int64)
+
+
 def draft_dataset(source: str, *, own_classes: OwnClasses | None) -> Dataset:
     """Return the own data as the first member of an agreement brings it, with names for its classes.
 
@@ -127,7 +185,7 @@ def draft_dataset(source: str, *, own_classes: OwnClasses | None) -> Dataset:
     dataset = read_found(replace(found, read=lambda: splits))
     if names is None or in_file is not None:
         return dataset
-    _check_length(dataset, names, where=source)
+    _check_length(dataset.num_classes, names, where=source)
     return replace(dataset, class_names=tuple(names))
 
 
@@ -136,11 +194,9 @@ def _shown(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN_CLASSES]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _check_length(dataset: Dataset, names: Sequence[str], *, where: str) -> None:
-    if dataset.num_classes > len(names):
-        raise DataError(
-            f"{where}: has label {dataset.num_classes - 1}, but classes in peer.toml has only {len(names)} names"
-        )
+def _check_length(num_classes: int, names: Sequence[str], *, where: str) -> None:
+    if num_classes > len(names):
+        raise DataError(f"{where}: has label {num_classes - 1}, but classes in peer.toml has only {len(names)} names")
 
 
 def _read(source: str) -> Splits:
@@ -169,25 +225,7 @@ def _padding(dataset: Dataset, image_shape: tuple[int, int, int], *, where: str)
     )
 
 
-def _class_map(dataset: Dataset, names: Sequence[str] | None, classes: Sequence[str], *, where: str) -> Labels:
-    """Return the agreed number of every class of the file: by name where it has names, else its labels as they are."""
-    if names is None:
-        if dataset.num_classes > len(classes):
-            raise DataError(
-                f"{where}: has label {dataset.num_classes - 1}, the federation agreed on {len(classes)} classes"
-            )
-        return np.arange(len(classes))
-    known = {name: number for number, name in enumerate(classes)}
-    _check_length(dataset, names, where=where)
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise DataError(
-            f"{where}: class {unknown[0]!r} is not in the federation's list ({', '.join(classes)}): rename or remove it"
-        )
-    return np.array([known[name] for name in names], dtype=np.int64)
-
-
-def _validation(splits: Splits, whole: Dataset, to_agreed: Labels, *, where: str) -> list[tuple[Images, Labels]]:
+def _validation(splits: Splits, whole: Dataset, to_agreed: Labels, *, where: str) -> list[OwnSamples]:
     """Return the file's own validation images, checked as the training images are; none where it has none."""
     if splits.validation_images is None or splits.validation_labels is None:
         return []
@@ -201,24 +239,4 @@ def _validation(splits: Splits, whole: Dataset, to_agreed: Labels, *, where: str
         name=whole.name,
         where=f"{where} (validation)",
     )
-    return [(checked.test_images, to_agreed[checked.test_labels])]
-
-
-def write_shard(dataset: Dataset, shard: Shard, path: Path, *, label: str = "label") -> None:
-    """Write one client's shard of a divided data set as a file that a member reads back in the same order.
-
-    A table's rows are divided again when they are read, into the same parts where seed and place in the list are those
-    of the simulation; `label` is what their last column is called.
-    """
-    if dataset.kind == "table":
-        from crad.data.agreed.table_schema import write_table  # which knows own data, and that is here
-
-        write_table(dataset, shard.indices, path, label=label)
-        return
-    if dataset.kind != "image":
-        raise DataError(f"{dataset.name}: data of kind {dataset.kind!r} is not written: only images and tables are")
-    parts = {"train": shard.train, "val": shard.validation, "test": shard.test}
-    arrays: dict[str, NDArray[Any]] = {"class_names": np.array(dataset.class_names)}
-    for name, where in parts.items():
-        arrays |= {f"{name}_images": dataset.train_images[where], f"{name}_labels": dataset.train_labels[where]}
-    np.savez_compressed(path, **arrays)  # type: ignore[arg-type]  # its flags come after any number of arrays
+    return [OwnSamples(checked.test_images, to_agreed[checked.test_labels])]

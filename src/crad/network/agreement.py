@@ -199,7 +199,7 @@ class Agreement(BaseModel):
         """Return the agreed settings and a member's own (data set, device) as an experiment; members are clients."""
         models = tuple(_with_width(member.architecture) for member in self.members)
         agreed = {**self.settings, "seed": self.seed, "clients": len(self.members), "models": models, "proxy_size": 0}
-        return Experiment(**{**agreed, "augment": self.augmentation != "none", **own})
+        return Experiment(**{**agreed, "augment": self.data_schema.augmentation != "none", **own})
 
     def canonical(self) -> dict[str, Any]:
         """Return what the hash is taken of: no addresses, keys and certificates as fingerprints, members by name."""

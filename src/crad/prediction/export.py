@@ -19,13 +19,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from safetensors.torch import save_file
 
 from crad.aggregation import RULES
 from crad.aggregation.committee_rule import CommitteeRule, with_own_prior
-from crad.data.preprocessing import make_preprocessor
-from crad.data.readers.wav import INT16_FULL
 from crad.errors import ConfigError, RunError, install_hint, unknown_name
 from crad.federation.context import RunContext
 from crad.federation.peer import PeerSpec, first_model
@@ -45,7 +42,7 @@ class WithPreparation(torch.nn.Module):
 
     def __init__(self, model: torch.nn.Module, card: ModelCard) -> None:
         super().__init__()
-        self.model, self.prepare = model, preparation_of(card)
+        self.model, self.prepare = model, card.kind_of_data.preparation(card)
         self.log_prior_C = torch.nn.Buffer(_log_prior(card))
 
     def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -59,7 +56,7 @@ class CommitteeGraph(torch.nn.Module):
 
     def __init__(self, members: Sequence[torch.nn.Module], card: ModelCard, rule: CommitteeRule) -> None:
         super().__init__()
-        self.members, self.prepare = torch.nn.ModuleList(members), preparation_of(card)
+        self.members, self.prepare = torch.nn.ModuleList(members), card.kind_of_data.preparation(card)
         self.log_prior_C = torch.nn.Buffer(_log_prior(card))
         self.rule = rule
 
@@ -68,40 +65,6 @@ class CommitteeGraph(torch.nn.Module):
         inputs = self.prepare(pixels)
         said_BC = self.rule.traced(torch.stack([member(inputs) for member in self.members]))
         return said_BC, with_own_prior(said_BC, self.log_prior_C)
-
-
-def preparation_of(card: ModelCard) -> torch.nn.Module:
-    """Return what comes before the network in a graph: nothing for rows, which it prepares itself."""
-    if card.kind == "audio" and card.dtype == np.int16:
-        return FullScale()
-    return Preparation(card) if card.kind == "image" else torch.nn.Identity()
-
-
-class FullScale(torch.nn.Module):
-    """Waves int16 [B,channels,T] become floats of -1 to 1."""
-
-    def forward(self, waves: torch.Tensor) -> torch.Tensor:
-        """Return waves [B,channels,T]."""
-        return waves.to(torch.float32) / INT16_FULL
-
-
-class Preparation(torch.nn.Module):
-    """Raw pixels uint8 [B,H,W,channels] become a network's inputs."""
-
-    def __init__(self, card: ModelCard) -> None:
-        super().__init__()
-        preprocessor = make_preprocessor(card.mean, card.std, augmentation="none", device="cpu")
-        self.mean, self.std = torch.nn.Buffer(preprocessor.mean), torch.nn.Buffer(preprocessor.std)
-        height, width, _ = card.input_shape
-        below, right = (max(0, (card.pad_to or 0) - side) for side in (height, width))
-        self.border = (right // 2, right - right // 2, below // 2, below - below // 2)
-
-    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Return inputs [B,channels,H,W]."""
-        images = pixels.permute(0, 3, 1, 2).to(torch.float32)
-        if any(self.border):
-            images = F.pad(images, self.border)
-        return (images - self.mean) / self.std
 
 
 def _log_prior(card: ModelCard) -> torch.Tensor:

@@ -197,7 +197,7 @@ class Outcome:
             committee=self._committee(),
             is_taught=part.method.teachers != "nobody",
             words=asdict(agreement.data_schema.words),
-            also_left=agreement.data_schema.travels_along(agreement.settings),
+            also_left=part.travels_along,
             joined_metrics=self._federated.metrics,
             alone_metrics=self._alone.metrics,
         )

@@ -16,6 +16,8 @@ from crad.federation.method import Method
 from crad.files import write_once
 from crad.methods import check_recipe, resolve_method
 from crad.models import WEIGHTS
+from crad.models.families import FITTED
+from crad.models.networks.trees import IN_TREES
 from crad.network.agreement import Agreement
 from crad.randomness import repeatable, stream
 from crad.site.permission import (
@@ -47,6 +49,13 @@ class LocalPeer:
     def experiment(self) -> Experiment:
         """Return the agreed settings with the own data and device."""
         return self.context.experiment
+
+    @property
+    def travels_along(self) -> str:
+        """Return what of our own data every snapshot has in it beside trained weights; empty where it is nothing."""
+        if self.context.architecture_of(self.number).name in FITTED:
+            return IN_TREES
+        return self.agreement.data_schema.travels_along(self.agreement.settings)
 
     @property
     def named_left_out(self) -> dict[str, str]:

@@ -10,8 +10,7 @@ import tomli_w
 from cryptography.hazmat.primitives.serialization import Encoding
 from pydantic import ValidationError
 
-from crad.data.agreed import draft_schema
-from crad.data.readers.table_file import TableOptions
+from crad.data.agreed import ReadOptions, draft_schema
 from crad.errors import ConfigError, first_fault
 from crad.files import read_toml
 from crad.models import Architecture, check_fits_kind
@@ -43,13 +42,13 @@ def read_member_toml(path: Path) -> Member:
 
 
 def draft_agreement(
-    name: str, site: Site, member: Member, settings: Mapping[str, Any], *, table: TableOptions | None = None
+    name: str, site: Site, member: Member, settings: Mapping[str, Any], *, options: ReadOptions | None = None
 ) -> Agreement:
     """Return an agreement with one member, with classes and schema of that member's data.
 
     Labels without names are called what that member's peer.toml says; where it says "as agreed", by their numbers.
     """
-    draft = draft_schema(site.own_file, table or TableOptions())
+    draft = draft_schema(site.own_file, options or ReadOptions())
     check_fits(member, kind=draft.agreed.get("data", {}).get("kind", "image"))
     own = {key: value for key, value in settings.items() if key in Agreement.model_fields and key != "settings"}
     rest = {key: value for key, value in settings.items() if key not in own}

@@ -1,6 +1,6 @@
 """What members of a federation agree on about their samples, and how one member's own file becomes that.
 
-One file per kind of data; a kind that has none yet can be simulated, but organisations cannot federate it.
+One file per kind of data, or for two that are alike.
 """
 
 from __future__ import annotations
@@ -12,16 +12,28 @@ from pydantic import ValidationError
 
 from crad.data.agreed.data_schema import DataSchema, Draft, OwnFile, StoredSchema
 from crad.data.agreed.image_schema import ImageSchema, draft_images
-from crad.data.agreed.own_table import ColumnMapping, LabelMapping
+from crad.data.agreed.signal_schema import AudioSchema, SeriesSchema, draft_recordings, draft_series
 from crad.data.agreed.table_schema import TableSchema, draft_table
-from crad.data.kinds import kind_of_source
-from crad.data.readers.table_file import TableOptions
-from crad.errors import DataError, first_fault
+from crad.data.agreed.text_schema import TextSchema, draft_texts
+from crad.data.kinds import ReadOptions, kind_of_source
+from crad.data.peer_lines import ColumnMapping, LabelMapping
+from crad.errors import first_fault
 
 # By kind: the first says what stands under [data] of an agreement (of images it stands outside, as ever), the second
 # makes it from the data of the member that invites.
-SCHEMAS: dict[str, Callable[[Mapping[str, Any]], StoredSchema]] = {"table": TableSchema.from_plain}
-DRAFTS: dict[str, Callable[[OwnFile, TableOptions], Draft]] = {"image": draft_images, "table": draft_table}
+SCHEMAS: dict[str, Callable[[Mapping[str, Any]], StoredSchema]] = {
+    "table": TableSchema.from_plain,
+    "text": TextSchema.from_plain,
+    "series": SeriesSchema.from_plain,
+    "audio": AudioSchema.from_plain,
+}
+DRAFTS: dict[str, Callable[[OwnFile, ReadOptions], Draft]] = {
+    "image": draft_images,
+    "table": draft_table,
+    "text": draft_texts,
+    "series": draft_series,
+    "audio": draft_recordings,
+}
 
 
 def complete_schema(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,25 +52,23 @@ def read_schema(given: Mapping[str, Any]) -> StoredSchema:
         raise ValueError(first_fault(error)) from None
 
 
-def draft_schema(own: OwnFile, options: TableOptions) -> Draft:
+def draft_schema(own: OwnFile, options: ReadOptions) -> Draft:
     """Return class names and schema as the member that invites brings them."""
-    kind = kind_of_source(own.source).name
-    if kind not in DRAFTS:
-        raise DataError(
-            f"{own.source}: organisations federate {' and '.join(DRAFTS)} data so far; data of kind {kind!r} can be "
-            "simulated: crad run"
-        )
-    return DRAFTS[kind](own, options)
+    return DRAFTS[kind_of_source(own.source, options).name](own, options)
 
 
 __all__ = [
+    "AudioSchema",
     "ColumnMapping",
     "DataSchema",
     "Draft",
     "ImageSchema",
     "LabelMapping",
     "OwnFile",
+    "ReadOptions",
+    "SeriesSchema",
     "TableSchema",
+    "TextSchema",
     "complete_schema",
     "draft_schema",
     "read_schema",

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict
 
-from crad.data.agreed.own_table import ColumnMapping, LabelMapping
+from crad.data.columns import check_standardize
 from crad.data.dataset import Dataset
+from crad.data.kinds import KINDS, Words
+from crad.data.peer_lines import ColumnMapping, LabelMapping
 from crad.data.preprocessing import Preprocessor
 from crad.data.site_data import OwnClasses, OwnData
-
-if TYPE_CHECKING:
-    from crad.data.kinds import Words
+from crad.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,12 @@ class OwnFile:
     classes: OwnClasses | None = None  # what labels 0, 1, 2, ... are called here
     columns: Mapping[str, ColumnMapping] = field(default_factory=dict)  # of a table, by agreed name
     label: LabelMapping = field(default_factory=LabelMapping)
+
+    def refuse_columns(self, samples: str) -> None:
+        """Refuse what peer.toml says of a table's columns where samples are none."""
+        said = "columns" if self.columns else "label.name" if self.label.name is not None else None
+        if said is not None:
+            raise ConfigError(f"{said} in peer.toml is for tables, and the federation agreed on {samples}: remove it")
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,11 @@ class DataSchema(Protocol):
     @property
     def words(self) -> Words:
         """Return what people call a sample."""
+        ...
+
+    @property
+    def augmentation(self) -> str:
+        """Return how training samples are changed at random, for everybody alike; "none": they are not."""
         ...
 
     def describe(self) -> str:
@@ -79,3 +91,29 @@ class StoredSchema(DataSchema, Protocol):
     def to_plain(self) -> dict[str, Any]:
         """Return it as plain values, the same for what means the same."""
         ...
+
+
+class WrittenSchema(BaseModel):
+    """What schemas under [data] share: how they are read, written and checked."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    kind: str
+
+    @classmethod
+    def from_plain(cls, given: Mapping[str, Any]) -> Self:
+        """Check plain values of a file; pydantic's ValidationError says what is wrong."""
+        return cls.model_validate(dict(given))
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return plain values, the same for what means the same."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+    @property
+    def words(self) -> Words:
+        """Return what people call a sample."""
+        return KINDS[self.kind].words
+
+    def check_settings(self, settings: Mapping[str, Any]) -> None:
+        """Refuse agreed settings that are for tables."""
+        check_standardize(settings.get("standardize", "own"), ())

@@ -11,11 +11,11 @@ import numpy as np
 from crad.data.agreed.data_schema import Draft, OwnFile
 from crad.data.columns import check_standardize
 from crad.data.dataset import Dataset
-from crad.data.kinds import KINDS, Words, kind_of_source
+from crad.data.kinds import KINDS, ReadOptions, Words, kind_of_source
+from crad.data.kinds.kind import refuse_options
 from crad.data.preprocessing import Preprocessor, make_preprocessor
-from crad.data.readers.table_file import TableOptions
 from crad.data.site_data import OwnData, draft_dataset, load_own_data
-from crad.errors import ConfigError, DataError
+from crad.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,7 @@ class ImageSchema:
                 f"{own.source}: the federation agreed on {self.describe()}: name an .npz file or a folder of class "
                 "folders as data in peer.toml"
             )
-        said = "columns" if own.columns else "label" if own.label.is_said else None
-        if said is not None:
-            raise ConfigError(f"{said} in peer.toml is for tables, and the federation agreed on images: remove it")
+        own.refuse_columns(self.words.several)
         return load_own_data(
             own.source,
             classes=classes,
@@ -72,13 +70,12 @@ class ImageSchema:
             held_out=held_out,
             rng=rng,
             own_classes=own.classes,
+            meanings=own.label.classes,
         )
 
 
-def draft_images(own: OwnFile, options: TableOptions) -> Draft:
+def draft_images(own: OwnFile, options: ReadOptions) -> Draft:
     """Take class names, shape and normalisation from the own images."""
-    said = [name for name, value in vars(options).items() if value != getattr(TableOptions(), name)]
-    if said:
-        raise ConfigError(f"--{said[0]} is for tables (.csv, .parquet), and {own.source} is none: leave it out")
+    refuse_options(options, "image", own.source, allowed=())
     dataset = draft_dataset(own.source, own_classes=own.classes)
     return Draft(dataset.class_names, dataset.kind_of_data.schema(dataset))

@@ -5,103 +5,45 @@ Whatever does not fit is refused in one line with the column's name and the line
 
 from __future__ import annotations
 
-import difflib
-import json
-import re
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from crad.config import TextLine
+from crad.data.agreed.own_labels import free_columns, labels_of_table
 from crad.data.checks.table_check import ColumnReport, shown_values, stands_apart
 from crad.data.columns import Column
 from crad.data.dataset import Dataset
 from crad.data.kinds.table import raw_table_of
 from crad.data.partition import MIN_SAMPLES, split_shard
+from crad.data.peer_lines import (
+    SHOWN,
+    ColumnMapping,
+    check_known,
+    listed,
+    nearest,
+    other_columns,
+    quoted,
+    toml_key,
+    toml_line,
+)
 from crad.data.readers.table_file import (
     SUFFIXES,
     RawTable,
-    filled,
     number_of,
     outside_range,
     plain_code,
-    shown_names,
     values_of,
     with_gaps,
 )
-from crad.data.site_data import AS_AGREED, OwnData
-from crad.errors import ConfigError, DataError, printable
+from crad.data.site_data import OwnData
+from crad.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from crad.data.agreed.data_schema import OwnFile
 
-SHOWN = 8  # of many values in one line
 Values = NDArray[np.float64]  # [N]
-
-
-def _text(value: object) -> object:
-    """Return a code as the text that a file has: people write 0 and "0"."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return f"{value:.17g}" if is_number else value
-
-
-def _texts(value: object) -> object:
-    return tuple(map(_text, value)) if isinstance(value, list | tuple) else (_text(value),)
-
-
-def _text_values(value: object) -> object:
-    return {key: _text(one) for key, one in value.items()} if isinstance(value, Mapping) else value
-
-
-Codes = Annotated[tuple[str, ...], BeforeValidator(_texts)]
-Mapped = Annotated[dict[str, str], BeforeValidator(_text_values)]
-
-
-class ColumnMapping(BaseModel):
-    """How one agreed column stands in a member's own file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    name: TextLine | None = None  # what it is called here; None: as agreed
-    absent: bool = False  # it is not there: a gap in every row
-    factor: Annotated[float, Field(allow_inf_nan=False)] = 1.0  # the agreed value is ours times this
-    offset: Annotated[float, Field(allow_inf_nan=False)] = 0.0  # and plus this
-    missing: Codes | None = None  # what means a gap here, in place of the agreed code; before factor and offset
-    categories: Mapped = Field(default_factory=dict)  # ours to agreed
-    outside: Literal["refuse", "gap"] = "refuse"  # what is done with values outside the agreed range
-
-    def check(self, column: Column) -> None:
-        """Refuse what cannot be said of this column."""
-        where = f"columns.{_key(column.name)} in peer.toml"
-        if self.absent and self != ColumnMapping(absent=True):
-            raise ConfigError(f"{where}: is absent, and something else is said of it too: remove one")
-        if self.factor == 0:
-            raise ConfigError(f"{where}: factor = 0 would make one number of all")
-        if column.categories is not None and (self.factor, self.offset, self.outside) != (1.0, 0.0, "refuse"):
-            raise ConfigError(f"{where}: factor, offset and outside are for numbers, and this is a category")
-        if column.categories is None and self.categories:
-            raise ConfigError(f"{where}: categories are for categories, and this is a number")
-        unknown = [one for one in self.categories.values() if one not in (column.categories or ())]
-        if unknown:
-            agreed = _listed(column.categories or ())
-            raise ConfigError(f"{where}: categories name {_quoted(unknown[0])}, the agreed ones are {agreed}")
-
-
-class LabelMapping(BaseModel):
-    """How the label stands in a member's own file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    name: TextLine | None = None  # what its column is called here; None: as agreed
-    classes: Mapped = Field(default_factory=dict)  # our values to agreed classes
-
-    @property
-    def is_said(self) -> bool:
-        """Return whether peer.toml says anything of it."""
-        return self != LabelMapping()
 
 
 def load_own_table(own: OwnFile, agreed: Dataset, *, label: str, held_out: float, rng: np.random.Generator) -> OwnData:
@@ -115,13 +57,12 @@ def load_own_table(own: OwnFile, agreed: Dataset, *, label: str, held_out: float
         )
     table = raw_table_of(own.source)
     _check_mapping(own, agreed.columns)
-    names = {own.label.name or label, *(_own_name(column, own.columns) for column in agreed.columns)}
-    free = tuple(name for name in table.names if name not in names)
-    labels = _labels(table, own, free, label=label, classes=agreed.class_names)
+    free = free_columns(table, own, [column.name for column in agreed.columns], label=label)
+    labels = labels_of_table(table, own, free, label=label, classes=agreed.class_names)
     read = [_column(table, column, own, free, label=label) for column in agreed.columns]
     if len(table) < MIN_SAMPLES:
         raise DataError(f"{table.where}: has {len(table)} rows; a member needs at least {MIN_SAMPLES}")
-    rows = np.stack([values for values, _ in read], axis=1).astype(np.float32)
+    rows = np.stack([values.astype(np.float32) for values, _ in read], axis=1)
     dataset = Dataset(
         name=agreed.name,
         train_samples=rows,
@@ -143,56 +84,9 @@ def load_own_table(own: OwnFile, agreed: Dataset, *, label: str, held_out: float
 
 def _check_mapping(own: OwnFile, columns: Sequence[Column]) -> None:
     known = {column.name: column for column in columns}
+    check_known(own.columns, list(known))
     for name, mapping in own.columns.items():
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(
-                f"columns.{_key(name)} in peer.toml: the federation has no such column.{hint} Agreed: "
-                f"{shown_names(list(known))}"
-            )
         mapping.check(known[name])
-
-
-def _own_name(column: Column, mappings: Mapping[str, ColumnMapping]) -> str | None:
-    mapping = mappings.get(column.name, ColumnMapping())
-    return None if mapping.absent else mapping.name or column.name
-
-
-def _labels(
-    table: RawTable, own: OwnFile, free: Sequence[str], *, label: str, classes: Sequence[str]
-) -> NDArray[np.int64]:
-    """Return the agreed number of every row's class."""
-    name = own.label.name or label
-    if name not in table.names:
-        which = f"the label {name!r} of peer.toml" if own.label.name else f"the agreed label {label!r}"
-        raise DataError(
-            f"{table.where}: lacks {which}; {_others(free)}: write {_line('label', name=_nearest(name, free))} into "
-            "peer.toml, with its name here"
-        )
-    cells = filled(table, name, with_gaps(table.column(name), None))
-    means = {**_numbered(own, classes), **own.label.classes}
-    for value, agreed_class in means.items():
-        if agreed_class not in classes:
-            raise ConfigError(
-                f"classes in peer.toml: label {_quoted(value)} means {_quoted(agreed_class)} there, the agreed classes "
-                f"are {_listed(classes)}"
-            )
-    places = {one: place for place, one in enumerate(classes)}
-    said = [means.get(cell, means.get(plain_code(cell), cell)) for cell in cells]
-    unknown = list(dict.fromkeys(cell for cell, one in zip(cells, said, strict=True) if one not in places))
-    if unknown:
-        raise DataError(
-            f"{table.where}: label column {name!r} holds {_listed(unknown)}, the agreed classes are "
-            f"{_listed(classes)}: write {_line('label', classes=dict.fromkeys(unknown[:SHOWN], '...'))} into peer.toml"
-        )
-    return np.array([places[one] for one in said], dtype=np.int64)
-
-
-def _numbered(own: OwnFile, classes: Sequence[str]) -> dict[str, str]:
-    """Return what labels 0, 1, 2, ... mean where peer.toml has a list of classes, or says that it is the agreed one."""
-    names = classes if own.classes == AS_AGREED else own.classes or ()
-    return {str(number): name for number, name in enumerate(names)}
 
 
 def _column(
@@ -205,7 +99,7 @@ def _column(
     name = mapping.name or column.name
     if name == (own.label.name or label):
         raise ConfigError(
-            f"columns.{_key(column.name)} in peer.toml: {name!r} is the label here, and nobody may learn from it"
+            f"columns.{toml_key(column.name)} in peer.toml: {name!r} is the label here, and nobody may learn from it"
         )
     if name not in table.names:
         _refuse_lacking(table, column, name, free)
@@ -226,9 +120,9 @@ def _column(
 def _refuse_lacking(table: RawTable, column: Column, name: str, free: Sequence[str]) -> NoReturn:
     said = f"the column {name!r} of peer.toml" if name != column.name else f"the agreed column {name!r}"
     raise DataError(
-        f"{table.where}: lacks {said} ({_agreed(column)}); {_others(free)}: write "
-        f"{_line('columns', column.name, name=_nearest(name, free))} into peer.toml, with its name here, or "
-        f"{_line('columns', column.name, absent=True)} if it is not measured here"
+        f"{table.where}: lacks {said} ({_agreed(column)}); {other_columns(free)}: write "
+        f"{toml_line('columns', column.name, name=nearest(name, free))} into peer.toml, with its name here, or "
+        f"{toml_line('columns', column.name, absent=True)} if it is not measured here"
     )
 
 
@@ -242,9 +136,9 @@ def _categories(
     if unknown:
         line, wanted = table.lines[said.index(unknown[0])], dict.fromkeys(unknown[:SHOWN], "...")
         raise DataError(
-            f"{place} holds {_listed(unknown)} (line {line}), the agreed categories are {_listed(column.categories)}: "
-            f"write {_line('columns', column.name, categories=wanted)} into peer.toml, or "
-            f"{_line('columns', column.name, missing=unknown[0])} if it means a gap"
+            f"{place} holds {listed(unknown)} (line {line}), the agreed categories are {listed(column.categories)}: "
+            f"write {toml_line('columns', column.name, categories=wanted)} into peer.toml, or "
+            f"{toml_line('columns', column.name, missing=unknown[0])} if it means a gap"
         )
     return values_of(table, column, said)
 
@@ -269,8 +163,8 @@ def _refuse_text(table: RawTable, column: Column, cells: Sequence[str | None], p
     for cell, line in zip(cells, table.lines, strict=True):
         if cell is not None and number_of(cell, table) is None:
             raise DataError(
-                f"{place} holds {_quoted(cell)} in line {line}, and numbers are agreed on: correct it, or write "
-                f"{_line('columns', column.name, missing=cell)} into peer.toml if it means a gap"
+                f"{place} holds {quoted(cell)} in line {line}, and numbers are agreed on: correct it, or write "
+                f"{toml_line('columns', column.name, missing=cell)} into peer.toml if it means a gap"
             )
 
 
@@ -283,11 +177,11 @@ def _refuse_range(
     lowest, highest = float(found.min()), float(found.max())
     what = f"{lowest:g}" if lowest == highest else f"{lowest:g} to {highest:g}"
     if len(np.unique(found)) == 1 and len(found) < len(known):
-        advice = f"{_line('columns', column.name, missing=f'{raw[outside][0]:g}')} into peer.toml if it means a gap"
+        advice = f"{toml_line('columns', column.name, missing=f'{raw[outside][0]:g}')} into peer.toml if it means a gap"
     elif 2 * len(found) > len(known):
-        advice = f"columns.{_key(column.name)}.factor = ... into peer.toml if it has another unit here"
+        advice = f"columns.{toml_key(column.name)}.factor = ... into peer.toml if it has another unit here"
     else:
-        advice = f"{_line('columns', column.name, outside='gap')} into peer.toml to have such values as gaps"
+        advice = f"{toml_line('columns', column.name, outside='gap')} into peer.toml to have such values as gaps"
     line, unit = table.lines[int(outside.argmax())], f" {column.unit}" if column.unit else ""
     raise DataError(
         f"{place} has {what} in {len(found)} of {len(known)} rows (line {line}), the agreed range is {low:g} to "
@@ -303,7 +197,7 @@ def _warnings(columns: Sequence[Column], rows: NDArray[np.float32]) -> list[str]
             zeros = int((values == 0).sum())
             found.append(
                 f"column {column.name!r} is 0 in {zeros} rows and far from it in all others: if 0 means a gap, write "
-                f"{_line('columns', column.name, missing='0')} into peer.toml"
+                f"{toml_line('columns', column.name, missing='0')} into peer.toml"
             )
     return found
 
@@ -315,40 +209,3 @@ def _place(table: RawTable, column: Column, name: str) -> str:
 
 def _agreed(column: Column) -> str:
     return column.kind + (f", {column.unit}" if column.unit else "")
-
-
-def _others(free: Sequence[str]) -> str:
-    """Say which columns of a file are none of the agreed ones: one of them may be what is lacking."""
-    return f"not agreed on are {printable(shown_names(free))}" if free else "all its columns are other agreed ones"
-
-
-def _nearest(name: str, names: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name.lower(), [one.lower() for one in names], n=1, cutoff=0.4)
-    return names[[one.lower() for one in names].index(near[0])] if near else "..."
-
-
-def _quoted(text: str) -> str:
-    return f"'{printable(text)}'"
-
-
-def _listed(values: Collection[str]) -> str:
-    rest = len(values) - SHOWN
-    return ", ".join(map(_quoted, list(values)[:SHOWN])) + (f" and {rest} more" if rest > 0 else "")
-
-
-def _line(*keys: str, **last: Any) -> str:  # noqa: ANN401  # plain values of TOML
-    """Return a line of peer.toml: `columns.chol.missing = "0"`; it stands above any [table] of the file."""
-    [(name, value)] = last.items()
-    return f"{'.'.join(map(_key, (*keys, name)))} = {_toml(value)}"
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(printable(name), ensure_ascii=False)
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_toml(key)} = {_toml(one)}" for key, one in value.items()) + " }"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return json.dumps(printable(value), ensure_ascii=False)

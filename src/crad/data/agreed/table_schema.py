@@ -5,26 +5,24 @@ The schema is a text that somebody else may have written: lengths and numbers ar
 
 from __future__ import annotations
 
-import csv
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from crad.config import TextLine
-from crad.data.agreed.data_schema import Draft, OwnFile
+from crad.data.agreed.data_schema import Draft, OwnFile, WrittenSchema
 from crad.data.agreed.own_table import load_own_table
 from crad.data.columns import Column, check_standardize, columns_to_json
 from crad.data.dataset import Dataset
-from crad.data.kinds import KINDS, Words
+from crad.data.kinds import ReadOptions
+from crad.data.kinds.kind import OF_TABLES, refuse_options
 from crad.data.kinds.table import TablePreprocessor, options_for, raw_table_of
-from crad.data.readers.table_file import FLOAT32_MAX, TableOptions, labels_of, understand
+from crad.data.readers.table_file import labels_of, understand
 from crad.data.site_data import OwnData
 from crad.errors import ConfigError
 
@@ -66,10 +64,8 @@ class AgreedColumn(BaseModel):
         return Column(self.name, self.categories, self.missing, self.range, self.unit)
 
 
-class TableSchema(BaseModel):
+class TableSchema(WrittenSchema):
     """The columns that everybody has, in this order, and which one is the label."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     kind: Literal["table"] = "table"
     label: TextLine
@@ -81,7 +77,7 @@ class TableSchema(BaseModel):
         found = given.get("columns")
         if isinstance(found, list | tuple) and len(found) > MAX_COLUMNS:
             raise ValueError(f"columns: {len(found)} of them, at most {MAX_COLUMNS} can be agreed on")
-        return cls.model_validate(dict(given))
+        return super().from_plain(given)
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -96,19 +92,15 @@ class TableSchema(BaseModel):
             raise ValueError(f"columns: a row would become {values} values, at most {MAX_VALUES} can be agreed on")
         return self
 
-    def to_plain(self) -> dict[str, Any]:
-        """Return plain values, the same for what means the same."""
-        return self.model_dump(mode="json", exclude_none=True)
-
     @property
     def all_columns(self) -> tuple[Column, ...]:
         """Return the columns as readers and networks know them."""
         return tuple(column.to_column() for column in self.columns)
 
     @property
-    def words(self) -> Words:
-        """Return what people call a sample."""
-        return KINDS["table"].words
+    def augmentation(self) -> str:
+        """Return "none": nothing is changed at random."""
+        return "none"
 
     def describe(self) -> str:
         """Return it in a few words."""
@@ -140,43 +132,24 @@ class TableSchema(BaseModel):
         return load_own_table(own, self.empty_dataset(classes), label=self.label, held_out=held_out, rng=rng)
 
 
-def draft_table(own: OwnFile, options: TableOptions) -> Draft:
+def draft_table(own: OwnFile, said: ReadOptions) -> Draft:
     """Take columns, categories and classes from the own file, and wide ranges around what occurs in it.
 
     What peer.toml says of the own file is not looked at: the file as it lies there is the draft.
     """
-    options = options_for(own.source, options)
+    refuse_options(said, "table", own.source, allowed=OF_TABLES)
+    options = options_for(own.source, said.table)
     if options.site is not None:
         raise ConfigError("site is for simulations: between organisations every member has a file of its own")
     table = raw_table_of(own.source)
     labels, understood = labels_of(table, options), understand(table, options)
     columns = [
-        {**said, **({} if column.categories is not None else {"range": _agreed_range(column, values)})}
-        for said, column, values in zip(
+        {**plain, **({} if column.categories is not None else {"range": _agreed_range(column, values)})}
+        for plain, column, values in zip(
             columns_to_json(understood.columns), understood.columns, understood.rows.T, strict=True
         )
     ]
     return Draft(tuple(sorted(set(labels))), {"data": {"kind": "table", "label": options.label, "columns": columns}})
-
-
-def write_table(dataset: Dataset, where: NDArray[np.int64], path: Path, *, label: str) -> None:
-    """Write training rows as a CSV file that a member reads back to the same values, in the same order."""
-    labels = (dataset.class_names[number] for number in dataset.train_labels[where])
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*(column.name for column in dataset.columns), label])
-        for row, name in zip(dataset.train_samples[where], labels, strict=True):
-            writer.writerow([*(map(_cell, dataset.columns, row)), name])
-
-
-def _cell(column: Column, value: np.float32) -> str:
-    if np.isnan(value):
-        return ""
-    if column.categories is not None:
-        return column.categories[int(value)]
-    short = str(value).removesuffix(".0")
-    is_exact = abs(float(short)) <= FLOAT32_MAX and np.float32(float(short)) == value
-    return short if is_exact else repr(float(value))
 
 
 def _agreed_range(column: Column, values: np.ndarray[tuple[int], np.dtype[np.float32]]) -> list[float]:

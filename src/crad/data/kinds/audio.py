@@ -1,7 +1,7 @@
 """Recordings: int16 or float32 of -1 to 1, [N, channels, time], all of one sampling rate and length.
 
 Raw waves are what travels and what a network takes. What it makes of them first, standardised waves or log-mel
-spectrograms, is its first layer's affair, with its owner's own statistics (`crad.models.series`).
+spectrograms, is its first layer's affair, with its owner's own statistics (`crad.models.networks.series`).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import os
 import zipfile
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from crad.data.contact_sheet import png
 from crad.data.kinds.kind import HasPadding, ReadOptions, SampleForm, Words, refuse_options
@@ -32,7 +33,7 @@ from crad.data.kinds.series import (
 from crad.data.readers.class_folders import first_suffix
 from crad.data.readers.image_folder import PICTURE
 from crad.data.readers.npz import RATE, is_npy_folder
-from crad.data.readers.wav import WAV, as_type, read_waves
+from crad.data.readers.wav import INT16_FULL, WAV, as_type, read_waves
 from crad.errors import DataError
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class AudioKind(SeriesKind):
     models: tuple[str, ...] = ("mel-cnn6", "cnn1d", "resnet1d")
     input_name = "waves"
     dtype: np.dtype[Any] = np.dtype(np.float32)
+    dtypes: tuple[str, ...] = ("int16", "float32")
 
     def is_source(self, name_or_path: str) -> bool:
         """Return whether a folder has WAV files, or a .npz file says its sampling rate."""
@@ -144,6 +146,31 @@ class AudioKind(SeriesKind):
     def schema(self, dataset: Dataset) -> dict[str, Any]:
         """Return channels, length, sampling rate."""
         return {**super().schema(dataset), "rate": dataset.rate}
+
+    def card_metadata(self, form: SampleForm) -> dict[str, Any]:
+        """Return channels, length, sampling rate, and of 16 bits what full scale is."""
+        about = super().card_metadata(form)
+        scale = {"full_scale": f"{INT16_FULL} is 1.0"} if form.dtype == np.int16 else {}
+        return {**about, "input": {**about["input"], **scale}}
+
+    def card_form(self, about: Mapping[str, str]) -> dict[str, Any] | None:
+        """Read that back; None: the file is about another kind of data."""
+        form = super().card_form(about)
+        if form is not None and not form["rate"]:
+            raise ValueError("the sampling rate")
+        return form
+
+    def preparation(self, form: SampleForm) -> nn.Module:
+        """Return what makes floats of 16 bits."""
+        return FullScale() if form.dtype == np.int16 else nn.Identity()
+
+
+class FullScale(nn.Module):
+    """Waves int16 [B,channels,T] become floats of -1 to 1."""
+
+    def forward(self, waves: Tensor) -> Tensor:
+        """Return waves [B,channels,T]."""
+        return waves.to(torch.float32) / INT16_FULL
 
 
 def spectrogram_picture(wave_T: NDArray[Any]) -> str:

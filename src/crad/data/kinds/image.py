@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import base64
+import json
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from crad.data.contact_sheet import as_bytes, contact_sheet
 from crad.data.dataset import Images, check_images
-from crad.data.kinds.kind import HasPadding, ReadOptions, SampleForm, Words, refuse_options
+from crad.data.kinds.kind import HasPadding, Kind, ReadOptions, SampleForm, Words, form_fields, refuse_options
 from crad.data.preprocessing import (
     ImagePreprocessor,
     channel_statistics,
@@ -28,8 +32,10 @@ if TYPE_CHECKING:
     from crad.data.catalog import FoundFile
     from crad.data.dataset import Dataset, Splits
 
+DTYPES = ("uint8", "uint16", "float32")
 
-class ImageKind:
+
+class ImageKind(Kind):
     """Pictures of one size, gray, in colour or of any number of channels."""
 
     name = "image"
@@ -102,6 +108,73 @@ class ImageKind:
         means, deviations = channel_statistics(dataset.train_samples)
         shape = [*dataset.image_size, dataset.in_channels]
         return {"image_shape": shape, "mean": means, "std": deviations, "augmentation": dataset.augmentation}
+
+    def card_metadata(self, form: SampleForm) -> dict[str, Any]:
+        """Return the shape, with and without its border, and the normalisation."""
+        height, width, channels = form.input_shape
+        mean, std = list(form.mean), list(form.std)
+        resize = form.resize  # not in an ONNX graph, which takes images of the size below
+        return {
+            "image_shape": [form.pad_to or height, form.pad_to or width, channels],
+            "mean": mean,
+            "std": std,
+            "input": {
+                "dtype": str(form.dtype),
+                "layout": "NHWC",
+                "height": height,
+                "width": width,
+                "channels": channels,
+            },
+            "preprocessing": {"resize": resize, "pad_to": form.pad_to, "mean": mean, "std": std},
+        }
+
+    def card_form(self, about: Mapping[str, str]) -> dict[str, Any] | None:
+        """Read that back, or what an earlier version wrote; what is about no other kind is taken for images."""
+        read = {name: json.loads(about[name]) for name in ("image_shape", "mean", "std")}
+        shape, pad_to, resize, dtype = read["image_shape"], None, None, None
+        if "input" in about:
+            given, prepared = json.loads(about["input"]), json.loads(about["preprocessing"])
+            shape, pad_to = [given[key] for key in ("height", "width", "channels")], prepared["pad_to"]
+            resize, dtype = prepared.get("resize"), given.get("dtype")
+        height, width, channels = map(int, shape)
+        mean, std = tuple(map(float, read["mean"])), tuple(map(float, read["std"]))
+        if not len(mean) == len(std) == channels:
+            raise ValueError("mean, std or the image shape")
+        if dtype not in (None, *DTYPES):
+            raise ValueError("the type of the samples")
+        if resize not in (None, height):
+            raise ValueError("the size that images are brought to")
+        return {
+            **form_fields(self.name, (height, width, channels)),
+            "pad_to": None if pad_to is None else int(pad_to),
+            "mean": mean,
+            "std": std,
+            "resize": None if resize is None else int(resize),
+            "stored_dtype": None if dtype in (None, "uint8") else str(dtype),
+        }
+
+    def preparation(self, form: SampleForm) -> nn.Module:
+        """Return the border and the normalisation."""
+        return PixelPreparation(form)
+
+
+class PixelPreparation(nn.Module):
+    """Raw pixels [B,H,W,channels] become a network's inputs."""
+
+    def __init__(self, form: SampleForm) -> None:
+        super().__init__()
+        preprocessor = make_preprocessor(form.mean, form.std, augmentation="none", device="cpu")
+        self.mean, self.std = nn.Buffer(preprocessor.mean), nn.Buffer(preprocessor.std)
+        height, width, _ = form.input_shape
+        below, right = (max(0, (form.pad_to or 0) - side) for side in (height, width))
+        self.border = (right // 2, right - right // 2, below // 2, below - below // 2)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return inputs [B,channels,H,W]."""
+        images = pixels.permute(0, 3, 1, 2).to(torch.float32)
+        if any(self.border):
+            images = F.pad(images, self.border)
+        return (images - self.mean) / self.std
 
 
 def _read_certain(found: FoundFile) -> Splits:

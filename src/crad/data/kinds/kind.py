@@ -5,6 +5,7 @@ Shapes: N samples.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from crad.data.columns import Column
+from crad.data.columns import Column, columns_from_json, columns_to_json
 from crad.data.preprocessing import Preprocessor
 from crad.data.readers.table_file import TableOptions
 from crad.errors import ConfigError
@@ -113,7 +114,10 @@ class SampleForm(HasPadding, Protocol):
 
 
 class Kind(Protocol):
-    """One kind of data: how it is read and checked, how samples become inputs, and how a person looks at one."""
+    """One kind of data: how it is read and checked, how samples become inputs, and how a person looks at one.
+
+    The last three, which are about files of trained models, a new kind may leave as they are.
+    """
 
     name: str
     words: Words
@@ -168,3 +172,36 @@ class Kind(Protocol):
     def schema(self, dataset: Dataset) -> dict[str, Any]:
         """Return what members of a federation would have to agree on, as plain values."""
         ...
+
+    def card_metadata(self, form: SampleForm) -> dict[str, Any]:
+        """Return what a file of a trained model says of the samples that it takes, as plain values."""
+        about = {"kind": self.name, "rate": form.rate, "details": dict(form.details)}
+        return {
+            "samples": {**about, "columns": columns_to_json(form.columns)},
+            "input": {"dtype": str(form.dtype), "shape": list(form.input_shape)},
+        }
+
+    def card_form(self, about: Mapping[str, str]) -> dict[str, Any] | None:
+        """Read that back as fields of a model card; None: the file is about another kind of data."""
+        said = json.loads(about.get("samples", "{}"))
+        if said.get("kind") != self.name:
+            return None
+        given = json.loads(about["input"])
+        return {
+            **form_fields(self.name, tuple(map(int, given["shape"]))),
+            "columns": columns_from_json(said["columns"]),
+            "details": dict(said["details"]),
+            "stored_dtype": str(np.dtype(given["dtype"])),
+            "rate": None if said["rate"] is None else int(said["rate"]),
+        }
+
+    def preparation(self, form: SampleForm) -> nn.Module:
+        """Return what makes inputs of raw samples in an exported graph: nothing, where they are inputs."""
+        return nn.Identity()
+
+
+def form_fields(kind: str, input_shape: tuple[int, ...]) -> dict[str, Any]:
+    """Return the fields of a model card that every kind has; only images are prepared before the network."""
+    if not input_shape or min(input_shape) < 1:
+        raise ValueError("the shape of the samples")
+    return {"kind": kind, "input_shape": input_shape, "pad_to": None, "mean": (), "std": ()}

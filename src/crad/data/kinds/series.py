@@ -1,11 +1,13 @@
 """Series in time: float32 [N, channels, time], all of one length; a gap is NaN.
 
 Raw samples are what travels and what a network takes; its first layer standardises every channel by its owner's own
-statistics (`crad.models.series`), so nobody pools anything.
+statistics (`crad.models.networks.series`), so nobody pools anything.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from crad.data.contact_sheet import line_picture
-from crad.data.kinds.kind import HasPadding, ReadOptions, SampleForm, Words, refuse_options
+from crad.data.kinds.kind import HasPadding, Kind, ReadOptions, SampleForm, Words, form_fields, refuse_options
 from crad.errors import DataError, unknown_name
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ GAIN = 0.5  # louder or softer by at most such a factor, as the exponent of e
 NOISE = 0.05  # at most, as a share of a sample's own deviation
 STRONG = 2.0  # so much more of all three in a strongly changed sample
 HIDDEN = 0.25  # of its time, too
+SHORTEST_CROP = 0.25  # of its time, where a stretch is shown in place of the whole
 AUGMENTATIONS = ("none", "shift", "shift-gain-noise")
 SUFFIXES = (".npz", ".npy")
 
@@ -67,6 +70,28 @@ class SignalPreprocessor:
         is_hidden = ((time_T >= start_B) & (time_T < start_B + hidden)).unsqueeze(1).to(inputs.device)
         return torch.where(is_hidden, 0.0 if self.is_silent_outside else torch.nan, changed)
 
+    def cut(
+        self, inputs: Tensor, others: Tensor, share_B: Tensor, *, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Put a stretch of another sample into each, at the same time of both."""
+        is_other = self._stretches(inputs, 1 - share_B.cpu(), generator)
+        own_B = 1 - is_other.float().mean(dim=(1, 2))
+        return torch.where(is_other.to(inputs.device), others, inputs), own_B.to(inputs.device)
+
+    def crop(self, inputs: Tensor, *, generator: torch.Generator) -> Tensor:
+        """Leave a stretch of each sample, at least a quarter of it, where it is; the rest is silence, or a gap."""
+        share_B = SHORTEST_CROP + (1 - SHORTEST_CROP) * torch.rand(len(inputs), generator=generator)
+        is_shown = self._stretches(inputs, share_B, generator).to(inputs.device)
+        return torch.where(is_shown, inputs, 0.0 if self.is_silent_outside else torch.nan)
+
+    def _stretches(self, inputs: Tensor, share_B: Tensor, generator: torch.Generator) -> Tensor:
+        """Return where a stretch of each sample lies that has so large a share of its time, [B,1,T]."""
+        length = inputs.shape[2]
+        reach_B = (share_B.clamp(0, 1) * length).round()
+        start_B = (torch.rand(len(inputs), generator=generator) * (length - reach_B + 1)).floor()
+        time_T = torch.arange(length)
+        return ((time_T >= start_B[:, None]) & (time_T < (start_B + reach_B)[:, None])).unsqueeze(1)
+
     def _moved(self, images: Tensor, generator: torch.Generator) -> Tensor:
         reach = round(SHIFT * images.shape[2])
         start_B = torch.randint(0, 2 * reach + 1, (len(images), 1), generator=generator)
@@ -83,7 +108,7 @@ def _louder_and_noisy(samples: Tensor, generator: torch.Generator, *, strength: 
     return gain * (samples + strength * NOISE * drawn_B2[:, 1] * spread * noise)
 
 
-class SeriesKind:
+class SeriesKind(Kind):
     """Measurements in time, of one or several channels."""
 
     name = "series"
@@ -92,6 +117,7 @@ class SeriesKind:
     input_name = "series"
     dtype: np.dtype[Any] = np.dtype(np.float32)
     channel_axis = 0
+    dtypes: tuple[str, ...] = ("float32",)  # that samples may have
 
     def is_source(self, name_or_path: str) -> bool:
         """Return False: an array of numbers does not say what it is; the setting `kind` does."""
@@ -173,6 +199,29 @@ class SeriesKind:
         """Return channels, length and what else members would agree on."""
         channels, length = dataset.train_samples.shape[1:]
         return {"channels": int(channels), "length": int(length), "augmentation": dataset.augmentation}
+
+    def card_metadata(self, form: SampleForm) -> dict[str, Any]:
+        """Return channels, length and, of recordings, the sampling rate."""
+        channels, length = form.input_shape
+        return {
+            "signal": {"kind": self.name, "rate": form.rate},
+            "input": {"dtype": str(form.dtype), "layout": "NCT", "channels": channels, "time": length},
+        }
+
+    def card_form(self, about: Mapping[str, str]) -> dict[str, Any] | None:
+        """Read that back; None: the file is about another kind of data."""
+        said = json.loads(about.get("signal", "{}"))
+        if said.get("kind") != self.name:
+            return None
+        given = json.loads(about["input"])
+        if str(given["dtype"]) not in self.dtypes:
+            raise ValueError("the type of the samples")
+        rate = said.get("rate")
+        return {
+            **form_fields(self.name, (int(given["channels"]), int(given["time"]))),
+            "stored_dtype": str(given["dtype"]),
+            "rate": None if rate is None else int(rate),
+        }
 
 
 def make_signals(

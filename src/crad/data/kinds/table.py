@@ -1,13 +1,14 @@
 """Tables: rows float32 [N, F] under a schema of columns, gaps as NaN.
 
 Raw rows are what travels and what a network takes: standardisation, gaps and categories are its first layer's affair
-(`crad.models.table`), filled from its owner's own training rows. So nobody pools anything, and a teacher sees a row as
-its owner would have prepared it.
+(`crad.models.networks.table`), filled from its owner's own training rows. So nobody pools anything, and a teacher sees
+a row as its owner would have prepared it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -18,8 +19,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from crad.data.columns import Column, Rows, columns_to_json, numeric_columns
-from crad.data.kinds.kind import OF_TABLES, HasPadding, ReadOptions, SampleForm, Words, refuse_options
+from crad.data.columns import Column, Rows, columns_from_json, columns_to_json, numeric_columns
+from crad.data.kinds.kind import (
+    OF_TABLES,
+    HasPadding,
+    Kind,
+    ReadOptions,
+    SampleForm,
+    Words,
+    form_fields,
+    refuse_options,
+)
 from crad.data.readers.embedded import DIAGNOSIS, breast_cancer_csv
 from crad.data.readers.table_file import (
     SUFFIXES,
@@ -74,8 +84,18 @@ class TablePreprocessor:
         is_dropped = torch.rand(inputs.shape, generator=generator).to(inputs.device) < DROPPED
         return torch.where(is_dropped, torch.nan, inputs)
 
+    def cut(
+        self, inputs: Tensor, others: Tensor, share_B: Tensor, *, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Mix rows: columns of one beside those of another are pieces already."""
+        return self.mix(inputs, others, share_B, generator=generator), share_B
 
-class TableKind:
+    def crop(self, inputs: Tensor, *, generator: torch.Generator) -> Tensor:
+        """Make gaps of some values: a row has no places beside each other, so a part of it is some of its columns."""
+        return self.change_strongly(inputs, generator=generator)
+
+
+class TableKind(Kind):
     """Rows of numbers and categories."""
 
     name = "table"
@@ -165,6 +185,28 @@ class TableKind:
     def schema(self, dataset: Dataset) -> dict[str, Any]:
         """Return the columns and their categories."""
         return {"columns": columns_to_json(dataset.columns)}
+
+    def card_metadata(self, form: SampleForm) -> dict[str, Any]:
+        """Return the schema, and how gaps and categories are written."""
+        return {
+            "columns": columns_to_json(form.columns),
+            "input": {
+                "dtype": "float32",
+                "layout": "NF",
+                "columns": [column.name for column in form.columns],
+                "gap": "NaN",
+                "category": "its place in the column's categories from 0 on; their number: an unknown one",
+            },
+        }
+
+    def card_form(self, about: Mapping[str, str]) -> dict[str, Any] | None:
+        """Read that back; None: the file is about another kind of data."""
+        if "columns" not in about:
+            return None
+        columns = columns_from_json(json.loads(about["columns"]))
+        if not columns:
+            raise ValueError("columns")
+        return {**form_fields(self.name, (len(columns),)), "columns": columns}
 
 
 def raw_table_of(name_or_path: str) -> RawTable:

@@ -6,7 +6,8 @@ A table's file is one of texts where the setting `text` names its columns. How i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +18,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from crad.data.kinds.kind import OF_TABLES, HasPadding, ReadOptions, SampleForm, Words, refuse_options
+from crad.data.kinds.kind import (
+    OF_TABLES,
+    HasPadding,
+    Kind,
+    ReadOptions,
+    SampleForm,
+    Words,
+    form_fields,
+    refuse_options,
+)
 from crad.data.kinds.table import check_columns_said, split_off_test
 from crad.data.readers.arrays import encode_labels, is_texts, plain_texts, with_sites
 from crad.data.readers.table_file import (
@@ -32,13 +42,14 @@ from crad.data.readers.table_file import (
     shown_names,
     sites_of,
 )
-from crad.data.tokenizer import PADDING, TokenIds, Tokenizer
+from crad.data.tokenizer import PADDING, RECIPE, TokenIds, Tokenizer
 from crad.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from crad.data.dataset import Dataset
 
 DROPPED = 0.3  # of a strongly changed text's words are taken out
+SHORTEST_CROP = 0.25  # of a text's words, where a stretch is read in place of the whole
 SHOWN_CHARACTERS = 600  # of a text in the inspector
 USUAL_COLUMN = "text"  # where texts came without a name
 
@@ -74,8 +85,24 @@ class TextPreprocessor:
         is_dropped = torch.rand(inputs.shape, generator=generator).to(inputs.device) < DROPPED
         return torch.where(is_dropped, PADDING, inputs)
 
+    def cut(
+        self, inputs: Tensor, others: Tensor, share_B: Tensor, *, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Mix texts: a beginning with an end is a piece already."""
+        return self.mix(inputs, others, share_B, generator=generator), share_B
 
-class TextKind:
+    def crop(self, inputs: Tensor, *, generator: torch.Generator) -> Tensor:
+        """Leave a stretch of the words of each text, at least a quarter of them, from the first place on."""
+        place_L, length_B = torch.arange(inputs.shape[1]), _lengths(inputs).cpu()
+        share_B = SHORTEST_CROP + (1 - SHORTEST_CROP) * torch.rand(len(inputs), generator=generator)
+        kept_B = (share_B * length_B).round().clamp(min=1)
+        start_B = (torch.rand(len(inputs), generator=generator) * (length_B - kept_B + 1).clamp(min=0)).floor().long()
+        from_BL = (place_L + start_B[:, None]).clamp(max=inputs.shape[1] - 1).to(inputs.device)
+        is_shown_BL = (place_L < kept_B[:, None]).to(inputs.device)
+        return torch.where(is_shown_BL, inputs.gather(1, from_BL), PADDING)
+
+
+class TextKind(Kind):
     """Sentences, notes, reports: words in an order."""
 
     name = "text"
@@ -174,6 +201,20 @@ class TextKind:
     def schema(self, dataset: Dataset) -> dict[str, Any]:
         """Return the tokenizer and the columns that hold texts."""
         return {"details": dict(dataset.details)}
+
+    def card_metadata(self, form: SampleForm) -> dict[str, Any]:
+        """Return the tokenizer, and in a sentence how ids are made."""
+        about = {"dtype": "int64", "layout": "NL", "length": form.input_shape[0], "made_by": RECIPE}
+        return {"tokenizer": dict(form.details), "input": about}
+
+    def card_form(self, about: Mapping[str, str]) -> dict[str, Any] | None:
+        """Read that back; None: the file is about another kind of data."""
+        if "tokenizer" not in about:
+            return None
+        said = json.loads(about["tokenizer"])
+        tokenizer = Tokenizer.from_json(said)
+        details = tokenizer.to_json([str(name) for name in said["columns"]])
+        return {**form_fields(self.name, (tokenizer.length,)), "details": details}
 
 
 def dataset_of_texts(train: RawTable, test: RawTable | None, options: TableOptions, *, name: str) -> Dataset:

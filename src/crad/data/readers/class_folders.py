@@ -62,8 +62,27 @@ class ClassFolders:
     test: Listing
 
 
+@dataclass(frozen=True)
+class FoundClassFolders:
+    """The same as it lies there; no test set where there is no `test/`."""
+
+    class_names: tuple[str, ...]
+    train: Listing
+    test: Listing | None
+
+
 def list_class_folders(path: Path, kind: FileType, *, site: str | None = None) -> ClassFolders:
     """List the files of every class, in the order of their names; nothing is opened."""
+    found = find_class_folders(path, kind, site=site, least_classes=2)
+    if found.test is None:
+        return _split(found.train, found.class_names)
+    return ClassFolders(found.class_names, found.train, found.test)
+
+
+def find_class_folders(
+    path: Path, kind: FileType, *, site: str | None = None, least_classes: int = 1
+) -> FoundClassFolders:
+    """List the files of every class as they lie there: nothing is held back for a test where there is no `test/`."""
     if site not in (None, FOLDER, FILENAME):
         raise DataError(
             f"site is {site!r}, and {path} is a folder: say {FOLDER!r} if it is SITE/CLASS/file, or {FILENAME!r} if a "
@@ -74,15 +93,17 @@ def list_class_folders(path: Path, kind: FileType, *, site: str | None = None) -
         raise DataError(f"{path}: has {split_folders[0].name}/ alone, expected both train/ and test/, or neither")
     train_folder = split_folders[0] if split_folders else path
     class_names = _class_names(train_folder, kind, site)
-    if len(class_names) < 2:
-        raise DataError(f"{train_folder}: {len(class_names)} class folders, expected 2 or more: one folder per class")
+    if len(class_names) < least_classes:
+        raise DataError(
+            f"{train_folder}: {len(class_names)} class folders, expected {least_classes} or more: one folder per class"
+        )
     train = _listing(train_folder, class_names, kind, site)
     if not split_folders:
-        return _split(train, class_names)
+        return FoundClassFolders(class_names, train, None)
     unknown = sorted(set(_class_names(split_folders[1], kind, site)) - set(class_names))
     if unknown:
         raise DataError(f"{split_folders[1]}: class folder {unknown[0]!r} is not in {train_folder}: add it there")
-    return ClassFolders(class_names, train, _listing(split_folders[1], class_names, kind, site))
+    return FoundClassFolders(class_names, train, _listing(split_folders[1], class_names, kind, site))
 
 
 def first_suffix(path: Path, suffixes: Collection[str]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import importlib.util
 import zlib
@@ -64,7 +65,7 @@ def breast_cancer_csv() -> bytes:
     return "\n".join(rows).encode()
 
 
-def _read_table(name: str, *, package: str, file: str, columns: int) -> NDArray[np.float64]:
+def _read_table(name: str, *, package: str, file: str, columns: int) -> NDArray[np.uint8]:
     """Read the file that the package ships, a row per image with its label last, without importing the package.
 
     Importing scikit-learn takes most of a second of processor time, for one file.
@@ -73,10 +74,20 @@ def _read_table(name: str, *, package: str, file: str, columns: int) -> NDArray[
     if path is None:
         raise DataError(f"data set {name!r} comes with {PACKAGES[package]}: {INSTALL[name]}")
     try:
-        values = np.fromstring(gzip.decompress(path.read_bytes()).replace(b"\n", b","), sep=",")
-        return values.reshape(-1, columns)
+        return _parse_table(path, columns, changed_ns=path.stat().st_mtime_ns)
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DataError(f"{path}: not the table that {PACKAGES[package]} ships ({error}): install it again") from error
+
+
+@functools.lru_cache(maxsize=1)  # every run of a comparison reads the same one, and it takes as long as a small epoch
+def _parse_table(path: Path, columns: int, *, changed_ns: int) -> NDArray[np.uint8]:
+    """Return the whole numbers of a file, which nobody may change."""
+    values = np.fromstring(gzip.decompress(path.read_bytes()).replace(b"\n", b","), sep=",").reshape(-1, columns)
+    table = values.astype(np.uint8)
+    if not np.array_equal(table, values):
+        raise ValueError("values other than 0 to 255")
+    table.flags.writeable = False
+    return table
 
 
 def _shipped_file(package: str, file: str) -> Path | None:

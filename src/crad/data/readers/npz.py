@@ -22,6 +22,7 @@ from crad.errors import DataError
 VALIDATION_KEYS = ("val_images", "val_labels")
 SAMPLES, IMAGES = "_samples", "_images"  # the first is understood for the second, for what is no image
 SITES, RATE = "train_sites", "rate"  # whose training sample it is; of recordings the samples a second
+CHANNELS = "channel_names"  # of series
 KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 _HOW = "write one with numpy.savez(path, train_images=..., train_labels=..., test_images=..., test_labels=...)"
 
@@ -73,19 +74,32 @@ def is_npy_folder(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class FoundArrays:
-    """What a file holds: training and test samples, and of recordings their sampling rate."""
+    """What a file holds: training and test samples, of recordings their sampling rate, of series channels' names."""
 
     splits: Splits
     rate: int | None
+    channel_names: tuple[str, ...] | None = None
 
 
-def read_arrays(path: Path) -> FoundArrays:
+def read_arrays(path: Path, *, with_validation: bool = False) -> FoundArrays:
     """Read a .npz file or a folder of .npy files that need not hold images."""
-    splits = read_npz(path)
+    splits = read_npz(path, with_validation=with_validation)
     if path.is_dir():
-        return FoundArrays(splits, _rate(NpyFolder(path), path=path))
+        return FoundArrays(splits, *_about_signals(NpyFolder(path), splits, path=path))
     with open_arrays(path) as archive, archive:
-        return FoundArrays(splits, _rate(archive, path=path))
+        return FoundArrays(splits, *_about_signals(archive, splits, path=path))
+
+
+def _about_signals(archive: Arrays, splits: Splits, *, path: Path) -> tuple[int | None, tuple[str, ...] | None]:
+    """Return the sampling rate and the names of channels, where the file says them."""
+    rate = _rate(archive, path=path)
+    if CHANNELS not in archive.files:
+        return rate, None
+    names = _class_names(read_array(archive, CHANNELS, path=path), path=path, what=CHANNELS)
+    channels = splits.train_images.shape[1] if splits.train_images.ndim == 3 else 1
+    if len(names) != channels or len(set(names)) < channels:
+        raise DataError(f"{path}: {CHANNELS} has {len(set(names))} different names for {channels} channels")
+    return rate, names
 
 
 def _rate(archive: Arrays, *, path: Path) -> int | None:
@@ -136,9 +150,10 @@ def _read_arrays(archive: Arrays, *, path: Path, with_validation: bool) -> Split
         names = _class_names(read_array(archive, "class_names", path=path), path=path)
     train_images, train_labels, test_images, test_labels = (arrays[key] for key in KEYS)
     found = Splits(train_images, train_labels, test_images, test_labels, names, train_sites=sites)
-    if not with_validation or not set(VALIDATION_KEYS) <= set(archive.files):
+    stored = {key: key if key in archive.files else key.replace(IMAGES, SAMPLES) for key in VALIDATION_KEYS}
+    if not with_validation or not set(stored.values()) <= set(archive.files):
         return found
-    images, labels = (read_array(archive, key, path=path) for key in VALIDATION_KEYS)
+    images, labels = (read_array(archive, name, path=path) for name in stored.values())
     return replace(found, validation_images=images, validation_labels=labels)
 
 
@@ -165,9 +180,9 @@ def _site_names(sites: NDArray[Any], *, samples: int, path: Path) -> tuple[str, 
     return tuple(one.decode() if isinstance(one, bytes) else str(one) for one in sites.tolist())
 
 
-def _class_names(names: NDArray[Any], *, path: Path) -> tuple[str, ...]:
+def _class_names(names: NDArray[Any], *, path: Path, what: str = "class_names") -> tuple[str, ...]:
     if names.ndim != 1 or names.dtype.kind not in "US":
-        raise DataError(f"{path}: class_names is {names.dtype} of shape {names.shape}, expected a list of strings")
+        raise DataError(f"{path}: {what} is {names.dtype} of shape {names.shape}, expected a list of strings")
     return tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names.tolist())
 
 

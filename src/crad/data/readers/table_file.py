@@ -198,13 +198,14 @@ def understand(table: RawTable, options: TableOptions) -> Understood:
             column = _column_of(table, name, cells, is_category=name in options.categories)
             column = replace(column, missing=options.missing.get(name), range=_agreed_range(column, options))
             columns.append(column)
-            values.append(values_of(table, column, cells))
-            _check_range(table, column, values[-1])
+            found = values_of(table, column, cells)
+            _check_range(table, column, found)
+            values.append(found.astype(np.float32))
     if not columns:
         raise DataError(
             f"{table.where}: no column is left to learn from: all are empty, constant, ignored or the label"
         )
-    return Understood(tuple(columns), np.stack(values, axis=1).astype(np.float32), left_out)
+    return Understood(tuple(columns), np.stack(values, axis=1), left_out)
 
 
 def rows_as_agreed(table: RawTable, columns: Sequence[Column]) -> Rows:
@@ -218,8 +219,9 @@ def rows_as_agreed(table: RawTable, columns: Sequence[Column]) -> Rows:
             f"{table.where}: lacks column {lacking[0]!r}{f' and {len(lacking) - 1} more' if lacking[1:] else ''}; has "
             f"{shown_names(table.names)}"
         )
-    values = [values_of(table, column, with_gaps(table.column(column.name), column.missing)) for column in columns]
-    return np.stack(values, axis=1).astype(np.float32)
+    cells = (with_gaps(table.column(column.name), column.missing) for column in columns)
+    values = [values_of(table, column, one).astype(np.float32) for column, one in zip(columns, cells, strict=True)]
+    return np.stack(values, axis=1)
 
 
 def labels_of(table: RawTable, options: TableOptions) -> list[str]:

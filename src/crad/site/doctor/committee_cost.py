@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 
 import numpy as np
 
 from crad.federation.peer import new_model
-from crad.models import ModelSize, estimate_size
+from crad.models import Architecture, ModelSize, estimate_size
 from crad.prediction.committee import KEPT_BYTES
 from crad.prediction.committee_choice import TIMED_IMAGES, measured_cost
 from crad.prediction.model_card import make_card
@@ -66,15 +67,30 @@ def _memory_bytes(needs: ResourceNeeds) -> int:
 
 
 def _milliseconds(needs: ResourceNeeds) -> float:
-    """Time the largest network here, and take the others' time to be as their operations are to its."""
+    """Time the network with most operations here, and take the others' time to be as their operations are to its.
+
+    Trees have none that are counted: those are timed one by one.
+    """
     part = needs.local_peer
-    data = part.context.data
-    module = new_model(part.context, needs.largest, seed=0).cpu().requires_grad_(False)
-    predictor = TorchPredictor(module, make_card(data, architecture=needs.largest.id))
-    images = np.resize(data.dataset.train_images, (TIMED_IMAGES, *data.dataset.train_images.shape[1:]))
-    timed = measured_cost(partial(predictor.logits, images), predictor.nbytes)
-    flops = estimate_size(needs.largest, part.context.input_shape).flops
-    return timed.milliseconds * sum(size.flops for size in _sizes(needs)) / max(1, flops)
+    numbers = [part.number, *(part.agreement.number(name) for name in needs.received_bytes)]
+    members = [*zip(map(part.context.architecture_of, numbers), _sizes(needs), strict=True)]
+    counted = [(architecture, size.flops) for architecture, size in members if size.flops]
+    others = Counter(architecture for architecture, size in members if not size.flops)
+    total = sum(count * _timed(needs, architecture) for architecture, count in others.items())
+    if not counted:
+        return total
+    largest, flops = max(counted, key=lambda one: one[1])
+    return total + _timed(needs, largest) * sum(one for _, one in counted) / flops
+
+
+def _timed(needs: ResourceNeeds, architecture: Architecture) -> float:
+    """Return the milliseconds that one network takes for so many samples."""
+    context = needs.local_peer.context
+    module = new_model(context, architecture, seed=0).cpu().requires_grad_(False)
+    predictor = TorchPredictor(module, make_card(context.data, architecture=architecture.id))
+    samples = context.data.dataset.train_samples
+    samples = np.resize(samples, (TIMED_IMAGES, *samples.shape[1:]))
+    return measured_cost(partial(predictor.logits, samples), predictor.nbytes).milliseconds
 
 
 def _sizes(needs: ResourceNeeds) -> list[ModelSize]:

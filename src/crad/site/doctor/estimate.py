@@ -11,6 +11,7 @@ from crad.analysis.durations import duration
 from crad.federation.peer import SNAPSHOT, Peer, new_model
 from crad.inference.engine import TEACHER_BATCH, TeacherEngine
 from crad.methods.alone import own_labels
+from crad.models import FittedModule
 from crad.site.doctor.findings import Findings, size_text
 from crad.site.doctor.others import Speeds
 from crad.site.doctor.own_model import ResourceNeeds
@@ -81,14 +82,15 @@ def computing_s(needs: ResourceNeeds, *, teachers: float) -> tuple[float, float]
     """Return a round's seconds for the student by itself, and with so many teachers as slow as the largest one."""
     local_peer = needs.local_peer
     peer = Peer(local_peer.context, local_peer.method.roster(local_peer.context)[local_peer.number])
-    size = min(local_peer.experiment.batch_size, len(peer.train))
+    is_fitted = isinstance(peer.model, FittedModule)  # to all samples in one call, whatever the size of a batch
+    size = len(peer.train) if is_fitted else min(local_peer.experiment.batch_size, len(peer.train))
     block = _block(peer, size)
     student_s = _timed(lambda: _train(peer, block, size)) / size
     engine = TeacherEngine(device=local_peer.context.device, precision=local_peer.experiment.teacher_precision)
     teacher = engine.prepare(new_model(local_peer.context, needs.largest, seed=0), key=needs.largest.id)
     inputs = _block(peer, TEACHER_BATCH).inputs
     teacher_s = _timed(lambda: teacher(inputs)) / len(inputs)
-    samples = local_peer.experiment.local_epochs * len(peer.train)
+    samples = (1 if is_fitted else local_peer.experiment.local_epochs) * len(peer.train)
     shard = local_peer.context.data.shards[local_peer.number]
     alone_s = samples * student_s + (len(shard.validation) + len(shard.test)) * teacher_s
     return alone_s, alone_s + samples * teachers * teacher_s

@@ -85,23 +85,30 @@ def check_data(agreement: Agreement, site: Site, findings: Findings) -> OwnData 
         findings.warn(
             "data", f"no test {words.several}", "add some: without them nobody can say whether joining helped"
         )
-    _say_columns(own, findings)
+    _say_understood(own, findings)
     return own
 
 
-def _say_columns(own: OwnData, findings: Findings) -> None:
-    """Say what was understood of a table's columns, which were passed over, and what looks wrong."""
-    if not own.columns:
-        return
+def _say_understood(own: OwnData, findings: Findings) -> None:
+    """Say what was understood of columns, texts, files or channels, what was passed over, and what looks wrong."""
+    check = "columns" if own.columns else own.dataset.kind_of_data.words.several
+    over = f". Passed over: {shown_names(own.passed_over)}" if own.passed_over else ""
+    details = {"passed_over": list(own.passed_over)}
+    if own.columns:
+        said = _columns_text(own)
+        columns = [asdict(one) for one in own.columns]
+        findings.ok(check, f"{len(own.columns)} as agreed: {said}{over}", columns=columns, **details)
+    elif own.understood:
+        findings.ok(check, f"{own.understood}{over}", **details)
+    for warning in own.warnings:
+        findings.warn(check, *warning.split(": ", 1))
+
+
+def _columns_text(own: OwnData) -> str:
     rows = len(own.dataset.train_labels)
     said = [f"{one.name} {one.values}" + (f", {one.gaps} gaps" if 0 < one.gaps < rows else "") for one in own.columns]
     rest = len(said) - SHOWN_COLUMNS
-    shown = "; ".join(said[:SHOWN_COLUMNS]) + (f"; and {rest} more" if rest > 0 else "")
-    over = f". Passed over: {shown_names(own.passed_over)}" if own.passed_over else ""
-    details = [asdict(one) for one in own.columns]
-    findings.ok("columns", f"{len(said)} as agreed: {shown}{over}", columns=details, passed_over=list(own.passed_over))
-    for warning in own.warnings:
-        findings.warn("columns", *warning.split(": ", 1))
+    return "; ".join(said[:SHOWN_COLUMNS]) + (f"; and {rest} more" if rest > 0 else "")
 
 
 def check_local_peer(agreement: Agreement, site: Site, own: OwnData, findings: Findings) -> ResourceNeeds | None:
@@ -128,7 +135,8 @@ def check_local_peer(agreement: Agreement, site: Site, own: OwnData, findings: F
             "model", f"{text}; {limit}", "agree on a smaller model or a larger max_snapshot_bytes", **values
         )
         return None
-    findings.ok("model", text, **values)
+    along = local_peer.travels_along
+    findings.ok("model", text + (f", and in it {along}" if along else ""), travels_along=along, **values)
     return _weigh_others(local_peer, site, size, findings)
 
 
