@@ -7,7 +7,7 @@ Adapted: nothing; the settled points are in `docs/decisions/`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from crad.federation.method import Learned, Method, Phase, RoundContext
 from crad.federation.peer import SNAPSHOT, Peer, new_model
 from crad.federation.teachers import Snapshot, TeacherCache
 from crad.inference.engine import soft_predictions
-from crad.methods.alone import own_labels, train_alone
+from crad.methods.alone import own_labels
 from crad.methods.local_training import BlockLoss, local_blocks, train_peer
 from crad.models import Architecture
 from crad.training.digest import logits_on
@@ -88,19 +88,26 @@ def learn_from(
     *,
     rule: Rule,
     loss_towards: Callable[[Block, Tensor, int], BlockLoss] | None = None,
+    blocks: Iterable[Block] | None = None,
     refused: dict[str, str],
 ) -> Learned:
-    """Train one student's local epochs against these snapshots; whoever gives no numbers joins the refused."""
-    if not snapshots:
-        alone = train_alone(peer, {}, context)  # nobody to learn from: no target, only own labels
-        return Learned(alone.losses, notes={"refused": refused} if refused else {})
-    recipe = peer.context.recipe
+    """Train one student's local epochs against these snapshots; whoever gives no numbers joins the refused.
+
+    `blocks`: what it trains on, where that is not the round's usual epochs.
+    """
+    recipe, meter = peer.context.recipe, LossMeter()
+    if not snapshots:  # nobody to learn from: no target, only own labels
+        for block in local_blocks(peer, context) if blocks is None else blocks:
+            train_peer(peer, block, own_labels(block, log_prior_C=peer.log_prior_C), meter)
+        return Learned(meter.means(), notes={"refused": refused} if refused else {})
+    if blocks is None:
+        sample_values = len(snapshots) * peer.num_classes
+        blocks = local_blocks(peer, context, distill_augment=recipe.distill_augment, sample_values=sample_values)
     published = stack_statistics([snapshot.statistics for snapshot in snapshots])
     judge = TeacherJudge.begin(
         rule, published, filter_kind=recipe.filter, source=recipe.evidence, teacher_prior=recipe.teacher_prior
     )
-    meter, sample_values = LossMeter(), len(snapshots) * peer.num_classes
-    for block in local_blocks(peer, context, distill_augment=recipe.distill_augment, sample_values=sample_values):
+    for block in blocks:
         target_BC = make_target(peer, block, snapshots, context.teachers, judge=judge, refused=refused)
         if target_BC is None:
             loss_of = own_labels(block, log_prior_C=peer.log_prior_C)
@@ -140,8 +147,8 @@ def findings_to_notes(found: TeacherFindings, snapshots: Sequence[Snapshot]) -> 
     return notes
 
 
-def student_loss(peer: Peer, block: Block, target_BC: Tensor) -> BlockLoss:
-    """Return Eq. 9 on the labels of a block and the targets for it."""
+def student_loss(peer: Peer, block: Block, target_BC: Tensor, weight_B: Tensor | None = None) -> BlockLoss:
+    """Return Eq. 9 on the labels of a block and the targets for it, each weighed if so wished."""
     experiment = peer.experiment
     return StudentLoss(
         block.batch_labels,
@@ -149,6 +156,7 @@ def student_loss(peer: Peer, block: Block, target_BC: Tensor) -> BlockLoss:
         temperature=experiment.temperature,
         distill_weight=experiment.distill_weight,
         log_prior_C=peer.log_prior_C,
+        weight_B=weight_B,
     )
 
 

@@ -22,13 +22,14 @@ from crad.aggregation import Rule, resolve_rule
 from crad.config import Experiment
 from crad.federation.context import RunContext
 from crad.federation.message import Message, Statistics
-from crad.federation.method import Learned, Method, MethodSpec, Phase, RoundContext
+from crad.federation.method import Learned, Method, Phase, RoundContext
 from crad.federation.peer import PRIOR_IN, SNAPSHOT, Peer
 from crad.federation.teachers import Snapshot
 from crad.federation.topology import RoundParticipants, Routes, all_to_all
 from crad.methods.alone import ALONE, own_labels
-from crad.methods.distillation import decode_all, learn_from, without_overflowing
+from crad.methods.distillation import decode_all, without_overflowing
 from crad.methods.local_training import train_epochs
+from crad.methods.students import StudentSpec
 from crad.training.optimizer import load_optimizer_tensors, optimizer_tensors
 
 # In a peer's memory. Experts that it has are kept there with their figures: they are not sent again, and whatever keeps
@@ -38,8 +39,11 @@ EXPERT = "expert"  # its own, where it goes on training: expert/model/..., exper
 STUDENT = "student"  # its model is the student by now
 
 
-class Experts(MethodSpec):
-    """By which rule students learn, how long experts train before they are exchanged, and whether they go on."""
+class Experts(StudentSpec):
+    """By which rule students learn, how long experts train before they are exchanged, and whether they go on.
+
+    How students learn from them is said by the settings of `StudentSpec`.
+    """
 
     rule: str = "support-all"
     expert_rounds: Annotated[int, Field(ge=0)] = 0  # 0: half of the rounds
@@ -131,7 +135,9 @@ class Experts(MethodSpec):
 
     def _learn(self, peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
         self._begin_student(peer)
-        return learn_from(peer, kept_teachers(peer) if peer.listens else [], context, rule=self._rule, refused={})
+        experts = kept_teachers(peer) if peer.listens else []
+        after = self.preparation(peer.experiment)
+        return self.learn_from_experts(peer, experts, context, rule=self._rule, after=after)
 
     def _begin_student(self, peer: Peer) -> None:
         """Let the student begin as the expert is now, with an optimiser that has learned nothing yet."""

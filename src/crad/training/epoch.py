@@ -27,12 +27,15 @@ class Block:
     mixed_with: Tensor | None = None  # labels of what was mixed in, where something was
     share: Tensor | None = None  # of each sample's own image; one where nothing was mixed in
     is_changed: Tensor | None = None  # which samples are not what was photographed; None: none
+    is_labelled: Tensor | None = None  # which samples have a label; None: every one
     epoch: int = 0  # which pass of the round over the shard it belongs to
     seed: int = 0  # for a model that draws while it is fitted to the block
     batch_labels: BatchLabels = field(init=False)  # the labels as a loss takes them
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "batch_labels", BatchLabels(self.labels, self.mixed_with, self.share))
+        object.__setattr__(
+            self, "batch_labels", BatchLabels(self.labels, self.mixed_with, self.share, self.is_labelled)
+        )
 
 
 @dataclass

@@ -35,17 +35,24 @@ class BatchLabels:
     first_B: Tensor
     second_B: Tensor | None = None
     share_B: Tensor | None = None  # of the first; one for a sample that is not mixed
+    is_known_B: Tensor | None = None  # which samples have a label at all; None: every one
 
     def __len__(self) -> int:
         return len(self.first_B)
 
-    def __getitem__(self, where: slice) -> BatchLabels:
-        parts = (None if part is None else part[where] for part in (self.first_B, self.second_B, self.share_B))
-        return BatchLabels(*parts)  # type: ignore[arg-type]  # the first is never None
+    def __getitem__(self, where: slice | Tensor) -> BatchLabels:
+        parts = (self.first_B, self.second_B, self.share_B, self.is_known_B)
+        chosen = (None if part is None else part[where] for part in parts)
+        return BatchLabels(*chosen)  # type: ignore[arg-type]  # the first is never None
 
     def mass(self, num_classes: int) -> Tensor:
-        """Return what they say of each class, [B,C]: one for the label, or divided among the two of a mixed sample."""
+        """Return what they say of each class, [B,C]: one for the label, or divided among the two of a mixed sample.
+
+        Of a sample without a label they say nothing.
+        """
         first_BC = F.one_hot(self.first_B, num_classes).float()
+        if self.is_known_B is not None:
+            first_BC = first_BC * self.is_known_B[:, None]
         if self.second_B is None or self.share_B is None:
             return first_BC
         second_BC = F.one_hot(self.second_B, num_classes)
@@ -69,10 +76,11 @@ def distillation_loss(
     temperature: float,
     distill_weight: float,
     log_prior_C: Tensor | None = None,
+    weight_B: Tensor | None = None,
 ) -> Loss:
-    """Return (1 - lambda) CE + lambda T^2 KL(target || student), batch mean. Eq. 9."""
+    """Return (1 - lambda) CE + lambda T^2 KL(target || student), batch mean. Eq. 9; samples may weigh unequally."""
     cross_entropy = private_cross_entropy(logits_BC, labels_B, log_prior_C)
-    distillation = softened_divergence(logits_BC, target_BC, temperature=temperature)
+    distillation = softened_divergence(logits_BC, target_BC, temperature=temperature, weight_B=weight_B)
     total = (1 - distill_weight) * cross_entropy + distill_weight * distillation
     return Loss(total, cross_entropy, distillation)
 
@@ -86,6 +94,7 @@ class StudentLoss:
     temperature: float
     distill_weight: float
     log_prior_C: Tensor | None = None
+    weight_B: Tensor | None = None  # of each sample in the distillation; None: all alike
 
     def __call__(self, logits_BC: Tensor, where: slice) -> Loss:
         """Return the loss of a batch."""
@@ -96,12 +105,15 @@ class StudentLoss:
             temperature=self.temperature,
             distill_weight=self.distill_weight,
             log_prior_C=self.log_prior_C,
+            weight_B=None if self.weight_B is None else self.weight_B[where],
         )
 
     def class_mass(self, num_classes: int) -> Tensor:
         """Return (1 - lambda) for the label and lambda for the target, sharpened back to temperature 1, [B,C]."""
         own_BC = private_mass(self.labels, num_classes, self.log_prior_C)
         target_BC = sharpened(self.target_BC, temperature=self.temperature).to(own_BC)
+        if self.weight_B is not None:
+            target_BC = target_BC * self.weight_B[:, None]
         return (1 - self.distill_weight) * own_BC + self.distill_weight * target_BC
 
 
@@ -150,12 +162,17 @@ def private_cross_entropy(
 ) -> Tensor:
     """Return CE(z, y), or CE(z + log prior, y).
 
-    Then z need not learn how often a client sees each class, batch mean.
+    Then z need not learn how often a client sees each class. Mean over the samples of the batch that have a label; zero
+    where none has.
     """
     if log_prior_C is not None:
         logits_BC = logits_BC + log_prior_C
     if isinstance(labels_B, Tensor):
         return F.cross_entropy(logits_BC, labels_B)
+    if labels_B.is_known_B is not None:
+        logits_BC, labels_B = logits_BC[labels_B.is_known_B], labels_B[labels_B.is_known_B]
+        if not len(labels_B):
+            return logits_BC.sum()
     if labels_B.second_B is None or labels_B.share_B is None:
         return F.cross_entropy(logits_BC, labels_B.first_B)
     first_B = F.cross_entropy(logits_BC, labels_B.first_B, reduction="none")
@@ -177,7 +194,12 @@ def log_count_shares(counts_C: Tensor) -> Tensor:
     return (counts_C / counts_C.sum(dim=-1, keepdim=True)).log().clamp(min=SMALLEST_LOG)
 
 
-def softened_divergence(logits_BC: Tensor, target_BC: Tensor, *, temperature: float) -> Tensor:
+def softened_divergence(
+    logits_BC: Tensor, target_BC: Tensor, *, temperature: float, weight_B: Tensor | None = None
+) -> Tensor:
     """Return T^2 KL(target || student), batch mean; the target holds probabilities at temperature T."""
     student_BC = F.log_softmax(logits_BC / temperature, dim=1)
+    if weight_B is not None:
+        apart_B = F.kl_div(student_BC, target_BC.detach(), reduction="none").sum(dim=1)
+        return temperature**2 * (weight_B * apart_B).mean()
     return temperature**2 * F.kl_div(student_BC, target_BC.detach(), reduction="batchmean")
