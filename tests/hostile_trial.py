@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from crad.data.site_data import write_shard
+from crad.data.agreed.shard_files import write_shard
 from crad.federation.context import build_run_context
 from crad.network.agreement import agreement_to_toml, make_agreement
 from tests.clinics import SETTINGS, Clinics, Forked, experiment, found_clinics

@@ -59,7 +59,8 @@ def test_list_as_json_is_complete(data_dir):
     assert answer["data_dir"] == str(data_dir)
     states = {row["name"]: row["available"] for row in answer["datasets"]}
     embedded = {"digits": True, "mnist5k": True, "breast-cancer": True}
-    assert states == {"cifar10": False, "cifar100": False, "pathmnist": True, **embedded}
+    files = dict.fromkeys(("heart", "agnews", "fsdd"), False)
+    assert states == {"cifar10": False, "cifar100": False, "pathmnist": True, **embedded, **files}
 
 
 def test_check_says_which_file_and_what_it_holds(data_dir):

@@ -144,8 +144,12 @@ def test_it_can_be_switched_off_and_changes_no_weight(shallow, tmp_path):
 
 @pytest.mark.usefixtures("forked_workers")
 def test_an_interrupted_run_and_two_workers_measure_the_same(shallow, tmp_path):
-    settings = change(shallow, active=2, rounds=3)
+    settings = change(shallow, active=2, rounds=3, committee_study=True)
     whole = crad.run(settings, output=tmp_path / "whole")
+    accuracies = [record["validation_accuracy"] for record in whole.rounds]
+    may_be_reported = [accuracy > max(accuracies[:place], default=-1) for place, accuracy in enumerate(accuracies)]
+    assert ["study" in record["committee"] for record in whole.rounds] == may_be_reported
+    assert set(whole.summary["committee"]["study"]) == set(RULES)
 
     class Stop(crad.Callback):
         def on_round(self, record):

@@ -652,6 +652,8 @@ def test_an_embedded_data_set_has_a_fixed_balanced_split(name, count, side):
     assert np.all(np.abs(shares - 0.25) < 0.01)
     np.testing.assert_array_equal(dataset.test_images, again.test_images)
     assert (dataset.augmentation, dataset.num_classes) == ("none", 10)
+    again.test_images[:] = 0  # nobody else's, though a process parses the file once
+    np.testing.assert_array_equal(dataset.test_images, load_dataset(name, seed=3).test_images)
 
 
 @pytest.mark.parametrize("name", ["digits", "mnist5k"])

@@ -16,11 +16,12 @@ from torch import nn
 
 from crad.data.contact_sheet import GAP, contact_sheet
 from crad.methods.dfml import Dfml, alpha_at, others_mean
-from crad.methods.fedgd import Critic, FedGd, criticise, watched_statistics
+from crad.methods.fedgd import Critic, FedGd, criticise
 from crad.methods.fedmd import consensus
 from crad.methods.fedmkd import pooled, two_teacher_loss
 from crad.methods.msfkd import entropy, select
 from crad.models.generator import LATENT, Generator
+from crad.training.batch_statistics import watched_statistics
 from crad.training.digest import absolute_difference, digest, logits_on, restore_optimizer, store_optimizer
 from crad.training.losses import log_shares, private_cross_entropy
 

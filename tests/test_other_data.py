@@ -13,7 +13,7 @@ from rich.console import Console
 
 from crad.cli.terminal.terminal_tables import sectioned_table
 from crad.errors import ConfigError
-from crad.paper.experiments import NAMES, OWN, Choice
+from crad.paper.experiments import NAMES, OWN, Choice, load_paper
 from crad.paper.plan import Records, ReproductionPlan, make_tables, make_tidy, plan_reproduction, write_tables
 from crad.paper.study_page import study_page
 from crad.report.tables import Table
@@ -21,6 +21,7 @@ from tests.pages import Page
 from tests.records import made_run
 
 THEIRS = re.compile(r"CIFAR|PathMNIST|cifar|pathmnist")
+ELSEWHERE = [*NAMES, *(name for name in OWN if not load_paper(name).is_bound_to_data)]  # runs on other data as well
 DISCLAIMERS = (r"Run on \S+ in place of [^.]*\.", r"dataset \S+ \(paper: [^)]*\)")
 
 
@@ -56,7 +57,7 @@ def terminal(table: Table) -> str:
     return file.getvalue()
 
 
-@pytest.mark.parametrize("what", [*NAMES, *OWN])
+@pytest.mark.parametrize("what", ELSEWHERE)
 def test_no_form_of_any_experiment_says_another_data_set_than_it_ran_on(what, tmp_path):
     plan = planned(what, tmp_path)
     records = finished(plan)
@@ -75,7 +76,7 @@ def test_no_form_of_any_experiment_says_another_data_set_than_it_ran_on(what, tm
     assert [dict(row) for row in rows] == make_tidy(plan, records)[what]
 
 
-@pytest.mark.parametrize("what", OWN)
+@pytest.mark.parametrize("what", [name for name in ELSEWHERE if name in OWN])
 def test_the_page_of_a_study_says_it_too_and_its_command_asks_for_columns_by_their_own_names(what, tmp_path):
     plan = planned(what, tmp_path)
     (paper,) = plan.papers
@@ -85,6 +86,19 @@ def test_the_page_of_a_study_says_it_too_and_its_command_asks_for_columns_by_the
     assert paper.title.endswith(", on digits")
     assert not THEIRS.search(without_disclaimers(text))
     assert f"crad reproduce {what} --preset demo --seeds 1,2 --baseline" in text
+
+
+def test_a_study_of_certain_data_stays_with_them(tmp_path):
+    plan = planned("kinds", tmp_path)
+    assert {cell.experiment.dataset for cell in plan.cells["kinds"]} == {"heart", "agnews", "fsdd"}, "under any preset"
+    assert [column.name for column in plan.papers[0].columns] == [
+        "heart",
+        "agnews",
+        "fsdd-speakers",
+        "fsdd-dirichlet",
+    ]
+    with pytest.raises(ConfigError, match=r"the columns of 'kinds' are data sets .*: leave out --dataset"):
+        planned("kinds", tmp_path, dataset="digits")
 
 
 def test_columns_that_become_the_same_are_one_with_every_run_once(tmp_path):

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crad.config import make_experiment
-from crad.data.agreed import OwnFile, TableSchema, complete_schema, draft_schema
-from crad.data.agreed.table_schema import wide_range, write_table
-from crad.data.readers.table_file import TableOptions, options_of
+from crad.data.agreed import OwnFile, ReadOptions, TableSchema, complete_schema, draft_schema
+from crad.data.agreed.shard_files import write_table
+from crad.data.agreed.table_schema import wide_range
+from crad.data.readers.table_file import options_of
 from crad.data.site_data import OwnData
 from crad.errors import ConfigError, CradError, DataError
 from crad.federation.context import input_shape_of
@@ -335,7 +336,7 @@ def many(count: int, **changes: Any) -> dict[str, Any]:
 
 CATEGORY = {"kind": "category"}
 HOSTILE: dict[str, tuple[Any, str]] = {
-    "another kind": ({"kind": "song"}, "data: kind = 'song': expected table (of images there is no [data])"),
+    "another kind": ({"kind": "song"}, "data: kind = 'song': expected table or text or series or audio"),
     "no kind": ({}, "kind = 'None'"),
     "a kind that is no text": ({"kind": ["table"]}, "expected table"),
     "no label": ({"kind": "table", "columns": SCHEMA["columns"]}, "label"),
@@ -424,7 +425,8 @@ def test_any_json_as_a_schema_is_taken_or_refused_in_one_line(identities, value)
 
 def draft(folder, **said: str):
     (folder / "own.csv").write_text("\n".join([HEADER, *ROWS]) + "\n")
-    return draft_schema(OwnFile(str(folder / "own.csv")), options_of(make_experiment({"label": "ill", **said})))
+    options = options_of(make_experiment({"label": "ill", **said}))
+    return draft_schema(OwnFile(str(folder / "own.csv")), ReadOptions(table=options))
 
 
 def test_a_draft_has_columns_categories_codes_and_wide_ranges(tmp_path):
@@ -436,7 +438,7 @@ def test_a_draft_has_columns_categories_codes_and_wide_ranges(tmp_path):
         {"name": "chol", "kind": "number", "missing": "0", "range": [100.0, 500.0]},
     ]
     with pytest.raises(ConfigError, match="say which column is the label"):
-        draft_schema(OwnFile(str(tmp_path / "own.csv")), TableOptions())
+        draft_schema(OwnFile(str(tmp_path / "own.csv")), ReadOptions())
     with pytest.raises(ConfigError, match="ranges has 'age=1': expected column=low:high, such as age=0:120"):
         draft(tmp_path, ranges="age=1")
 

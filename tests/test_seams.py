@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
 import crad
 from crad.aggregation import RULES, Evidence, Rule, Selection
 from crad.aggregation.filters import keep_all
-from crad.data.kinds import KINDS, Words
-from crad.data.kinds.table import TableKind
+from crad.data.kinds import KINDS, Kind, Words
+from crad.data.kinds.series import SignalPreprocessor
 from crad.engines.serial import SerialEngine
+from crad.errors import DataError
 from crad.federation.context import build_run_context
 from crad.federation.exchange import MemoryExchange
 from crad.federation.message import Message
@@ -21,7 +26,8 @@ from crad.federation.roster import Roster
 from crad.federation.topology import RoundParticipants, Routes
 from crad.methods import resolve_method
 from crad.methods.distillation import distil, distillation_method
-from crad.models import ARCHITECTURES, FAMILIES, InputShape
+from crad.models import ARCHITECTURES, FAMILIES, networks
+from crad.models.families import find_networks
 from crad.report import charts
 from crad.report.charts.chart import CHARTS, ReportChart, on_page
 from crad.runs.callbacks import Callback, LambdaCallback
@@ -159,48 +165,100 @@ def test_an_exchange_is_all_that_the_loop_knows_of_a_transport(tiny, tmp_path):
     assert [one["validation_accuracy"] for one in records] == [one["validation_accuracy"] for one in usual]
 
 
-class Signals(TableKind):
-    """Recordings [N, T, channels]: what a kind says of itself, as far as it is not said for rows already."""
+class Signals(Kind):
+    """Recordings [N, T, channels]: all that a kind must say of itself."""
 
     name = "signal"
     words = Words("signal", "signals")
     models = ("wave",)
+    input_name = "signals"
+    dtype = np.dtype(np.float32)
+    channel_axis = -1
 
-    def is_source(self, name_or_path: str) -> bool:
-        return False
+    def is_source(self, name_or_path):
+        return name_or_path.endswith(".signals")
+
+    def read(self, name_or_path, options):
+        with np.load(name_or_path) as arrays:
+            samples, labels = arrays["samples"], arrays["labels"]
+        return crad.Dataset("noises", samples, labels, samples, labels, ("soft", "loud"), kind=self.name)
 
     def check(self, samples, dataset, *, where):
-        assert samples.ndim == 3
+        if samples.ndim != 3:
+            raise DataError(f"{where} is of shape {samples.shape}, expected [N, T, channels]")
 
     def to_tensor(self, samples, form):
         return torch.from_numpy(samples).transpose(1, 2).contiguous()
 
+    def preprocessor(self, dataset, *, is_augmented, device):
+        return SignalPreprocessor(torch.device(device))
+
     def batch(self, x, form):
         return np.asarray(x, dtype=np.float32)
+
+    def read_inputs(self, path, form, *, key):
+        with np.load(path) as arrays:
+            return [], arrays["samples"]
+
+    def preprocessor_of(self, form):
+        return SignalPreprocessor(torch.device("cpu"))
 
     def picture(self, dataset, sample):
         return {"row": [["loudest", f"{sample.max():.1f}"]]}
 
+    def features(self, dataset, samples):
+        return {"mean": samples.mean(axis=(1, 2), dtype=np.float64)}
 
-def wave(shape: InputShape, *, width: float) -> nn.Module:
-    """One convolution in time."""
-    assert shape.image_size == (20,)
-    conv = nn.Conv1d(shape.in_channels, 4, kernel_size=5)
-    return nn.Sequential(conv, nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, shape.num_classes))
+    def schema(self, dataset):
+        return {"length": dataset.train_samples.shape[1]}
 
 
-def test_a_kind_of_data_is_an_entry_with_its_families(monkeypatch, tmp_path):
-    monkeypatch.setitem(KINDS, "signal", Signals())
-    monkeypatch.setitem(FAMILIES, "signal", {"wave": wave})
-    monkeypatch.setitem(ARCHITECTURES, "wave", wave)
+WAVE_MODULE = """
+from torch import nn
+
+def wave(shape, *, width):
+    first, last = nn.Conv1d(shape.in_channels, 4, kernel_size=5), nn.Linear(4, shape.num_classes)
+    return nn.Sequential(first, nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), last)
+
+FAMILIES = {"signal": {"wave": wave}}
+"""
+
+
+@pytest.fixture
+def signals(monkeypatch, tmp_path):
+    """A kind of data in three places: its class, its line among the kinds, and a module of networks in the folder."""
+    folder = tmp_path / "networks"
+    folder.mkdir()
+    (folder / "wave.py").write_text(WAVE_MODULE)
+    monkeypatch.setattr(networks, "__path__", [*networks.__path__, str(folder)])
+    registries: tuple[dict[str, Any], ...] = (KINDS, FAMILIES, ARCHITECTURES)
+    before = [(known, dict(known)) for known in registries]
+    KINDS.clear()
+    KINDS.update({"signal": Signals(), **before[0][1]})  # images come last
+    find_networks()
+    yield
+    for known, then in before:
+        known.clear()
+        known.update(then)
+    del sys.modules[f"{networks.__name__}.wave"]
+
+
+def test_a_kind_of_data_is_its_class_a_line_and_its_networks(signals, tmp_path):
     labels = np.arange(60) % 2
     samples = np.random.default_rng(0).normal(size=(60, 20, 2)).astype(np.float32)
     samples[labels == 1] += 2
-    data = crad.Dataset("noises", samples, labels, samples, labels, ("soft", "loud"), kind="signal")
+    path = tmp_path / "noises.signals"
+    with path.open("wb") as file:
+        np.savez(file, samples=samples, labels=labels)
     common = {"clients": 2, "partition": "iid", "batch_size": 8, "workers": 1, "proxy_size": 0}
-    experiment = crad.Experiment(rounds=8, optimizer="adamw", lr=0.03, **common)
-    result = crad.run(experiment, data=data, output=tmp_path / "run")
+    experiment = crad.Experiment(dataset=str(path), rounds=8, optimizer="adamw", lr=0.03, **common)
+    result = crad.run(experiment, output=tmp_path / "run")
     assert result.experiment.models == ("wave",)
     assert result.summary["global_accuracy"] > 80
-    assert result.models[0].predict(samples[:2]).shape == (2,)
     assert "test signals" in (tmp_path / "run" / "report.html").read_text()
+    said = result.models[0].predict_proba(samples[:2])
+    read = crad.load_model(result.export("safetensors", client=0, path=tmp_path / "model.safetensors"))
+    assert read.card.kind == "signal"
+    assert np.allclose(read.predict_proba(samples[:2]), said, atol=1e-6)
+    names, inputs = KINDS["signal"].read_inputs(path, read.card, key=None)
+    assert (names, inputs.shape) == ([], samples.shape)

@@ -124,7 +124,7 @@ def test_a_family_for_another_kind_is_refused_with_those_that_fit(wards, tiny):
     ):
         crad.run(change(wards, models=("mlp", "cnn6")))
     with pytest.raises(
-        ConfigError, match="model 'mlp' is for data of kind 'table', and this is of kind 'image': choose resnet18"
+        ConfigError, match="model 'mlp' is for data of kind 'table', and this is of kind 'image': choose cnn6, "
     ):
         crad.run(change(tiny, models=("mlp",)))
     with pytest.raises(ConfigError, match="model 'timm:resnet18' is for data of kind 'image'"):

@@ -24,8 +24,8 @@ from crad.federation.method import Learned, MethodSpec, Phase
 from crad.inference.engine import TeacherEngine
 from crad.methods.local_training import train_epochs
 from crad.models import FITTED, Architecture, InputShape, build_model
+from crad.models.networks.trees import GradientBoosting, RandomForest, TreeEnsemble
 from crad.models.tree_fit import FittedTree, _as_heaps, _rows_of, bin_edges, bin_numbers, round_down
-from crad.models.trees import GradientBoosting, RandomForest, TreeEnsemble
 from crad.training.losses import BatchLabels, PrivateLoss, StudentLoss, private_loss
 from tests.conftest import change
 from tests.test_golden import without_timing

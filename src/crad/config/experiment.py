@@ -6,6 +6,7 @@ the flags are the same words with hyphens.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -589,12 +590,18 @@ def stored_experiment(path: Path) -> Experiment:
 
 def setting_of(name: str) -> Setting:
     """Return what a field of `Experiment` is to the rest of the package."""
-    return next(one for one in Experiment.model_fields[name].metadata if isinstance(one, Setting))
+    return _settings_of(Experiment)[name]
+
+
+@functools.cache  # asked for hundreds of times by everything that reads or names a run
+def _settings_of(experiment: type[Experiment]) -> Mapping[str, Setting]:
+    fields = experiment.model_fields.items()
+    return {name: next(one for one in field.metadata if isinstance(one, Setting)) for name, field in fields}
 
 
 def names_where(is_meant: Callable[[Setting], bool]) -> tuple[str, ...]:
     """Return the settings of which this is true, in the order of their fields."""
-    return tuple(name for name in Experiment.model_fields if is_meant(setting_of(name)))
+    return tuple(name for name, setting in _settings_of(Experiment).items() if is_meant(setting))
 
 
 def names_of(*roles: Role) -> tuple[str, ...]:
@@ -602,9 +609,14 @@ def names_of(*roles: Role) -> tuple[str, ...]:
     return names_where(lambda setting: setting.role in roles)
 
 
-def older_names() -> dict[str, str]:
+def older_names() -> Mapping[str, str]:
     """Return the settings that were called otherwise, or that people call otherwise, by that name."""
-    names = [(name, setting_of(name)) for name in Experiment.model_fields]
+    return _older_names_of(Experiment)
+
+
+@functools.cache
+def _older_names_of(experiment: type[Experiment]) -> Mapping[str, str]:
+    names = _settings_of(experiment).items()
     return {other: name for name, one in names for other in (one.stored_as, one.also_called) if other is not None}
 
 

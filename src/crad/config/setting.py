@@ -24,7 +24,7 @@ LrSchedule = Literal["constant", "cosine"]
 LocalLoss = Literal["plain", "balanced"]
 EvidenceSource = Literal["reported", "own", "pooled"]
 FilterKind = Literal["median", "support", "self-scaled", "weighted-consensus", "weighted-median", "weighted"]
-DistillAugment = Literal["same", "mixup", "strong"]
+DistillAugment = Literal["same", "mixup", "strong", "cutmix", "crops", "patches"]
 TeacherPrior = Literal["keep", "remove"]
 AttackKind = Literal[
     "noise",

@@ -41,7 +41,9 @@ class CommitteeScore:
     counted_local: tuple[ClassScore, ...] = ()  # the local scores of these
     overall_per_client: tuple[ClassScore, ...] = ()  # by client, where their committees differ
     left_out: Mapping[int, str] = field(default_factory=dict)
-    study: Mapping[str, Mapping[TeacherPrior, CommitteeScore]] = field(default_factory=dict)  # under every rule
+
+
+CommitteeStudy = Mapping[str, Mapping[TeacherPrior, CommitteeScore]]  # by rule, by what is done with members' priors
 
 
 @dataclass(frozen=True)
@@ -91,14 +93,22 @@ def score_committee(roster: Roster, *, round_index: int) -> CommitteeScore:
             settings.committee_rule, heard.prior, settings.committee_evidence, (), None, (), left_out=left_out
         )
 
-    def asked(name: str, rule: Rule, prior: TeacherPrior) -> CommitteeScore:
-        return _Committees(context, heard.slots, heard.sound, rule, prior).score(name, heard.said)
+    committees = _Committees(context, heard.slots, heard.sound, context.committee_rule, heard.prior)
+    return replace(committees.score(settings.committee_rule, heard.said), left_out=left_out)
 
-    study = {
-        name: {prior: asked(name, one, prior) for prior in get_args(TeacherPrior)}
-        for name, one in (RULES.items() if settings.committee_study else ())
+
+def study_committee(roster: Roster) -> CommitteeStudy:
+    """Combine what the members said in their newest tests by every rule, with their priors and without; dear."""
+    heard = _hear_members(roster)
+    if not heard.sound:
+        return {}
+    return {
+        name: {
+            prior: _Committees(roster.context, heard.slots, heard.sound, rule, prior).score(name, heard.said)
+            for prior in get_args(TeacherPrior)
+        }
+        for name, rule in RULES.items()
     }
-    return replace(asked(settings.committee_rule, context.committee_rule, heard.prior), left_out=left_out, study=study)
 
 
 def committee_predictions(roster: Roster) -> Iterator[CommitteePrediction]:

@@ -26,7 +26,7 @@ FIGURES = ("per_class", "convergence", "context", "cases")
 NAMES = (*TABLES, *FIGURES)
 GROUPS = {"figures": FIGURES, "all": NAMES}
 # Of this project, with no published figure: no part of `all`.
-OWN = ("beyond", "controls", "attacks", "committee", "committee_rules")
+OWN = ("beyond", "controls", "attacks", "committee", "committee_rules", "student", "kinds")
 CHOICES = (*NAMES, *OWN, *GROUPS)
 PAPER_PRESET = "paper"
 
@@ -98,6 +98,7 @@ class PaperExperiment(_Part):
     baseline: str | None = None  # the row that all others are compared to, seed by seed, instead of the paper
     control: str | None = None  # the column that all others are compared to as well, row by row
     is_single_run: bool = False  # the first seed's run is looked at, not a mean
+    is_bound_to_data: bool = False  # a column's settings fit its own data alone: no preset, no flag puts others there
 
     @model_validator(mode="after")
     def _check_names(self) -> PaperExperiment:
@@ -199,7 +200,7 @@ def plan_cells(
     if preset not in PRESETS:
         raise unknown_name("preset", preset, PRESETS)
     _check_flags(paper, flags)
-    own_data = {key: value for key, value in PRESETS[preset].items() if key == "dataset"}
+    own_data = {} if paper.is_bound_to_data else {k: v for k, v in PRESETS[preset].items() if k == "dataset"}
     wanted = (seeds or paper.seeds)[: 1 if paper.is_single_run else None]
     cells = []
     for seed in wanted:
@@ -208,7 +209,7 @@ def plan_cells(
                 said = paper.settings_of(row, column)
                 if not choice.takes(row, column, said):
                     continue
-                tuned = (method_settings or {}).get(said["method"], {})
+                tuned = {**said.get("method_settings", {}), **(method_settings or {}).get(said["method"], {})}
                 chosen = {**said, **own_data, **paper.presets.get(preset, {}), **flags, "seed": seed}
                 experiment = Experiment(**{**chosen, "method_settings": tuned})
                 cells.append(PlannedCell(row, column, experiment, Experiment(**{**said, "seed": paper.seeds[0]})))
@@ -249,6 +250,10 @@ def _check_flags(paper: PaperExperiment, flags: Mapping[str, Any]) -> None:
     for key in flags:
         if key in compared:
             raise ConfigError(f"the rows of {paper.name!r} differ in {key}: leave out --{key.replace('_', '-')}")
+    if paper.is_bound_to_data and "dataset" in flags:
+        raise ConfigError(
+            f"the columns of {paper.name!r} are data sets with settings of their own: leave out --dataset"
+        )
     if paper.control is not None and (attack := {"attack", *ALIASES} & {*flags}):
         raise ConfigError(f"the columns of {paper.name!r} differ in their attack: leave out --{attack.pop()}")
 

@@ -58,6 +58,19 @@ def _asked(metric: str) -> Measure:
     return measure
 
 
+def _metric(name: str) -> Measure:
+    """Return a metric beyond accuracy on the common test samples; in a row `...-together` that of all models."""
+
+    def measure(run: RunRecords, row: str) -> Value:
+        digest = run.summary.get("metrics") or {}
+        if row.endswith(TOGETHER):
+            digest = digest.get("committee") or {}
+        value = digest.get("global", {}).get(name, {}).get("value")
+        return None if value is None else float(value)
+
+    return measure
+
+
 def _studied(metric: str) -> Measure:
     """Return the committee's accuracy under the rule and the prior that the row is called by, `crad/remove`."""
 
@@ -194,11 +207,13 @@ def _of_case(key: str) -> Measure:
 MEASURES: dict[str, Measure] = {
     "global_accuracy": _of_summary("global_accuracy"),
     "local_accuracy": _of_summary("local_accuracy"),
+    "others_accuracy": _of_summary("others_accuracy"),
     "honest_global_accuracy": _of_honest("global_accuracy"),
     "honest_local_accuracy": _of_honest("local_accuracy"),
     "attack_success": _of_honest("attack_success"),
     "asked_global_accuracy": _asked("global_accuracy"),
     "asked_local_accuracy": _asked("local_accuracy"),
+    "asked_auroc": _metric("auroc"),
     "studied_global_accuracy": _studied("global_accuracy"),
     "studied_local_accuracy": _studied("local_accuracy"),
     "sent_mib": _sent_mib,

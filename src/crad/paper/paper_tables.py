@@ -235,7 +235,8 @@ def circumstances(paper: PaperExperiment, cells: Sequence[PlannedCell], finished
         summaries = [run.summary for run in runs]
         sentences[0] += (
             f", {_listed(one['train_images'] for one in summaries)} training and "
-            f"{_listed(one['test_images'] for one in summaries)} test images, on "
+            f"{_listed(one['test_images'] for one in summaries)} test "
+            f"{', '.join(dict.fromkeys(run.partition.get('samples', 'images') for run in runs))}, on "
             f"{_listed(_hardware(run) for run in runs)}"
         )
     sentences[0] += "."
@@ -263,6 +264,8 @@ def _departure_sentence(paper: PaperExperiment, cells: Sequence[PlannedCell], ru
             if run.summary["train_images"] < WHOLE.get(run.experiment.dataset, 0)
         }
         said += sorted(parts)
+    if not said and paper.baseline:
+        return []  # of our own, and as its file says
     if not said:
         return ["No setting departs from the paper's protocol."]
     if paper.baseline:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from crad.analysis.durations import Durations
 from crad.analysis.groups import worlds
 from crad.config import Experiment
-from crad.data.catalog import locate
+from crad.data.catalog import check_present
 from crad.errors import ConfigError, CradError, DataError, RunError
 from crad.files import write_atomically
 from crad.paper.experiments import (
@@ -191,7 +191,7 @@ def absent_data(runs: Sequence[StoredRun]) -> dict[str, str]:
     absent = {}
     for name in dict.fromkeys(run.experiment.dataset for run in runs if run.state != "done"):
         try:
-            locate(name)
+            check_present(name)
         except (DataError, ConfigError) as error:
             absent[name] = str(error)
     return absent

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crad.errors import RunError
+from crad.federation.committee_score import study_committee
 from crad.federation.exchange import Exchange
 from crad.federation.method import Method
 from crad.federation.peer_evaluation import Evaluation
@@ -28,7 +29,7 @@ from crad.runs.checkpoint import (
 )
 from crad.runs.client_metrics import RunMetrics, measure_clients
 from crad.runs.directory import RunDirectory
-from crad.runs.records import Record, round_record
+from crad.runs.records import Record, round_record, with_study
 from crad.runs.selection import best_round, honest_best_round
 
 
@@ -86,6 +87,7 @@ class RunLoop:
         reached = records[-1]["round"] if records else 0
         for done in self._rounds.run(after=reached, on_step=callback.on_step):
             records.append(round_record(done, self._roster))
+            self._study(records)
             self._save(records, done)
             callback.on_round(records[-1])
             on_progress(records)
@@ -154,6 +156,15 @@ class RunLoop:
                 f"{directory.path} has {written} rounds but no checkpoint of them that this version reads; "
                 "put checkpoint/ back, or begin again with another output"
             )
+
+    def _study(self, records: list[Record]) -> None:
+        """Add the committee under every rule, where that is wanted and this round may be the one that is reported."""
+        latest = records[-1]
+        if not self._roster.context.experiment.committee_study or "committee" not in latest:
+            return
+        best = best_round(records)
+        if best is latest or self._reported_round(records) == latest["round"]:
+            records[-1] = with_study(latest, study_committee(self._roster))
 
     def _save(self, records: list[Record], done: Round) -> None:
         best, reported = best_round(records), self._reported_round(records)

@@ -13,7 +13,7 @@ import numpy as np
 
 from crad.data.dataset import Dataset
 from crad.data.federated_data import FederatedData
-from crad.federation.committee_score import CommitteeScore
+from crad.federation.committee_score import CommitteeScore, CommitteeStudy
 from crad.federation.method import Learned
 from crad.federation.peer import PeerSpec
 from crad.federation.peer_evaluation import Evaluation
@@ -76,12 +76,47 @@ def round_record(done: Round, roster: Roster) -> Record:
         "global_accuracy": _mean_or_none(overall) if done.is_tested else None,
         "payload_bytes": done.payload_bytes,
         "published_bytes": sum(done.traffic.published[index] for index in done.active),
+        **(_others_accuracy(roster) if done.is_tested else {}),
         **_variant_means(evaluations, is_tested=done.is_tested),
         **({} if done.committee is None else {"committee": _committee_record(done.committee)}),
         "clients": clients,
         **({"helpers": [_helper_record(place, done) for place in helpers]} if helpers else {}),
         "timing": {"seconds": done.seconds, "peak_memory_bytes": done.peak_memory_bytes},
     }
+
+
+def with_study(record: Record, study: CommitteeStudy) -> Record:
+    """Return a round's record with the committee's accuracies under every rule, members' priors kept and removed."""
+    figures = {
+        name: {
+            prior: {
+                "global_accuracy": None if one.overall is None else one.overall.accuracy,
+                "local_accuracy": _mean_or_none(one.counted_local),
+            }
+            for prior, one in priors.items()
+        }
+        for name, priors in study.items()
+    }
+    return {**record, "committee": {**record["committee"], "study": figures}}
+
+
+def _others_accuracy(roster: Roster) -> Record:
+    """Return how clients' models do on the validation halves of all others, on average; a simulation alone knows.
+
+    By what was counted for the committee, without anybody's prior: it stands for global accuracy where one chooses, so
+    that no test image is looked at. Of clients that do not attack; nothing where nothing was counted.
+    """
+    honest = [slot for slot in roster if slot.member.clients and slot.index not in roster.context.adversary.members]
+    sizes = [len(shard.validation) for shard in roster.context.data.shards]
+    found = []
+    for slot in honest:
+        tallies = None if slot.evaluation is None else slot.evaluation.tallies
+        others = [client for one in honest for client in one.member.clients if client not in slot.member.clients]
+        samples = sum(sizes[client] for client in others)
+        if tallies is None or not samples:
+            return {}
+        found.append(100.0 * sum(sum(tallies[client].hits) for client in others) / samples)
+    return {"others_accuracy": sum(found) / len(found)} if found else {}
 
 
 def _committee_record(committee: CommitteeScore) -> Record:
@@ -100,7 +135,6 @@ def _committee_record(committee: CommitteeScore) -> Record:
         **_overall_per_client(committee),
         "local_accuracy_per_client": [score.accuracy for score in committee.local],
         "global": None if committee.overall is None else _hits(committee.overall),
-        **({"study": _study_record(committee)} if committee.study else {}),
     }
 
 
@@ -108,20 +142,6 @@ def _overall_per_client(committee: CommitteeScore) -> Record:
     """Return every client's committee on the common test images, where they differ."""
     scores = committee.overall_per_client
     return {"global_accuracy_per_client": [score.accuracy for score in scores]} if scores else {}
-
-
-def _study_record(committee: CommitteeScore) -> Record:
-    """Return global and local accuracy under every rule, with the members' priors kept and removed."""
-    return {
-        name: {
-            prior: {
-                "global_accuracy": None if one.overall is None else one.overall.accuracy,
-                "local_accuracy": _mean_or_none(one.counted_local),
-            }
-            for prior, one in priors.items()
-        }
-        for name, priors in committee.study.items()
-    }
 
 
 def _bytes_of(done: Round, index: int) -> Record:

@@ -56,6 +56,7 @@ def summarise(
         "local_accuracy": best["local_accuracy"],
         "local_accuracy_spread": _spread(clients, "local_accuracy"),
         "validation_accuracy": best["validation_accuracy"],
+        **({"others_accuracy": best["others_accuracy"]} if "others_accuracy" in best else {}),
         "last_global_accuracy": rounds[-1]["global_accuracy"],
         "last_local_accuracy": rounds[-1]["local_accuracy"],
         "global_accuracy_per_client": [client["global_accuracy"] for client in clients],
