@@ -352,6 +352,7 @@ def test_an_input_that_nobody_takes_for_the_class_can_still_be_changed():
     loss = dream_loss([_Expert(Slope(), torch.tensor([0.0, 3.0]), None)], inputs, torch.tensor([1]), plan())
     assert float(loss.detach()) == pytest.approx(60.0)
     loss.backward()
+    assert inputs.grad is not None
     assert float(inputs.grad) == pytest.approx(1.0)
 
 
