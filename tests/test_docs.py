@@ -20,7 +20,7 @@ from crad.cli import VERBS
 from crad.config import Experiment
 from crad.errors import install_hint
 from tests.conftest import ROOT
-from tools import docs_site
+from tools import docs_site, evidence_tables
 from tools.notebooks import TUTORIALS, executed, tutorials
 from tools.reference import commands_page, settings_page
 
@@ -204,3 +204,36 @@ def test_every_page_of_a_folder_is_in_the_navigation():
 )
 def test_a_page_that_loads_from_a_network_is_found(html: str, is_loading: bool):
     assert bool(docs_site.LOADED.search(html.encode())) is is_loading
+
+
+# --- tables that are made of kept evidence
+
+
+def test_tables_of_evidence_are_as_the_evidence_has_them_now():
+    assert {"results.md", "texts.md", "recordings.md"} <= {path.name for path in evidence_tables.pages()}
+    for path in evidence_tables.pages():
+        text = path.read_text(encoding="utf-8")
+        assert evidence_tables.rewritten(text) == text, f"{path.name}: python -m tools.evidence_tables"
+
+
+def test_a_table_of_evidence_by_hand(tmp_path, monkeypatch):
+    folder = tmp_path / "evidence" / "toy" / "tables"
+    folder.mkdir(parents=True)
+    (folder / "toy.csv").write_text(
+        "name,column,metric,mean,seeds,baseline,difference,interval_low,interval_high,verdict\n"
+        "alone,here,acc,50.04,1 2,alone,,,,\n"
+        "all,here,acc,60.0,1 2,alone,9.96,8.0,12.0,better\n"
+        "some,here,acc,51.0,1 2,alone,0.96,-1.0,3.0,\n"
+        "all,there,acc,1.0,1 2,alone,,,,\n"
+    )
+    monkeypatch.setattr(evidence_tables, "ROOT", tmp_path)
+    page = "before\n<!-- evidence: toy here acc=global -->\nold\n<!-- end of evidence -->\nafter\n"
+    made = evidence_tables.rewritten(page)
+    assert made.startswith("before\n<!-- evidence: toy here acc=global -->\n\n| | global | minus alone |\n")
+    assert "| alone | 50.0 |  |\n| all | 60.0 | **+10.0 ± 2.0** |\n| some | 51.0 | +1.0 ± 2.0 |\n" in made
+    assert "mean over seeds 1, 2;" in made
+    assert made.endswith("<!-- end of evidence -->\nafter\n")
+    assert "old" not in made
+    assert evidence_tables.rewritten(made) == made
+    with pytest.raises(SystemExit, match="no column 'nowhere'"):
+        evidence_tables.rewritten(page.replace("here", "nowhere"))

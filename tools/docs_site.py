@@ -30,6 +30,7 @@ ELSEWHERE = {
     "CONTRIBUTING.md": "contributing.md",
     "README.md": "index.md",
     "evidence/attacks/tables/attacks.md": "attack-tables.md",
+    "evidence/kinds/tables/kinds.md": "kind-tables.md",
     "examples/three_hospitals/README.md": "three-hospitals.md",
     "examples/four_hospitals/README.md": "four-hospitals.md",
     "examples": "examples.md",

@@ -1,0 +1,78 @@
+"""Tables in the docs that are made of kept evidence: `python -m tools.evidence_tables` writes them again.
+
+A page says which one it wants, and everything up to the end mark is ours:
+
+    <!-- evidence: kinds heart asked_global_accuracy=global asked_auroc=AUROC -->
+    <!-- end of evidence -->
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+BLOCK = re.compile(r"(<!-- evidence: (?P<asked>[^\n]+?) -->\n)(?P<table>.*?)(<!-- end of evidence -->)", re.DOTALL)
+
+
+def rewritten(text: str) -> str:
+    """Return a page with its tables as the evidence has them now."""
+    return BLOCK.sub(lambda found: f"{found[1]}\n{made_table(found['asked'].split())}\n{found[4]}", text)
+
+
+def made_table(asked: Sequence[str]) -> str:
+    """Return one column of a study as Markdown: every metric, and its difference to the baseline by seed."""
+    study, column, *wanted = asked
+    metrics = dict(one.split("=", 1) for one in wanted)
+    path = ROOT / "evidence" / study / "tables" / f"{study}.csv"
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["column"] == column]
+    if not rows:
+        raise SystemExit(f"{path}: has no column {column!r}")
+    baseline = rows[0]["baseline"]
+    heads = [head for label in metrics.values() for head in (label, f"minus {baseline}")]
+    lines = ["| | " + " | ".join(heads) + " |", "|---" + "|---:" * len(heads) + "|"]
+    for name in dict.fromkeys(row["name"] for row in rows):
+        of_row = {row["metric"]: row for row in rows if row["name"] == name}
+        lines.append(f"| {name} | " + " | ".join(cell for one in metrics for cell in _cells(of_row[one])) + " |")
+    seeds = sorted({row["seeds"] for row in rows}, key=len)
+    said = f"seeds {seeds[-1].replace(' ', ', ')}" if len(seeds) == 1 else f"seeds as far as run: {' / '.join(seeds)}"
+    return (
+        "\n".join(
+            [
+                *lines,
+                "",
+                f"Percent, mean over {said}; ± half of the paired 95 % interval, bold where it leaves out zero.",
+            ]
+        )
+        + "\n"
+    )
+
+
+def _cells(row: dict[str, str]) -> tuple[str, str]:
+    mean = f"{float(row['mean']):.1f}"
+    if not row["interval_low"]:
+        return mean, ""
+    half = (float(row["interval_high"]) - float(row["interval_low"])) / 2
+    difference = f"{float(row['difference']):+.1f} ± {half:.1f}"
+    return mean, f"**{difference}**" if row["verdict"] else difference
+
+
+def pages() -> list[Path]:
+    """Return the pages that have such a table."""
+    return [path for path in sorted((ROOT / "docs").rglob("*.md")) if BLOCK.search(path.read_text(encoding="utf-8"))]
+
+
+def main() -> int:
+    """Write every page again."""
+    for path in pages():
+        path.write_text(rewritten(path.read_text(encoding="utf-8")), encoding="utf-8")
+        print(path.relative_to(ROOT))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
