@@ -227,13 +227,13 @@ def test_a_table_of_evidence_by_hand(tmp_path, monkeypatch):
         "all,there,acc,1.0,1 2,alone,,,,\n"
     )
     monkeypatch.setattr(evidence_tables, "ROOT", tmp_path)
-    page = "before\n<!-- evidence: toy here acc=global -->\nold\n<!-- end of evidence -->\nafter\n"
+    page = "before\n<!-- evidence: toy here acc=global -->\nearlier\n<!-- end of evidence -->\nafter\n"
     made = evidence_tables.rewritten(page)
     assert made.startswith("before\n<!-- evidence: toy here acc=global -->\n\n| | global | minus alone |\n")
     assert "| alone | 50.0 |  |\n| all | 60.0 | **+10.0 ± 2.0** |\n| some | 51.0 | +1.0 ± 2.0 |\n" in made
     assert "mean over seeds 1, 2;" in made
     assert made.endswith("<!-- end of evidence -->\nafter\n")
-    assert "old" not in made
+    assert "earlier" not in made
     assert evidence_tables.rewritten(made) == made
     with pytest.raises(SystemExit, match="no column 'nowhere'"):
         evidence_tables.rewritten(page.replace("here", "nowhere"))

@@ -141,10 +141,9 @@ def test_who_comes_again_trains_nothing_and_has_the_same(federation, tmp_path):
     assert (members.state(0) / "model.safetensors").read_bytes() == before
 
 
+@pytest.mark.parametrize("federation", ["texts"], indirect=True)
 def test_whoever_gets_a_snapshot_of_texts_sees_which_words_were_trained_on(federation):
-    kind_name, _, members, _ = federation
-    if kind_name != "text":
-        pytest.skip("of texts")
+    _, _, members, _ = federation
     part = prepare_local_peer(members.agreement, read_site(members.site(0)))
     drawn = Peer(part.context, part.method.roster(part.context)[0]).model.state_dict()
     trained = load_file(members.state(0) / "model.safetensors")

@@ -533,6 +533,9 @@ def test_the_command_line_has_it_all(news, tmp_path, crad_command):
     assert [row["name"] for row in rows] == ["local", "crad"]
     code, _, _ = crad_command("explain", next((tmp_path / "both").glob("*crad*")), "--student", 0, "--image", 1)
     assert code == 0
-    code, _, err = crad_command("data", "split", *words, "--clients", 2, "--output", tmp_path / "shards")
-    assert code == 2
-    assert "data of kind 'text' is not written: only images and tables are" in err
+    code, out, err = crad_command("data", "split", *words, "--clients", 2, "--output", tmp_path / "shards")
+    assert code == 0, err
+    assert "client-0.csv: " in out
+    first = (tmp_path / "shards" / "client-0.csv").read_text().splitlines()
+    assert set(first[0].split(",")) == {"text", "topic"}
+    assert len(first) > 2
