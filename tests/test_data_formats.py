@@ -17,10 +17,10 @@ import pytest
 from PIL import Image
 
 from crad.data import DATASETS, Dataset, check_dataset, data_directory, load_dataset
+from crad.data.agreed.own_data import load_own_data
 from crad.data.dataset import Splits, build_dataset
 from crad.data.readers.table_file import TableOptions
 from crad.data.resizing import resize_images
-from crad.data.site_data import load_own_data
 from crad.data.subsets import balanced_subset
 from crad.errors import ConfigError, DataError
 from crad.randomness import stream

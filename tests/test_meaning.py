@@ -13,7 +13,7 @@ import pytest
 from crad.analysis.confusions import confused_members, confusion_sentence, simulated_confusions
 from crad.cli import main
 from crad.config import Experiment
-from crad.data.site_data import draft_dataset, load_own_data
+from crad.data.agreed.own_data import draft_dataset, load_own_data
 from crad.engines.serial import SerialEngine
 from crad.errors import DataError
 from crad.federation.context import RunContext, build_run_context

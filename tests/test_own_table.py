@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from crad.config import make_experiment
 from crad.data.agreed import OwnFile, ReadOptions, TableSchema, complete_schema, draft_schema
+from crad.data.agreed.own_data import OwnData
 from crad.data.agreed.shard_files import write_table
 from crad.data.agreed.table_schema import wide_range
 from crad.data.readers.table_file import options_of
-from crad.data.site_data import OwnData
 from crad.errors import ConfigError, CradError, DataError
 from crad.federation.context import input_shape_of
 from crad.models import Architecture, estimate_size

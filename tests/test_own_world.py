@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from crad.config import Experiment
+from crad.data.agreed.own_data import load_own_data
 from crad.data.agreed.shard_files import write_shard
 from crad.data.preprocessing import ImagePreprocessor, channel_statistics, make_preprocessor
-from crad.data.site_data import load_own_data
 from crad.engines.serial import SerialEngine
 from crad.errors import DataError
 from crad.federation.class_statistics import count_noise

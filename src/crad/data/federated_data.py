@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,9 +18,11 @@ from crad.data.dataset import Dataset
 from crad.data.partition import Shard, Sites, class_counts, make_partition
 from crad.data.preprocessing import ImageSet, Preprocessor
 from crad.data.readers.table_file import options_of
-from crad.data.site_data import OwnData
 from crad.data.subsets import split_proxy
 from crad.randomness import stream
+
+if TYPE_CHECKING:
+    from crad.data.agreed.own_data import OwnData
 
 SHIFT_SAMPLES, SHIFT_FEATURES = 1000, 12  # at most so many of a client are looked at, and so many features shown
 PROXY_FRACTION = 10  # the proxy set is never more than a tenth of the training images

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,12 +18,14 @@ from crad.config import Experiment, Recipe
 from crad.data.dataset import Dataset
 from crad.data.federated_data import FederatedData, build_federated_data, build_own_data
 from crad.data.preprocessing import Preprocessor
-from crad.data.site_data import OwnData
 from crad.device import choose_device
 from crad.federation.attacks import Adversary, make_adversary
 from crad.inference.engine import Plans, check_precision
 from crad.models import Allowance, Architecture, InputShape
 from crad.training.losses import log_count_shares
+
+if TYPE_CHECKING:
+    from crad.data.agreed.own_data import OwnData
 
 
 @dataclass(frozen=True)

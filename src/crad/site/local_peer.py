@@ -8,7 +8,7 @@ from pathlib import Path
 
 from crad.api import check_model
 from crad.config import Experiment
-from crad.data.site_data import OwnData
+from crad.data.agreed.own_data import OwnData
 from crad.device import choose_device
 from crad.errors import ConfigError, RunError
 from crad.federation.context import RunContext, build_site_context

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidato
 
 from crad.config import AtLeastOne, Device, Positive
 from crad.data.agreed import ColumnMapping, LabelMapping, OwnFile
-from crad.data.site_data import AS_AGREED, OwnClasses
+from crad.data.agreed.own_data import AS_AGREED, OwnClasses
 from crad.errors import ConfigError, first_fault, unknown_name
 from crad.files import read_toml
 from crad.network.attendance import AWAY_AFTER

@@ -12,11 +12,11 @@ from pydantic import ValidationError
 
 from crad.data.agreed.data_schema import DataSchema, Draft, OwnFile, StoredSchema
 from crad.data.agreed.image_schema import ImageSchema, draft_images
+from crad.data.agreed.peer_lines import ColumnMapping, LabelMapping
 from crad.data.agreed.signal_schema import AudioSchema, SeriesSchema, draft_recordings, draft_series
 from crad.data.agreed.table_schema import TableSchema, draft_table
 from crad.data.agreed.text_schema import TextSchema, draft_texts
 from crad.data.kinds import ReadOptions, kind_of_source
-from crad.data.peer_lines import ColumnMapping, LabelMapping
 from crad.errors import first_fault
 
 # By kind: the first says what stands under [data] of an agreement (of images it stands outside, as ever), the second

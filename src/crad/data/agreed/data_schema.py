@@ -9,12 +9,12 @@ from typing import Any, Protocol, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from crad.data.agreed.own_data import OwnClasses, OwnData
+from crad.data.agreed.peer_lines import ColumnMapping, LabelMapping
 from crad.data.columns import check_standardize
 from crad.data.dataset import Dataset
 from crad.data.kinds import KINDS, Words
-from crad.data.peer_lines import ColumnMapping, LabelMapping
 from crad.data.preprocessing import Preprocessor
-from crad.data.site_data import OwnClasses, OwnData
 from crad.errors import ConfigError
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from crad.data.agreed.data_schema import Draft, OwnFile
+from crad.data.agreed.own_data import OwnData, draft_dataset, load_own_data
 from crad.data.columns import check_standardize
 from crad.data.dataset import Dataset
 from crad.data.kinds import KINDS, ReadOptions, Words, kind_of_source
 from crad.data.kinds.kind import refuse_options
 from crad.data.preprocessing import Preprocessor, make_preprocessor
-from crad.data.site_data import OwnData, draft_dataset, load_own_data
 from crad.errors import DataError
 
 

@@ -13,12 +13,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from crad.data.agreed.peer_lines import SHOWN, listed, quoted, toml_line
 from crad.data.catalog import locate, read_found
 from crad.data.checks.table_check import ColumnReport
 from crad.data.dataset import Dataset, Labels, Splits, build_dataset
 from crad.data.labels import number_texts
 from crad.data.partition import MIN_SAMPLES, Shard, split_shard
-from crad.data.peer_lines import SHOWN, listed, quoted, toml_line
 from crad.data.readers.npz import read_npz
 from crad.data.subsets import stratified_split
 from crad.errors import ConfigError, DataError

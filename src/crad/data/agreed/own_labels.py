@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from crad.data.peer_lines import SHOWN, ColumnMapping, listed, nearest, other_columns, quoted, toml_line
+from crad.data.agreed.own_data import AS_AGREED
+from crad.data.agreed.peer_lines import SHOWN, ColumnMapping, listed, nearest, other_columns, quoted, toml_line
 from crad.data.readers.table_file import RawTable, filled, plain_code, with_gaps
-from crad.data.site_data import AS_AGREED
 from crad.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from crad.data.agreed.own_data import AS_AGREED, OwnData, OwnSamples, agreed_numbers, divide_parts, own_names
+from crad.data.agreed.peer_lines import ColumnMapping, check_known, listed, nearest, toml_key, toml_line
 from crad.data.dataset import Dataset
 from crad.data.kinds.series import SUFFIXES, SeriesKind, make_signals
 from crad.data.labels import number_texts
-from crad.data.peer_lines import ColumnMapping, check_known, listed, nearest, toml_key, toml_line
 from crad.data.readers.class_folders import Listing, find_class_folders, first_suffix
 from crad.data.readers.image_folder import PICTURE
 from crad.data.readers.npz import is_npy_folder, read_arrays
 from crad.data.readers.wav import WAV, WavFormat, as_type, read_wav_format, read_waves
-from crad.data.site_data import AS_AGREED, OwnData, OwnSamples, agreed_numbers, divide_parts, own_names
 from crad.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

@@ -11,13 +11,9 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from crad.data.agreed.own_data import OwnData
 from crad.data.agreed.own_labels import free_columns, labels_of_table
-from crad.data.checks.table_check import ColumnReport, shown_values, stands_apart
-from crad.data.columns import Column
-from crad.data.dataset import Dataset
-from crad.data.kinds.table import raw_table_of
-from crad.data.partition import MIN_SAMPLES, split_shard
-from crad.data.peer_lines import (
+from crad.data.agreed.peer_lines import (
     SHOWN,
     ColumnMapping,
     check_known,
@@ -28,6 +24,11 @@ from crad.data.peer_lines import (
     toml_key,
     toml_line,
 )
+from crad.data.checks.table_check import ColumnReport, shown_values, stands_apart
+from crad.data.columns import Column
+from crad.data.dataset import Dataset
+from crad.data.kinds.table import raw_table_of
+from crad.data.partition import MIN_SAMPLES, split_shard
 from crad.data.readers.table_file import (
     SUFFIXES,
     RawTable,
@@ -37,7 +38,6 @@ from crad.data.readers.table_file import (
     values_of,
     with_gaps,
 )
-from crad.data.site_data import OwnData
 from crad.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
+from crad.data.agreed.own_data import OwnData, OwnSamples, divide_parts
 from crad.data.agreed.own_labels import free_columns, labels_of_table
+from crad.data.agreed.peer_lines import ColumnMapping, check_known, nearest, other_columns, toml_key, toml_line
 from crad.data.checks.text_check import check_texts
 from crad.data.dataset import Dataset
 from crad.data.kinds.table import raw_table_of
 from crad.data.kinds.text import joined_texts
-from crad.data.peer_lines import ColumnMapping, check_known, nearest, other_columns, toml_key, toml_line
 from crad.data.readers.table_file import SUFFIXES, RawTable, TableOptions
-from crad.data.site_data import OwnData, OwnSamples, divide_parts
 from crad.data.tokenizer import Tokenizer
 from crad.errors import ConfigError, DataError
 

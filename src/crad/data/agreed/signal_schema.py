@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from crad.config import TextLine
 from crad.data.agreed.data_schema import Draft, OwnFile, WrittenSchema
+from crad.data.agreed.own_data import OwnData
 from crad.data.agreed.own_signals import is_wav_folder, load_own_signals, read_own_arrays
 from crad.data.dataset import Dataset
 from crad.data.kinds import KINDS, ReadOptions
@@ -21,7 +22,6 @@ from crad.data.kinds.kind import refuse_options
 from crad.data.kinds.series import MIN_LENGTH
 from crad.data.preprocessing import Preprocessor
 from crad.data.readers.wav_folder import find_recordings
-from crad.data.site_data import OwnData
 from crad.errors import DataError
 
 OF_RECORDINGS = "shift-gain-noise"  # their augmentation, as a simulation has it

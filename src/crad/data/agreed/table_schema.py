@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from crad.config import TextLine
 from crad.data.agreed.data_schema import Draft, OwnFile, WrittenSchema
+from crad.data.agreed.own_data import OwnData
 from crad.data.agreed.own_table import load_own_table
 from crad.data.columns import Column, check_standardize, columns_to_json
 from crad.data.dataset import Dataset
@@ -23,7 +24,6 @@ from crad.data.kinds import ReadOptions
 from crad.data.kinds.kind import OF_TABLES, refuse_options
 from crad.data.kinds.table import TablePreprocessor, options_for, raw_table_of
 from crad.data.readers.table_file import labels_of, understand
-from crad.data.site_data import OwnData
 from crad.errors import ConfigError
 
 MAX_COLUMNS = 10_000

@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 
 from crad.config import TextLine
 from crad.data.agreed.data_schema import Draft, OwnFile, WrittenSchema
+from crad.data.agreed.own_data import OwnData
 from crad.data.agreed.own_text import load_own_texts
 from crad.data.dataset import Dataset
 from crad.data.kinds import ReadOptions
@@ -22,7 +23,6 @@ from crad.data.kinds.kind import OF_TABLES, refuse_options
 from crad.data.kinds.table import check_columns_said, raw_table_of
 from crad.data.kinds.text import TextPreprocessor, joined_texts
 from crad.data.readers.table_file import labels_of
-from crad.data.site_data import OwnData
 from crad.data.tokenizer import WORDS, Tokenizer
 from crad.errors import ConfigError
 

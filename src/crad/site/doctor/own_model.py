@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import torch
 
+from crad.data.agreed.own_data import OwnData
 from crad.data.readers.table_file import shown_names
-from crad.data.site_data import OwnData
 from crad.errors import ConfigError, CradError
 from crad.federation.message import encoded_bytes
 from crad.federation.peer import Peer
