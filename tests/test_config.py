@@ -297,6 +297,13 @@ def test_an_unknown_key_that_resembles_nothing_gets_the_list_alone():
     assert "Known: active, " in line
 
 
+def test_codes_and_ranges_of_columns_may_be_dictionaries_as_for_a_frame():
+    given = Experiment(missing={"chol": 0, "rest bp": "?"}, ranges={"age": (0, 120), "chol": "60:600"})
+    assert given == Experiment(missing="chol=0,rest bp=?", ranges="age=0:120,chol=60:600")
+    assert Experiment(missing={}, ignore=[]) == Experiment()
+    assert "column 'a,b' cannot be named here" in refusal_of({"missing": {"a,b": 0}})
+
+
 def test_an_unknown_preset_is_refused_with_the_known_ones(write):
     assert refusal_of({"preset": "papr"}) == "unknown preset 'papr'. Did you mean 'paper'? Known: demo, mini, paper"
     assert "unknown preset '3'" in refusal_of(path=write("preset = 3"))

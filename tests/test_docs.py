@@ -21,7 +21,7 @@ from crad.config import Experiment
 from crad.errors import install_hint
 from tests.conftest import ROOT
 from tools import docs_site, evidence_tables
-from tools.notebooks import TUTORIALS, executed, tutorials
+from tools.notebooks import TUTORIALS, asks_for_onnx, executed, tutorials
 from tools.reference import commands_page, settings_page
 
 PAGES = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "examples/three_hospitals/README.md"]
@@ -29,6 +29,15 @@ PAGES = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "exa
 SOURCES = {".md", ".ipynb"}
 PAGES_OF_SITE = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*") if path.suffix in SOURCES)
 README_LINES, README_WIDTH = 100, 120
+NOTEBOOKS = [
+    "between-organisations",
+    "first-federation",
+    "own-data-and-model",
+    "recordings",
+    "series",
+    "tables",
+    "texts",
+]
 
 
 def read(name: str) -> str:
@@ -140,13 +149,13 @@ def test_all_that_the_extras_of_the_site_need_is_pinned():
 
 
 def test_tutorials_are_kept_without_outputs():
-    assert [path.stem for path in tutorials()] == ["between-organisations", "first-federation", "own-data-and-model"]
+    assert [path.stem for path in tutorials()] == NOTEBOOKS
     for path in tutorials():
         cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
         assert [cell for cell in cells if cell["outputs"] or cell["execution_count"]] == [], path.name
 
 
-@pytest.mark.parametrize("name", ["between-organisations", "first-federation", "own-data-and-model"])
+@pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_tutorial_runs_from_top_to_bottom(name: str):
     """In a process of its own, for a kernel's libraries warn; `make docs` then takes the outcome as it is."""
     command = [sys.executable, "-m", "tools.notebooks", name]
@@ -159,6 +168,10 @@ def test_a_tutorial_runs_from_top_to_bottom(name: str):
     assert all(cell["execution_count"] for cell in cells)
     assert "crad: " not in said, "a command of the notebook ended with an error"
     assert "not found" not in said
+
+
+def test_a_tutorial_has_onnx_only_if_it_tells_to_install_it():
+    assert [name for name in NOTEBOOKS if asks_for_onnx(TUTORIALS / f"{name}.ipynb")] == ["series"]
 
 
 # How links become those of the site

@@ -648,6 +648,12 @@ def test_the_page_shows_how_inputs_differ_between_sites(heard):
     assert "How inputs differ" in (folder / "report.html").read_text()
 
 
+def test_a_notebook_calls_clients_by_their_sites(heard):
+    result, _ = heard
+    assert result.partition["sites"] == ["ann", "bob"]
+    assert all(f">{name}</th>" in result._repr_html_() for name in ("0: ann", "1: bob"))
+
+
 def test_differences_are_means_against_the_others_in_deviations(pumps):
     data = build_federated_data(plants(proxy_size=0), pumps, device="cpu")
     shift = data.input_shift()

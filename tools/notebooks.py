@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -20,9 +21,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 TUTORIALS = ROOT / "docs" / "tutorials"
 EXECUTED = ROOT / "build" / "notebooks"
-# As where a reader has what the tutorials ask for and no more: writing ONNX when `peer join` ends takes longer than all
+# As where a reader has what the tutorial asks for and no more: writing ONNX when `peer join` ends takes longer than all
 # the rest.
 WITHOUT_ONNX = "import sys\nsys.modules['onnx'] = None\n"
+ASKS_FOR_ONNX = re.compile(r"pip install '\.\[[^]]*\bonnx\b")
 CELL_TIMEOUT_S = 300  # a machine with other work on it; each of them takes seconds
 
 
@@ -56,13 +58,19 @@ def executed(path: Path) -> Path:
     return kept
 
 
+def asks_for_onnx(path: Path) -> bool:
+    """Return whether a tutorial tells its reader to install what writes ONNX."""
+    return ASKS_FOR_ONNX.search(path.read_text(encoding="utf-8")) is not None
+
+
 def _execute(path: Path) -> str:
     import nbformat
     from nbclient import NotebookClient
 
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory(prefix=f"{path.stem}-") as folder, tempfile.TemporaryDirectory() as hiding:
-        Path(hiding, "sitecustomize.py").write_text(WITHOUT_ONNX)
+        if not asks_for_onnx(path):
+            Path(hiding, "sitecustomize.py").write_text(WITHOUT_ONNX)
         client = NotebookClient(
             notebook,
             timeout=CELL_TIMEOUT_S,

@@ -66,8 +66,9 @@ def _with_interval(gain: FaceGain) -> str:
 
 def _chance_sentence(gain: FaceGain) -> str:
     return (
-        f"{gain.face.capitalize()} accuracy is no better than a guess, {gain.joined:.1f} % joined and "
-        f"{gain.alone:.1f} % alone: naming the commonest class gets {gain.chance:.1f} %."
+        f"{gain.face.capitalize()} accuracy is not beyond what a guess may reach on so many test samples, "
+        f"{gain.joined:.1f} % joined and {gain.alone:.1f} % alone: naming the commonest class gets {gain.chance:.1f} % "
+        "on average."
     )
 
 

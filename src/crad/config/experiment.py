@@ -35,6 +35,7 @@ from crad.config.setting import (
     Names,
     NotNegative,
     OptimizerKind,
+    Pairs,
     PartitionKind,
     Positive,
     Role,
@@ -144,13 +145,13 @@ class Experiment(BaseModel):
         ),
     ] = None
     ignore: Annotated[
-        Names | None,
+        Names,
         Setting(
             "Columns of a table that are no input", "Data", "world", "simulated", before=None, metavar="COLUMN,..."
         ),
     ] = None
     categories: Annotated[
-        Names | None,
+        Names,
         Setting(
             "Columns of a table whose numbers are codes of categories",
             "Data",
@@ -161,7 +162,7 @@ class Experiment(BaseModel):
         ),
     ] = None
     missing: Annotated[
-        Names | None,
+        Pairs,
         Setting(
             "Codes in a table that mean a gap, such as chol=0",
             "Data",
@@ -172,7 +173,7 @@ class Experiment(BaseModel):
         ),
     ] = None
     ranges: Annotated[
-        Names | None,
+        Pairs,
         Setting(
             "Expected ranges of a table's numbers, such as age=0:120; a value outside is refused",
             "Data",
@@ -195,7 +196,7 @@ class Experiment(BaseModel):
         ),
     ] = "own"
     text: Annotated[
-        Names | None,
+        Names,
         Setting(
             "Columns of a table that hold texts, which are then what is learned from",
             "Data",

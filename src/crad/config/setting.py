@@ -67,7 +67,24 @@ def _comma_separated(value: object) -> object:
     return value
 
 
-Names = Annotated[str, BeforeValidator(_comma_separated)]  # several, as a flag has them; a list is understood too
+def _pairs(value: object) -> object:
+    """Return a dictionary, such as {"chol": 0} or {"age": (0, 120)}, as a flag says it."""
+    if not isinstance(value, Mapping):
+        return _comma_separated(value)
+    for name in value:
+        if not isinstance(name, str) or set(name) & set(",="):
+            raise ValueError(f"column {name!r} cannot be named here: it must be a text without commas and equals signs")
+    return _comma_separated([f"{name}={_either_end(one)}" for name, one in value.items()])
+
+
+def _either_end(value: object) -> str:
+    return ":".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+Names = Annotated[
+    str | None, BeforeValidator(_comma_separated)
+]  # several, as a flag has them; a list is understood too
+Pairs = Annotated[str | None, BeforeValidator(_pairs)]  # the same of COLUMN=VALUE; a dictionary is understood too
 TeacherPrecision = Literal["fp32", "bf16"]
 EngineKind = Literal["auto", "serial", "processes", "ray"]
 Workers = Annotated[int | Literal["auto"], BeforeValidator(_whole_or_auto)]

@@ -12,8 +12,8 @@ from crad.report.tables import COMPARISON_HEADER, comparison_caption, comparison
 MAX_CLIENTS = 20  # rows of clients that are shown
 
 
-def result_html(summary: Mapping[str, Any], *, notices: Sequence[str] = ()) -> str:
-    """Return a run's outcome: the means, and every client."""
+def result_html(summary: Mapping[str, Any], *, notices: Sequence[str] = (), sites: Sequence[str] = ()) -> str:
+    """Return a run's outcome: the means, and every client, by the name of its site where it is one."""
     figures = [
         ("global accuracy", f"{summary['global_accuracy']:.2f} %"),
         ("local accuracy", f"{summary['local_accuracy']:.2f} %"),
@@ -23,7 +23,7 @@ def result_html(summary: Mapping[str, Any], *, notices: Sequence[str] = ()) -> s
     ]
     columns = (summary[f"{key}_per_client"] for key in ("architecture", "global_accuracy", "local_accuracy"))
     clients = [
-        (str(client), network, f"{overall:.2f}", f"{own:.2f}")
+        (f"{client}: {sites[client]}" if sites else str(client), network, f"{overall:.2f}", f"{own:.2f}")
         for client, (network, overall, own) in enumerate(zip(*columns, strict=True))
     ]
     return render(

@@ -221,7 +221,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         """Return the outcome as a small table, for notebooks."""
-        return result_html(self.summary, notices=self.notices)
+        return result_html(self.summary, notices=self.notices, sites=(self.partition or {}).get("sites", ()))
 
 
 def load(
