@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +19,10 @@ from crad.errors import ConfigError
 from crad.federation.peer import Peer
 from crad.network.agreement import make_agreement, read_agreement
 from crad.site.setup import read_member_toml
+from tests.clinics import Forked
+from tests.clinics import _join_here as join_here
 from tests.conftest import change
+from tests.kind_clinics import found_members, split_files, text_members, tree_members
 from tests.organisations import agreement_table, make_identities
 from tests.test_recordings import people, plants, pumps, whistles  # noqa: F401  # fixtures
 from tests.test_tables import clinics, wards  # noqa: F401  # fixtures
@@ -231,3 +237,48 @@ def test_strange_numbers_do_nobody_more_harm_than_a_bad_teacher(kind, hostile, w
     for one in honest_records(after_a_round(world(kind), hostile, monkeypatch)):
         assert "refused" not in one.get("notes", {})
         assert one["losses"]["total"] < 50
+
+
+# --- the same between real processes
+
+BY_ROUND = {
+    "text": ("more words than agreed", "words so loud that they overflow"),
+    "table": ("thresholds that are no numbers", "more trees"),
+}
+
+
+def join_lying(site: Path, log: Path, kind: str) -> None:
+    """Take part as `crad peer join` does, with something else in place of the model."""
+    honest = Peer.published_weights
+
+    def published(peer: Peer, round_index: int) -> Tensors:
+        _, hostile, _ = REFUSED[BY_ROUND[kind][round_index - 1]]
+        return hostile(honest(peer, round_index))
+
+    Peer.published_weights = published  # type: ignore[method-assign]  # in a process of its own
+    join_here(site, log)
+
+
+@pytest.mark.parametrize("kind", BY_ROUND)
+def test_a_real_member_names_who_sent_it_and_ends_all_its_rounds(kind, tmp_path, request):
+    get, agreed = request.getfixturevalue, {"method": "uniform"}
+    made = text_members(get("papers"), **agreed) if kind == "text" else tree_members(get("wards"), **agreed)
+    if kind == "table":  # the second one has the trees
+        models = ("mlp@0.25", "gradient-boosting@0.1")
+        made = replace(made, simulated=change(made.simulated, models=models, clients=2, site=None, partition="iid"))
+        made = replace(made, write=split_files(made.simulated, "csv"))
+    members = found_members(tmp_path, made, exchange=(tmp_path / "store").as_uri(), **agreed)
+    log = tmp_path / "log.txt"
+    try:
+        liar = Forked(join_lying, members.site(LIAR), tmp_path / "liar.txt", kind)
+        members.forked.append(liar)
+        assert members.join_forked(0, log=log).wait() == 0, log.read_text()
+    finally:
+        members.end()
+    record = json.loads((members.state(0) / "participant.json").read_text())
+    assert record["refused"].keys() == {f"clinic-{LIAR}"}
+    said = " ".join(record["refused"][f"clinic-{LIAR}"])
+    for name in BY_ROUND[kind]:
+        assert REFUSED[name][2] in said
+    assert said.isprintable()
+    assert len((members.state(0) / "rounds.jsonl").read_text().splitlines()) == 2
