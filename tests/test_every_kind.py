@@ -27,8 +27,7 @@ from tests.test_tables import clinics, wards  # noqa: F401  # fixtures
 from tests.test_texts import news, papers  # noqa: F401  # fixtures
 
 KINDS = ("table", "trees", "text", "audio", "series")
-METHODS = ("local", "centralized", "uniform", "crad", "crad-plus", "dfml", "fedmkd", "fedmd", "msfkd", "fedgd")
-METHODS += ("committee", "experts")
+BY_RULE_OR_ALONE = ("local", "centralized", "uniform", "crad", "crad-plus", "committee", "experts")
 BY_GRADIENTS = ("dfml", "fedmkd", "fedmd", "msfkd", "fedgd")
 WORDS = {"table": "row", "trees": "row", "text": "text", "audio": "recording", "series": "series"}
 
@@ -37,7 +36,7 @@ WORDS = {"table": "row", "trees": "row", "text": "text", "audio": "recording", "
 def pump_file(request, tmp_path_factory) -> Path:
     """The two plants as a file of arrays."""
     data = request.getfixturevalue("pumps")
-    path = tmp_path_factory.mktemp("pumps") / "pumps.npz"
+    path: Path = tmp_path_factory.mktemp("pumps") / "pumps.npz"
     sites = np.array(data.site_names)[data.train_sites]
     splits = {"train": (data.train_samples, data.train_labels), "test": (data.test_samples, data.test_labels)}
     stored = {f"{name}_samples": samples for name, (samples, _) in splits.items()}
@@ -60,7 +59,7 @@ def worlds(request, pump_file) -> dict[str, Experiment]:
     }
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", BY_RULE_OR_ALONE + BY_GRADIENTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_method_moves_every_client_or_says_why_not(worlds, kind, method, tmp_path):
     experiment = change(worlds[kind], method=method, rounds=2 if method == "experts" else 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,10 @@ def sounds(folder: Path, **files: bytes) -> Path:
     for name, content in files.items():
         (folder / "low" / f"{name}.wav").write_bytes(content)
     return folder
+
+
+def with_bad_sound(folder: Path, content: bytes) -> Path:
+    return sounds(folder / "own", bad=content)
 
 
 # --- what is refused: the file, and what is said of it
@@ -113,10 +118,9 @@ def cases() -> list[Any]:
     for kind, files, flags in (("table", TABLES, ()), ("text", TEXTS, ("--text", "text"))):
         found += [(kind, name, stored(one), ("--label", "ill", *flags), said) for name, (one, said) in files.items()]
     for name, (content, said) in RECORDINGS.items():
-        found.append(("audio", name, lambda folder, content=content: sounds(folder / "own", bad=content), (), said))
+        found.append(("audio", name, partial(with_bad_sound, content=content), (), said))
     for name, (samples, labels, said) in ARRAYS.items():
-        write = lambda folder, samples=samples, labels=labels: arrays(folder, samples, labels)  # noqa: E731
-        found.append(("series", name, write, ("--kind", "series"), said))
+        found.append(("series", name, partial(arrays, samples=samples, labels=labels), ("--kind", "series"), said))
     return [pytest.param(kind, *rest, id=f"{kind}: {name}") for kind, name, *rest in found]
 
 
