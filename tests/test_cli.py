@@ -164,7 +164,7 @@ def test_compare_refuses_a_proxy_method_without_proxy_images_before_it_runs_anot
         *("compare", "-c", quick_toml, "--methods", "local,fedmd", "--proxy-size", 0, "-o", tmp_path / "all")
     )
     assert code == 2
-    assert "method 'fedmd' learns on proxy images: set proxy_size to at least 2" in err
+    assert "method 'fedmd' learns on proxy samples: set proxy_size to at least 2" in err
     assert not (tmp_path / "all").exists()
 
 

@@ -231,7 +231,7 @@ TOO_LARGE = {
     "many operations": (
         "resnet18@4",
         (224, 224),
-        "869 GFLOP for an image, our peer.toml allows max_teacher_gflops = 2",
+        "869 GFLOP for a sample, our peer.toml allows max_teacher_gflops = 2",
     ),
     "much memory": ("cnn6@4", (256, 256), "MB of weights, our peer.toml allows max_teacher_mb = 2048"),
     "more than there is": ("cnn6@4", (10**6, 10**6), "MB of weights, our peer.toml allows max_teacher_mb = 2048"),
@@ -268,7 +268,7 @@ def test_a_small_network_with_a_large_layer_is_refused_for_the_batch(founded):
     assert allowance.refusal(network, shape, batch_size=10) is None
     reason = allowance.refusal(network, shape, batch_size=11)
     assert reason is not None
-    words = r"its network cnn6@0.125 takes \d+ MB of weights and \d+ MB for one layer's output of 11 images, "
+    words = r"its network cnn6@0.125 takes \d+ MB of weights and \d+ MB for one layer's output of 11 samples, "
     assert re.fullmatch(words + r"our peer.toml allows max_teacher_mb = [\d.]+", reason)
 
 
@@ -278,9 +278,9 @@ def test_the_agreed_shape_and_batch_count_for_others_and_for_ourselves(founded, 
     large = agreed(founded, settings={"batch_size": 10**7})
     reasons = left_out_of(large, site)
     assert list(reasons) == [1, 2]
-    assert all("for one layer's output of 10000000 images" in reason for reason in reasons.values())
+    assert all("for one layer's output of 10000000 samples" in reason for reason in reasons.values())
     with pytest.raises(
-        ConfigError, match=r"our own network cnn6@0.125 takes .* for one layer's output of 10000000 images"
+        ConfigError, match=r"our own network cnn6@0.125 takes .* for one layer's output of 10000000 samples"
     ):
         local_peer_of(founded, large, tmp_path)
 

@@ -21,6 +21,9 @@ from crad.federation.tasks import Task
 from crad.methods import resolve_method
 from crad.runs.callbacks import LambdaCallback
 from tests.conftest import change
+from tests.test_recordings import people, plants, pumps, whistles  # noqa: F401  # fixtures
+from tests.test_tables import clinics, wards  # noqa: F401  # fixtures
+from tests.test_texts import news, papers  # noqa: F401  # fixtures
 
 if TYPE_CHECKING:
     from crad.engines.ray_cluster import RayEngine
@@ -227,6 +230,28 @@ class TestOnTheCallersRay:
         sheets = [sorted((tmp_path / engine).glob("artifacts/*")) for engine in ("serial", "ray")]
         assert len(sheets[0]) == num_pictures
         assert [path.read_bytes() for path in sheets[0]] == [path.read_bytes() for path in sheets[1]]
+
+    @pytest.mark.usefixtures("kept_hosts")
+    @pytest.mark.parametrize(
+        ("kind", "models"),
+        [
+            ("wards", ("mlp", "gradient-boosting", "random-forest")),
+            ("papers", ("bag", "text-cnn")),
+            ("people", ("cnn1d", "mel-cnn6")),
+            ("pumps", ("cnn1d", "transformer1d")),
+        ],
+        ids=["rows and trees", "texts", "recordings", "series"],
+    )
+    def test_every_kind_of_data_runs_on_ray(self, kind, models, request, tmp_path):
+        found = request.getfixturevalue(kind)
+        experiment, data = (plants(), found) if isinstance(found, crad.Dataset) else (found, None)
+        quick = {"committee": False, "metrics": False, "width": 0.125, "rounds": 1}
+        experiment = change(experiment, models=models, method="crad-plus", **quick)
+        results = [
+            crad.run(change(experiment, engine=engine, workers=count), data=data, output=tmp_path / engine)
+            for engine, count in (("serial", 1), ("ray", 2))
+        ]
+        assert outcome(results[0]) == outcome(results[1])
 
 
 def test_without_the_package_a_line_says_what_to_install(tiny_npz, tmp_path):

@@ -240,10 +240,11 @@ def _check_peers(method: Method, experiment: Experiment) -> None:
 
 
 def _check_proxy(method: Method, data: FederatedData) -> None:
+    several = data.dataset.kind_of_data.words.several
     if method.common_images == "proxy" and len(data.proxy) < MIN_PROXY:
         raise ConfigError(
-            f"method {method.name!r} learns on proxy images, and there are {len(data.proxy)}: set proxy_size to "
-            f"at least {MIN_PROXY}; never more than a tenth of the {len(data.dataset.train_labels)} training images "
+            f"method {method.name!r} learns on proxy {several}, and there are {len(data.proxy)}: set proxy_size to "
+            f"at least {MIN_PROXY}; never more than a tenth of the {len(data.dataset.train_labels)} training {several} "
             "are taken"
         )
 

@@ -72,10 +72,10 @@ class BusyError(RunError):
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> ConfigError:
     """Make the error for a name that is not in a registry: the known ones and the nearest match."""
-    names = sorted(known)
-    nearest = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    names, given = sorted(known), str(name)[:MAX_QUOTED]
+    nearest = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-    return ConfigError(f"unknown {kind} {str(name)!r}.{hint} Known: {', '.join(names)}")
+    return ConfigError(f"unknown {kind} {given!r}.{hint} Known: {', '.join(names)}")
 
 
 def install_hint(extra: str) -> str:
@@ -94,6 +94,11 @@ def printable(text: object) -> str:
     return words if words.isprintable() else ascii(words)[1:-1]
 
 
+def escaped(text: str) -> str:
+    """Return a file's own words with terminal codes and line breaks written out, however long they are."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+
+
 def first_fault(error: ValidationError, *, depth: int | None = None) -> str:
     """Return the first fault in what a user wrote: which key, its value and what is wrong with it.
 
@@ -101,7 +106,7 @@ def first_fault(error: ValidationError, *, depth: int | None = None) -> str:
     """
     fault = error.errors(include_url=False, include_context=False)[0]
     message = fault["msg"].removeprefix("Value error, ")
-    place = ".".join(map(str, fault["loc"][:depth]))
+    place = printable(".".join(map(str, fault["loc"][:depth])))  # a key may be anybody's words too
     if not place:
         return message
     value = fault["input"]

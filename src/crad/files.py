@@ -18,17 +18,41 @@ from crad.errors import ConfigError, CradError, RunError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # the file system has no hard links
+MAX_DEPTH = 32  # of tables in tables; ours have five
+MAX_BITS = 1024  # of a whole number; a seed may be long
+TOO_DEEP = f"tables or lists are nested more than {MAX_DEPTH} deep: remove what should not be there"
+TOO_LARGE = "a whole number has hundreds of digits: correct it"
 
 
 def read_toml(path: Path | Traversable, *, what: str = "", hint: str = "") -> dict[str, Any]:
     """Return the table in a TOML file; refused with one line that names it, and `hint` where it cannot be read."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         named = f"{what} {path}".strip()
         raise ConfigError(f"cannot read {named}: {error.strerror}{hint and f'; {hint}'}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{path} is not valid TOML: {TOO_DEEP}") from None
+    except ValueError as error:  # tomllib's own, bytes that are no text, or a number of thousands of digits
+        is_number = type(error) is ValueError
+        raise ConfigError(f"{path} is not valid TOML: {TOO_LARGE if is_number else error}") from error
+    fault = _fault_of(table)
+    if fault is not None:
+        raise ConfigError(f"{path} is not valid TOML: {fault}")
+    return table
+
+
+def _fault_of(table: dict[str, Any]) -> str | None:
+    """Return what no file of ours has, and what others stumble over that check, hash or show a value."""
+    level: list[object] = [table]
+    for _ in range(MAX_DEPTH):
+        if any(isinstance(one, int) and one.bit_length() > MAX_BITS for one in level):
+            return TOO_LARGE
+        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [one for values in inner for one in values]
+        if not level:
+            return None
+    return TOO_DEEP
 
 
 def write_atomically(path: Path, content: bytes) -> None:

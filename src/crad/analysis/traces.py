@@ -44,6 +44,7 @@ class ImageTrace:
     target: float
     uniform: float
     teachers: tuple[TeacherView, ...]
+    word: str = "image"  # what people call such a sample
 
     @property
     def accepted(self) -> tuple[float, float]:

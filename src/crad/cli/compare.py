@@ -167,7 +167,7 @@ def _experiments(settings: Settings, methods: str, seeds: str | None, config: Pa
     for name in names:
         method = resolve_method(name, own[name])
         if method.common_images == "proxy" and base.proxy_size < MIN_PROXY:
-            raise ConfigError(f"method {name!r} learns on proxy images: set proxy_size to at least {MIN_PROXY}")
+            raise ConfigError(f"method {name!r} learns on proxy samples: set proxy_size to at least {MIN_PROXY}")
     numbers = [base.seed] if seeds is None else parse_seeds(seeds)
     return [
         make_experiment(

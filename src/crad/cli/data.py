@@ -30,7 +30,7 @@ from crad.cli.options import (
     with_experiment_flags,
 )
 from crad.config import make_experiment, names_of
-from crad.errors import ConfigError
+from crad.errors import ConfigError, escaped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -123,7 +123,7 @@ def check_dataset(
     """
     from crad.data.catalog import source_of
     from crad.data.fetch import check
-    from crad.data.kinds import ReadOptions, kind_of_source
+    from crad.data.kinds import KINDS, ReadOptions, kind_of_source
     from crad.data.readers.npz import is_npy_folder
     from crad.data.readers.table_file import options_of
 
@@ -154,6 +154,7 @@ def check_dataset(
     report["path"] = report["path"] or "-"
     del report["official"]  # the checksum line says it
     warning = report.pop("warning")
+    report = {key.replace("images", KINDS[found].words.several): value for key, value in report.items()}
     width = max(len(key) for key in report)
     for key, value in report.items():
         typer.echo(f"{key.replace('_', ' '):<{width}}  {value}")
@@ -182,7 +183,12 @@ def _check_table(name: str, said: TableOptions, *, as_json: bool) -> None:
         typer.echo(json.dumps(dataclasses.asdict(report), indent=2))
         return
     rows = [
-        [column.name, column.holds, f"{100 * column.gaps / report.rows:.1f} %" if column.gaps else "-", column.values]
+        [
+            escaped(column.name),
+            column.holds,
+            f"{100 * column.gaps / report.rows:.1f} %" if column.gaps else "-",
+            escaped(column.values),
+        ]
         for column in report.columns
     ]
     table_console().print(plain_table(["column", "holds", "gaps", "values"], rows))
@@ -199,10 +205,10 @@ def _check_texts(name: str, options: TableOptions, *, as_json: bool) -> None:
         typer.echo(json.dumps(dataclasses.asdict(report), indent=2))
         return
     for label, line in report.examples:
-        typer.echo(f"{label}: {line}")
+        typer.echo(escaped(f"{label}: {line}"))
     typer.echo(f"{report.path}: {report.texts} texts in {', '.join(report.columns)}")
     if report.not_read:
-        typer.echo(f"not read: {', '.join(report.not_read)}")
+        typer.echo(escaped(f"not read: {', '.join(report.not_read)}"))
     typer.echo(
         f"words: median {report.median_words:g}, longest {report.longest_words}; {report.different_words} different"
     )
@@ -220,7 +226,7 @@ def _check_texts(name: str, options: TableOptions, *, as_json: bool) -> None:
 def _print_counts(report: TableReport | TextReport) -> None:
     for what, counts in (("classes", report.classes), ("sites", report.sites)):
         if counts is not None:
-            typer.echo(f"{what}: {', '.join(f'{value} {count}' for value, count in counts.items())}")
+            typer.echo(escaped(f"{what}: {', '.join(f'{value} {count}' for value, count in counts.items())}"))
     for warning in report.warnings:
         typer.echo(f"crad: {warning}", err=True)
 

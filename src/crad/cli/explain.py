@@ -15,7 +15,7 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run director
 Student = Annotated[
     int | None, typer.Option("--student", metavar="CLIENT", help="Whose peers are the teachers; with --image: 0.")
 ]
-Image = Annotated[int | None, typer.Option("--image", metavar="I", help="Index of a test image.")]
+Image = Annotated[int | None, typer.Option("--image", metavar="I", help="Index of a test sample, of whatever kind.")]
 ClassName = Annotated[
     str | None, typer.Option("--class", metavar="C", help="A class by index or name; default: the true class.")
 ]
@@ -38,7 +38,7 @@ def explain_command(
     from crad.inspection import FAILURE_RULE, SUCCESS_RULE, RunInspector
 
     if image is None and class_ is not None:
-        raise ConfigError("--class needs --image: say which test image")
+        raise ConfigError("--class needs --image: say which test sample")
     inspector = RunInspector(run)
     if image is None:
         success, failure = inspector.clearest(student=student)

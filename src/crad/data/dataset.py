@@ -341,6 +341,9 @@ def check_dataset(dataset: Dataset, *, where: str | None = None) -> None:
     """Refuse, with a `DataError`, arrays that no run could use."""
     where = where or dataset.name
     if dataset.num_classes < 2:
+        lowest = min((int(part.min()) for part in (dataset.train_labels, dataset.test_labels) if part.size), default=0)
+        if lowest < 0:
+            raise DataError(f"{where}: label {lowest} is below 0: number the classes from 0 on, or name them")
         raise DataError(f"{where}: {dataset.num_classes} class, expected at least 2 to tell apart")
     words = dataset.kind_of_data.words
     for split, samples, labels in (

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from crad.aggregation import Trace
 from crad.analysis.traces import ImageTrace, TeacherView
+from crad.data.kinds import Words
 from crad.errors import ConfigError, RunError, unknown_name
 from crad.federation.context import RunContext
 from crad.inspection.cases import find_cases
@@ -35,7 +36,7 @@ class RunInspector:
         """Trace one image and class; the class defaults to the true one."""
         test = self.panel.context.data.global_test
         self._check_student(student)
-        _check_index("image", image, len(test))
+        _check_index(self._words.one, image, len(test))
         asked = int(test.labels[image]) if class_index is None else class_index
         _check_index("class", asked, self.panel.context.data.num_classes)
         q_NBC = self.panel.outputs([image])
@@ -62,8 +63,8 @@ class RunInspector:
         for kind in ("success", "failure"):
             if kind not in first:
                 raise RunError(
-                    f"no clear {kind} among the first {len(searched)} test images: the targets of method "
-                    f"{self.panel.experiment.method!r} say what a uniform average says; choose one with --image"
+                    f"no clear {kind} among the first {len(searched)} test {self._words.several}: the targets of "
+                    f"method {self.panel.experiment.method!r} say what a uniform average says; choose one with --image"
                 )
         return (
             self.trace(student=first["success"].student, image=first["success"].image, class_index=None),
@@ -73,6 +74,10 @@ class RunInspector:
     def survey(self) -> Record:
         """Return what the report's inspector shows: some students, some images, every class, every teacher."""
         return make_survey(self.panel)
+
+    @property
+    def _words(self) -> Words:
+        return self.panel.context.data.dataset.kind_of_data.words
 
     def _check_student(self, student: int) -> None:
         _check_index("student", student, len(self.panel.roster))
@@ -114,6 +119,7 @@ class RunInspector:
             target=float(trace.target[row, label]),
             uniform=float(q_NBC[self.panel.of_student(student), row, label].mean()),
             teachers=tuple(teachers),
+            word=self._words.one,
         )
 
 

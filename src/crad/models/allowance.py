@@ -55,10 +55,10 @@ class Allowance:
             have, key, limit = f"{size.nbytes / MEGABYTE:,.0f} MB of weights", "max_teacher_mb", self.max_mb
         elif size.nbytes + activation_bytes > self.max_mb * MEGABYTE:
             weights, layer = f"{size.nbytes / MEGABYTE:,.0f} MB of weights", f"{activation_bytes / MEGABYTE:,.0f} MB"
-            have = f"{weights} and {layer} for one layer's output of {batch_size} images"
+            have = f"{weights} and {layer} for one layer's output of {batch_size} samples"
             key, limit = "max_teacher_mb", self.max_mb
         elif size.flops > self.max_gflops * GIGAFLOP:
-            have, key, limit = f"{size.flops / GIGAFLOP:,.0f} GFLOP for an image", "max_teacher_gflops", self.max_gflops
+            have, key, limit = f"{size.flops / GIGAFLOP:,.0f} GFLOP for a sample", "max_teacher_gflops", self.max_gflops
         else:
             return None
         return f"its network {name} takes {have}, our peer.toml allows {key} = {limit:g}"
@@ -106,7 +106,7 @@ def _estimate(architecture: Architecture, shape: InputShape) -> ModelSize:
     except Exception as error:  # sizes beyond all numbers, or a module that wants to see values
         if is_ours:
             sides = "x".join(map(str, shape.image_size))
-            raise ConfigError(f"images of {sides} are beyond what can be computed") from error
+            raise ConfigError(f"samples of {sides} are beyond what can be computed") from error
     model = build_model(architecture, **vars(shape), seed=0)
     return _measure(model, shape)
 

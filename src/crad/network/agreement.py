@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NoReturn, Self
 
 import tomli_w
 from cryptography import x509
@@ -248,9 +248,13 @@ def make_agreement(table: Mapping[str, Any]) -> Agreement:
     """Return an agreement from plain values; refused with one clear line."""
     try:
         # Through JSON: there a list is a list, and nothing but plain values passes.
-        return Agreement.model_validate_json(json.dumps(table))
+        return Agreement.model_validate_json(json.dumps(table, default=_refuse_value))
     except (TypeError, ValueError) as error:
         raise ConfigError(_refusal(error) if isinstance(error, ValidationError) else printable(error)) from error
+
+
+def _refuse_value(value: object) -> NoReturn:
+    raise TypeError(f"{value} is a {type(value).__name__}, and no value of an agreement is one: put a name into quotes")
 
 
 def read_agreement(path: Path) -> Agreement:

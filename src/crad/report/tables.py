@@ -26,7 +26,7 @@ def comparison_caption(rows: Sequence[ComparisonRow]) -> str:
     return (
         f"Accuracy in percent{honest}; {seeds}±: spread over clients; Δ: against {rows[0].name!r}, paired by seed; "
         "committee: all models of a run asked together, global / local; "
-        "payload: MiB per client and round, sent (snapshots) or sent and received (predictions on common images); "
+        "payload: MiB per client and round, sent (snapshots) or sent and received (predictions on common samples); "
         "memory: MiB at the peak, all processes; seconds per run."
         + (
             f" {RECONSTRUCTION}: our reconstruction, no public code."
@@ -50,11 +50,12 @@ def comparison_cells(rows: Sequence[ComparisonRow]) -> list[list[str]]:
     return table
 
 
-COST_HEADER = ("method", "payload", "counts", "published", "helper", "s/round", "memory", "common images")
+COST_HEADER = ("method", "payload", "counts", "published", "helper", "s/round", "memory", "common samples")
 COST_CAPTION = (
     "Costs: payload in MiB per client and round, between clients, and whether received bytes count in it; published: "
     "MiB per client and round with every message once, however many receive it; helper: MiB per round to and from "
-    "members without data; median seconds of a round; MiB at the peak of all processes; images beside the private ones."
+    "members without data; median seconds of a round; MiB at the peak of all processes; samples beside the private "
+    "ones."
 )
 
 

@@ -116,8 +116,8 @@ def _experiment(agreement: Agreement, site: Site) -> Experiment:
 def _check_method(method: Method, context: RunContext) -> None:
     if method.common_images != "none":
         raise ConfigError(
-            f"method {method.name!r} needs {method.common_images} images that all members share; between organisations "
-            "choose one that needs none, such as crad"
+            f"method {method.name!r} needs {method.common_images} samples that all members share; between "
+            "organisations choose one that needs none, such as crad"
         )
     if any(not member.clients or len(member.clients) > 1 for member in method.roster(context)):
         raise ConfigError(f"method {method.name!r} has members that are no organisation; choose another, such as crad")

@@ -104,7 +104,7 @@ def trace_table(trace: ImageTrace) -> Table:
         header.insert(header.index("state"), "prior out %")
     low, high = trace.accepted
     title = (
-        f"Student {trace.student}, test image {trace.image} (true class {trace.true_class}), class "
+        f"Student {trace.student}, test {trace.word} {trace.image} (true class {trace.true_class}), class "
         f"{trace.class_index} ({trace.class_name}), round {trace.round_index}\n"
         f"consensus {percent(trace.consensus)} %, accepted {percent(low)} to {percent(high)} %\n"
         f"target {percent(trace.target)} %, a uniform average would say {percent(trace.uniform)} %"

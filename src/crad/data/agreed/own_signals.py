@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from crad.data.agreed.own_data import AS_AGREED, OwnData, OwnSamples, agreed_numbers, divide_parts, own_names
 from crad.data.agreed.peer_lines import ColumnMapping, check_known, listed, nearest, toml_key, toml_line
 from crad.data.dataset import Dataset
-from crad.data.kinds.series import SUFFIXES, SeriesKind, make_signals
+from crad.data.kinds.series import SUFFIXES, SeriesKind, make_signals, parts_in
 from crad.data.labels import number_texts
 from crad.data.readers.class_folders import Listing, find_class_folders, first_suffix
 from crad.data.readers.image_folder import PICTURE
@@ -105,7 +105,7 @@ def read_own_arrays(own: OwnFile, kind: Kind, *, classes: Sequence[str] | None) 
     checked = [
         make_signals(
             kind, splits.train_images, splits.train_labels, samples, labels,
-            classes=names, sites=None, rate=found.rate or 1, name=where,
+            classes=names, sites=None, rate=found.rate or 1, name=where, parts=parts_in(where),
         )
         for samples, labels in pairs
     ]  # fmt: skip

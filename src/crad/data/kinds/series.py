@@ -135,6 +135,7 @@ class SeriesKind(Kind):
         return make_signals(
             self, splits.train_images, splits.train_labels, splits.test_images, splits.test_labels,
             classes=splits.class_names, sites=splits.train_sites, rate=found.rate, name=path.stem,
+            parts=parts_in(path),
         )  # fmt: skip
 
     def check(self, samples: NDArray[Any], dataset: Dataset, *, where: str) -> None:
@@ -144,10 +145,13 @@ class SeriesKind(Kind):
                 f"{where} is {samples.dtype} of shape {samples.shape}, expected float32 [N, channels, time]"
             )
         check_signals(samples, where=where)
+        if np.isnan(samples).all():
+            raise DataError(f"{where}: every value is a gap (NaN): there is nothing to learn from")
 
     def convert(self, x: object, *, where: str) -> NDArray[Any]:
         """Return numbers of any type, [N, time] or [N, channels, time], as this kind keeps them."""
-        return to_signals(x, where=where).astype(np.float32)
+        with np.errstate(over="ignore"):  # what is too large is infinite, and refused as such
+            return to_signals(x, where=where).astype(np.float32)
 
     def to_tensor(self, samples: NDArray[Any], form: HasPadding) -> Tensor:
         """Return samples as a tensor of their own, float32."""
@@ -236,8 +240,9 @@ def make_signals(
     rate: int | None,
     name: str,
     augmentation: str | None = None,
+    parts: tuple[str, str] = ("x_train", "x_test"),
 ) -> Dataset:
-    """Put the parts of a data set of series or recordings together and check them."""
+    """Put the parts of a data set of series or recordings together and check them; `parts`: what their owner wrote."""
     from crad.data.dataset import Dataset, check_dataset, numbered_labels
     from crad.data.readers.arrays import with_sites
 
@@ -247,9 +252,9 @@ def make_signals(
     is_recording = kind.name == "audio"
     dataset = Dataset(
         name=name,
-        train_samples=kind.convert(x_train, where="x_train"),
+        train_samples=kind.convert(x_train, where=parts[0]),
         train_labels=train_numbers,
-        test_samples=kind.convert(x_test, where="x_test"),
+        test_samples=kind.convert(x_test, where=parts[1]),
         test_labels=test_numbers,
         class_names=names,
         kind=kind.name,
@@ -258,6 +263,11 @@ def make_signals(
     )
     check_dataset(dataset)
     return dataset if sites is None else with_sites(dataset, sites)
+
+
+def parts_in(path: Path | str) -> tuple[str, str]:
+    """Return what training and test samples are called in a file of arrays, for refusals."""
+    return f"{path}: train_samples", f"{path}: test_samples"
 
 
 def to_signals(x: object, *, where: str) -> NDArray[Any]:

@@ -29,6 +29,7 @@ GAPS = frozenset({"", "NA", "N/A", "n/a", "na", "NaN", "nan", "NULL", "null", "N
 MAX_CATEGORIES = 100
 FEW = 20  # so many categories are plausible however short the table is
 MOSTLY = 0.9  # of a column's values: the rest is a slip and no other kind
+MAX_FIELD = 1 << 24  # letters: a long document, and not the whole file behind an open quote
 ROWS_PER_BLOCK = 10_000  # that are packed together
 HEAD_LETTERS = 1 << 22  # of a text in which its header ends
 SHOWN_COLUMNS = 12  # of many in one line
@@ -153,6 +154,7 @@ def _records(content: bytes, encoding: str, delimiter: str, *, where: str) -> It
     """Return the lines on which records end, and their fields; empty ones are passed over."""
     # Not a StringIO, which takes four bytes for every letter.
     text = io.TextIOWrapper(io.BytesIO(content), encoding=encoding, newline="")
+    csv.field_size_limit(MAX_FIELD)  # the module's own, an eighth of a million, is less than a long text
     reader = csv.reader(text, delimiter=delimiter, strict=True)
     try:
         for record in reader:

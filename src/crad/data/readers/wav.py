@@ -20,6 +20,7 @@ from crad.errors import DataError
 WAV = FileType(frozenset({".wav", ".wave"}), "recording", "recordings")
 INT16_FULL = 32_768  # full scale of 16 bits
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
+_UNKNOWN_SIZE = 0x7FFFF000  # bytes; a program that writes into a pipe says as many or more, and means: to the end
 _MAX_BYTES = 8 << 30  # of all recordings together
 
 
@@ -107,7 +108,10 @@ def _parse(file: Path) -> tuple[WavFormat, bytes]:
     samples, size = chunks.get(b"data", b""), channels * bits // 8
     if len(samples) < size:
         raise DataError(f"{file}: has no samples: record it again or remove it")
-    return WavFormat(rate, channels, bits, code == _FLOAT, len(samples) // size), samples
+    said = WavFormat(rate, channels, bits, code == _FLOAT, len(samples) // size)
+    if said.is_float and not np.isfinite(_values(samples, said)).all():
+        raise DataError(f"{file}: has a sample that is no number (NaN or infinite): write it again or remove it")
+    return said, samples
 
 
 def _chunks(content: bytes, file: Path) -> dict[bytes, bytes]:
@@ -117,7 +121,7 @@ def _chunks(content: bytes, file: Path) -> dict[bytes, bytes]:
     while start + 8 <= len(content):
         name, size = content[start : start + 4], int.from_bytes(content[start + 4 : start + 8], "little")
         part = content[start + 8 : start + 8 + size]
-        if name == b"data" and len(part) < size:
+        if name == b"data" and len(part) < size < _UNKNOWN_SIZE:
             raise DataError(f"{file}: is cut off, {len(part)} of {size} bytes of sound are there: copy it again")
         found.setdefault(name, part)
         start += 8 + size + size % 2
@@ -126,23 +130,28 @@ def _chunks(content: bytes, file: Path) -> dict[bytes, bytes]:
 
 def _mono(samples: bytes, said: WavFormat) -> NDArray[Any]:
     """Return samples [T]: int16 where that holds them as they are, else floats of -1 to 1; channels are averaged."""
-    size = said.bits // 8
-    raw = np.frombuffer(samples, dtype=np.uint8, count=said.frames * said.channels * size)
-    if said.is_float:
-        values: NDArray[Any] = raw.view(_little(f"f{size}")).astype(np.float32)
-    elif size == 1:
-        values = (raw.astype(np.int16) - 128) * 256  # 8 bits are the only ones without a sign
-    elif size == 3:
-        padded = np.zeros((len(raw) // 3, 4), dtype=np.uint8)
-        padded[:, 1:] = raw.reshape(-1, 3)
-        values = (padded.view(_little("i4"))[:, 0] / 2.0**31).astype(np.float32)
-    else:
-        values = raw.view(_little(f"i{size}"))
-        values = (values / 2.0**31).astype(np.float32) if size == 4 else values
+    values = _values(samples, said)
     if said.channels == 1:
         return values
     mixed: NDArray[Any] = as_type(values, np.dtype(np.float32)).reshape(-1, said.channels).mean(axis=1)
     return mixed
+
+
+def _values(samples: bytes, said: WavFormat) -> NDArray[Any]:
+    """Return the samples of all channels in turn."""
+    size = said.bits // 8
+    raw = np.frombuffer(samples, dtype=np.uint8, count=said.frames * said.channels * size)
+    if said.is_float:
+        with np.errstate(over="ignore"):  # of 64 bits: refused as infinite
+            return raw.view(_little(f"f{size}")).astype(np.float32)
+    if size == 1:
+        return (raw.astype(np.int16) - 128) * 256  # 8 bits are the only ones without a sign
+    if size == 3:
+        padded = np.zeros((len(raw) // 3, 4), dtype=np.uint8)
+        padded[:, 1:] = raw.reshape(-1, 3)
+        return (padded.view(_little("i4"))[:, 0] / 2.0**31).astype(np.float32)
+    values: NDArray[Any] = raw.view(_little(f"i{size}"))
+    return (values / 2.0**31).astype(np.float32) if size == 4 else values
 
 
 def _little(name: str) -> np.dtype[Any]:

@@ -30,7 +30,7 @@ def cost_chart(methods: Methods) -> ReportChart | None:
     payload = _bars(rows, "payload_mib", "payload_label", "payload (MiB per client and round)")
     seconds = _bars(rows, "round_seconds", "seconds_label", "time (seconds per round)")
     both = [row["method"] for row in rows if row["payload_counts"] != "sent"]
-    counted = f" Of {', '.join(both)} received bytes count too: outputs on common images." if both else ""
+    counted = f" Of {', '.join(both)} received bytes count too: outputs on common samples." if both else ""
     found = [f"{row['method']} {row['payload_label']} MiB and {row['seconds_label']} s" for row in rows]
     return finished(
         alt.vconcat(payload, seconds, spacing=18),
