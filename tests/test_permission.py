@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from crad.cli import main
 from crad.errors import ConfigError, RunError, SnapshotError
@@ -214,6 +215,9 @@ def test_the_estimate_is_the_size_of_the_real_network(name, width, shape):
         key: tensor.shape for key, tensor in real.state_dict().items()
     }
     assert all(tensor.device.type == "meta" for tensor in size.weights.values()), "no memory"
+    with FlopCounterMode(display=False) as counter:
+        real.eval()(shape.empty_samples(1))
+    assert size.flops == counter.get_total_flops()
 
 
 def test_the_operations_of_a_known_network_are_those_of_the_literature():
@@ -390,7 +394,7 @@ def test_a_members_folder_is_not_taken_for_a_simulation_whose_names_may_be_impor
 
 
 def test_a_run_goes_on_without_a_network_that_may_not_be_imported(canary, tmp_path):
-    clinics = found_clinics(tmp_path / "clinics", deadline_s=20.0, settings={"rounds": 2, "batch_size": 16})
+    clinics = found_clinics(tmp_path / "clinics", deadline_s=10.0, settings={"rounds": 2, "batch_size": 16})
     agreement = agreed(clinics, architectures={FOREIGN: "canary:build"})
     (clinics.folder / "federation.toml").write_text(agreement_to_toml(agreement))
     clinics.agreement = agreement

@@ -12,6 +12,7 @@ import torch
 
 import crad
 from crad.inference.fused import FusedPlan, make_fused_plan
+from crad.models import FAMILIES
 from crad.training.uncompiled import TIED, uncompiled
 from tests.conftest import change
 
@@ -124,6 +125,15 @@ def test_methods_with_an_optimiser_of_their_own_need_no_compiler_either():
         "test_limit=30, width=0.125, models=('cnn6',), workers=1, proxy_size=20, method=method))"
     )
     assert "torch._dynamo" not in heavy_after(code)
+
+
+def test_what_a_network_of_images_costs_is_known_without_the_compiler():
+    """Whoever joins or asks the doctor waits for it."""
+    code = (
+        "from crad.models import Architecture, InputShape, estimate_size\n"
+        "for name in sys.argv[1:]: estimate_size(Architecture(name, 0.125), InputShape(10, 3, (32, 32)))"
+    )
+    assert "torch._dynamo" not in heavy_after(code, *FAMILIES["image"])
 
 
 # --- optimisers without torch's compiler

@@ -14,7 +14,8 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+
+from crad.models.operations import CountedOperations
 
 COMPILE_SECONDS = 60.0  # for one architecture in one process; measured 10-46
 SAVED = 0.1  # share of the plain module's time; measured 0.07-0.20
@@ -77,10 +78,10 @@ class SharedModule:
 
 def _flops_per_sample(plain: Forward, inputs_BDHW: Tensor) -> float:
     versions = [tensor._version for tensor in _tensors(plain)]
-    with FlopCounterMode(display=False) as counter:
+    with CountedOperations() as counted:
         plain(inputs_BDHW)
     is_pure = versions == [tensor._version for tensor in _tensors(plain)]  # else its buffers must stay its own
-    return counter.get_total_flops() / len(inputs_BDHW) if is_pure else 0.0
+    return counted.flops / len(inputs_BDHW) if is_pure else 0.0
 
 
 def _compile(plain: Forward, inputs_BDHW: Tensor, *, needs_cxx: bool) -> Forward:

@@ -7,20 +7,17 @@ Shapes: B images, C classes, D channels, H and W the sides of the image.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from crad.errors import ConfigError, CradError, printable
 from crad.models.families import ARCHITECTURES
 from crad.models.family import InputShape
+from crad.models.operations import CountedOperations
 from crad.models.registry import Architecture, build_model, check_fits_kind, resolve_architecture, resolve_foreign
 
 MEGABYTE, GIGAFLOP = 10**6, 10**9
@@ -128,33 +125,9 @@ def _sketch(architecture: Architecture, shape: InputShape) -> nn.Module:
 
 @torch.no_grad()
 def _measure(model: nn.Module, shape: InputShape) -> ModelSize:
-    from torch.utils.flop_counter import FlopCounterMode  # takes a second to import
-
     image_BDHW = shape.empty_samples(1)
-    with FlopCounterMode(display=False) as counter, _LargestOutput() as largest:
+    with CountedOperations() as counted:
         model.eval()(image_BDHW)
     weights = {name: tensor.to("meta") for name, tensor in model.state_dict().items()}
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return ModelSize(weights, parameters, int(counter.get_total_flops()), max(largest.nbytes, image_BDHW.nbytes))
-
-
-class _LargestOutput(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every operation of a forward pass, those outside modules too."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.nbytes = 0
-
-    def __torch_dispatch__(
-        self,
-        func: OpOverload[..., Any],
-        types: Sequence[type],
-        args: tuple[object, ...] = (),
-        kwargs: dict[str, object] | None = None,
-    ) -> object:
-        output = func(*args, **(kwargs or {}))
-        is_new = all(returned.alias_info is None for returned in func._schema.returns)  # not a view, of weights perhaps
-        if is_new:
-            tensors = [one for one in tree_leaves(output) if isinstance(one, Tensor)]
-            self.nbytes = max([self.nbytes, *(tensor.nbytes for tensor in tensors)])
-        return output
+    return ModelSize(weights, parameters, counted.flops, max(counted.largest_bytes, image_BDHW.nbytes))
