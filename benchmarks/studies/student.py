@@ -60,6 +60,7 @@ WORLD: Mapping[str, Any] = {
 }
 LONGER: Mapping[str, Any] = {"student_epochs": 4}
 COSINE: Mapping[str, Any] = {**LONGER, "student_schedule": "cosine"}
+FAST: Mapping[str, Any] = {**LONGER, "student_lr": 0.03}
 DREAMS: Mapping[str, Any] = {"dreams": 16, "dream_steps": 50}
 # By name: settings of the run, then of the method.
 CANDIDATES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
@@ -79,7 +80,12 @@ CANDIDATES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "dreams from own": ({}, {**COSINE, **DREAMS}),
     "dreams from noise": ({}, {**COSINE, **DREAMS, "dream_start": "noise"}),
     # Of the second step: what gained in the first, together.
-    "longer, rate x3": ({}, {**LONGER, "student_lr": 0.03}),
+    "longer, rate x3": ({}, FAST),
+    "longer, rate x3, patches": ({"distill_augment": "patches"}, FAST),
+    "longer, rate x3, patches, dreams": (
+        {"distill_augment": "patches"},
+        {**FAST, **DREAMS, "dream_start": "noise"},
+    ),
 }
 
 
