@@ -104,7 +104,7 @@ def test_the_largest_that_can_be_agreed_on_is_bounded(identities):
 
 DEEP = {
     "lists in lists": "x = " + "[" * 3000 + "]" * 3000,
-    "tables in tables": ".".join(["x"] * 500) + " = 1",
+    "tables in tables": ".".join(["x"] * 2000) + " = 1",
     "a number of thousands of digits": f"vocabulary = {'9' * 5000}",
     "a hexadecimal one": f"vocabulary = 0x{'f' * 5000}",
     "a date": "vocabulary = 2020-01-01",
