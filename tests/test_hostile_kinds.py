@@ -18,6 +18,8 @@ import crad
 from crad.errors import ConfigError
 from crad.federation.peer import Peer
 from crad.network.agreement import make_agreement, read_agreement
+from crad.site.local_peer import prepare_local_peer
+from crad.site.settings import read_site
 from crad.site.setup import read_member_toml
 from tests.clinics import Forked
 from tests.clinics import _join_here as join_here
@@ -102,7 +104,7 @@ def test_the_largest_that_can_be_agreed_on_is_bounded(identities):
 
 DEEP = {
     "lists in lists": "x = " + "[" * 3000 + "]" * 3000,
-    "tables in tables": ".".join(["x"] * 500) + " = 1",
+    "tables in tables": ".".join(["x"] * 2000) + " = 1",
     "a number of thousands of digits": f"vocabulary = {'9' * 5000}",
     "a hexadecimal one": f"vocabulary = 0x{'f' * 5000}",
     "a date": "vocabulary = 2020-01-01",
@@ -282,3 +284,16 @@ def test_a_real_member_names_who_sent_it_and_ends_all_its_rounds(kind, tmp_path,
         assert REFUSED[name][2] in said
     assert said.isprintable()
     assert len((members.state(0) / "rounds.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("architecture", ["resnet18", "gradient-boosting", "cnn1d", "somebody.else:build"])
+def test_a_member_whose_network_is_for_another_kind_is_left_out_and_nobody_else(architecture, tmp_path, request):
+    made = text_members(request.getfixturevalue("papers"))
+    members = found_members(tmp_path, made)
+    path = tmp_path / "federation.toml"
+    path.write_text(path.read_text().replace(made.models[LIAR], architecture))
+    part = prepare_local_peer(read_agreement(path), read_site(members.site(0)))
+    [(name, said)] = part.named_left_out.items()
+    assert name == f"clinic-{LIAR}"
+    assert said.startswith(f"its network {architecture} ")
+    assert said.isprintable()
