@@ -31,5 +31,5 @@ for name in MODULES:
     importlib.import_module(name)
 for name in _environment().list_templates(["html"]):
     _environment().get_template(name)  # compiled, and kept
-estimate_size(Architecture.parse("cnn6@0.125"), InputShape(10, 1, (8, 8)))  # without memory: sympy is imported
+estimate_size(Architecture.parse("cnn6@0.125"), InputShape(10, 1, (8, 8)))  # on torch's meta device
 gc.freeze()

@@ -42,18 +42,33 @@ def _convolved(
     _more: Sequence[int],
     groups: int,
 ) -> object:
-    sides = batch.shape[2:]
     if is_transposed or batch.ndim != weight.ndim or batch.shape[1] != weight.shape[1] * groups:
         return NotImplemented
-    if not len(sides) == len(stride) == len(padding) == len(dilation):
+    sides = _windows(batch.shape[2:], weight.shape[2:], stride, padding, dilation)
+    return NotImplemented if sides is None else batch.new_empty(len(batch), len(weight), *sides)
+
+
+def _largest(
+    batch: Tensor, window: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] = (0, 0), *more: object
+) -> object:
+    sides = _windows(batch.shape[2:], window, stride or window, padding, (1, 1))
+    if more or batch.ndim != 4 or sides is None:
         return NotImplemented
+    shape = (*batch.shape[:2], *sides)
+    return batch.new_empty(shape), batch.new_empty(shape, dtype=torch.int64)
+
+
+def _windows(
+    sides: Sequence[int], window: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> list[int] | None:
+    """Return how often a window fits along each side; None unless it is said for every side, and fits."""
+    if not len(sides) == len(window) == len(stride) == len(padding) == len(dilation):
+        return None
     room = [
         side + 2 * around - apart * (size - 1) - 1
-        for side, size, around, apart in zip(sides, weight.shape[2:], padding, dilation, strict=True)
+        for side, size, around, apart in zip(sides, window, padding, dilation, strict=True)
     ]
-    if min(room) < 0:
-        return NotImplemented
-    return batch.new_empty(len(batch), len(weight), *(one // step + 1 for one, step in zip(room, stride, strict=True)))
+    return None if min(room) < 0 else [one // step + 1 for one, step in zip(room, stride, strict=True)]
 
 
 def _sum(left: Tensor, right: object) -> object:
@@ -76,6 +91,7 @@ SKETCHES: dict[object, Callable[..., object]] = {
     torch.ops.aten.add.Tensor: _sum,
     torch.ops.aten.addmm.default: _product,
     torch.ops.aten.convolution.default: _convolved,
+    torch.ops.aten.max_pool2d_with_indices.default: _largest,
     torch.ops.aten.mean.dim: _mean,
     torch.ops.aten.relu.default: _alike,
 }
