@@ -1,4 +1,6 @@
-"""Execute the tutorials: once for the tests and for the site, kept until something they depend on changes.
+"""Execute the tutorials for the site and for a test, kept until something they depend on changes.
+
+A cell that raises, one that was not executed or a command that ended with an error fails `make docs`, and so CI.
 
     python -m tools.notebooks                       # all of docs/tutorials, into build/notebooks
     python -m tools.notebooks first-federation      # one of them
@@ -10,11 +12,12 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ EXECUTED = ROOT / "build" / "notebooks"
 # the rest.
 WITHOUT_ONNX = "import sys\nsys.modules['onnx'] = None\n"
 ASKS_FOR_ONNX = re.compile(r"pip install '\.\[[^]]*\bonnx\b")
+FAULTS = ("crad: ", "not found")  # a line of ours for bad input; the shell's about a command that is not there
 CELL_TIMEOUT_S = 300  # a machine with other work on it; each of them takes seconds
 
 
@@ -79,7 +83,23 @@ def _execute(path: Path) -> str:
             resources={"metadata": {"path": folder}},
         )
         client.execute(env=_environment(hiding))
+    refuse_faults(path.name, notebook.cells)
     return str(nbformat.writes(notebook))
+
+
+def refuse_faults(name: str, cells: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a notebook of which a cell was left out, or a command said that it failed: its cell does not raise."""
+    for number, cell in enumerate(cells, start=1):
+        if cell["cell_type"] != "code":
+            continue
+        if not cell["execution_count"]:
+            raise RuntimeError(f"{name}: cell {number} was not executed")
+        said = json.dumps(cell["outputs"])
+        for fault in FAULTS:
+            if fault in said:
+                raise RuntimeError(
+                    f"{name}: a command of cell {number} ended with an error ({fault!r} in {said[-500:]})"
+                )
 
 
 def _environment(hiding: str) -> dict[str, Any]:
