@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import crad
+from crad.data.catalog import load_dataset
 from crad.data.checks.table_check import check_table
 from crad.data.columns import Column, columns_from_json, columns_to_json
 from crad.data.kinds import kind_of_source
@@ -235,23 +237,44 @@ def test_a_frame_is_read_as_its_file_would_be(tmp_path):
     assert data.class_names == ("no", "yes")
 
 
-def test_parquet_is_read_where_pyarrow_is_and_else_said_what_to_install(tmp_path):
+def test_a_parquet_file_is_the_table_that_its_csv_file_is(tmp_path):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    content = {"a": [1.0, None, 3.5] * 8, "b": ["x", "y", None] * 8, "n": [7, 8, 9] * 8, "ill": ["no", "yes", "no"] * 8}
     path = tmp_path / "t.parquet"
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        path.write_bytes(b"PAR1")
-        assert "reading Parquet needs pyarrow: pip install" in refused(lambda: check_table(read_raw_table(path), LABEL))
-        return
-    content = {"a": [1.0, None, 3.0], "b": ["x", "y", None], "ill": ["no", "yes", "no"]}
     pq.write_table(pa.table(content), path)
     report = check_table(read_raw_table(path), LABEL)
     assert [(one.name, one.holds, one.gaps) for one in report.columns] == [
-        ("a", "number", 1),
-        ("b", "category", 1),
+        ("a", "number", 8),
+        ("b", "category", 8),
+        ("n", "number", 0),
         ("ill", "label", 0),
     ]
+    rows = zip(*content.values(), strict=True)
+    lines = [",".join("" if cell is None else str(cell) for cell in row) for row in rows]
+    same = write(tmp_path / "t.csv", ",".join(content), *lines)
+    read, plain = (load_dataset(str(one), table=LABEL, seed=1) for one in (path, same))
+    assert np.array_equal(read.train_samples, plain.train_samples, equal_nan=True)
+    assert np.array_equal(read.test_samples, plain.test_samples, equal_nan=True)
+    assert read.train_labels.tolist() == plain.train_labels.tolist()
+    assert read.columns == plain.columns
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" + bytes(100) + b"PAR1", b"a,b\n1,2\n"])
+def test_a_parquet_file_that_is_none_is_refused_by_its_name(tmp_path, content):
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "t.parquet"
+    path.write_bytes(content)
+    said = refused(lambda: check_table(read_raw_table(path), LABEL))
+    assert "t.parquet" in said
+    assert "\n" not in said
+
+
+def test_without_pyarrow_a_line_says_what_to_install(tmp_path, monkeypatch):
+    for name in ("pyarrow", "pyarrow.parquet"):
+        monkeypatch.setitem(sys.modules, name, None)
+    path = tmp_path / "t.parquet"
+    path.write_bytes(b"PAR1")
+    assert "reading Parquet needs pyarrow: pip install" in refused(lambda: check_table(read_raw_table(path), LABEL))
 
 
 def test_check_says_what_was_understood(tmp_path, crad_command):

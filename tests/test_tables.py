@@ -243,6 +243,19 @@ def test_arrays_of_numbers_are_a_table_and_may_come_by_site():
 # --- everything else works for rows
 
 
+# Mean losses over the three wards, round by round: networks alone, and with trees among them.
+GOLDEN = {"networks": [0.2323, 0.2851, 0.2274], "trees": [0.1895, 0.1773, 0.1696]}
+
+
+def test_golden_runs(wards):
+    """The wards with CRAD, as first measured; see test_golden.py for what a change of it means."""
+    for name, models in (("networks", wards.models), ("trees", ("mlp", "gradient-boosting@0.1", "random-forest@0.1"))):
+        rounds = crad.run(change(wards, models=models, rounds=3)).rounds
+        losses = [sum(client["losses"]["total"] for client in line["clients"]) / 3 for line in rounds]
+        assert losses[0] == pytest.approx(GOLDEN[name][0], rel=2e-3), name
+        assert losses == pytest.approx(GOLDEN[name], rel=0.05), name
+
+
 @pytest.mark.parametrize(
     "method",
     ["uniform", "crad", "crad-plus", "fedmd", "msfkd", "dfml", "fedmkd", "experts", "committee", "centralized"],
