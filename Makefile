@@ -22,12 +22,12 @@ demo: $(VENV)/.demo
 quick: lint types
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -q -m 'not slow'
 
-# Five at a time on two cores: tests of the network mostly wait. Lint and types run beside them; what they say comes
+# Four at a time on two cores: tests of the network mostly wait. Lint and types run beside them; what they say comes
 # last, and a failure of either fails it all.
 test: $(VENV)/.dev
 	@mkdir -p build
 	@$(MAKE) --no-print-directory --keep-going lint types > build/lint-and-types.txt 2>&1 & checking=$$!; \
-	$(BIN)/pytest -n 5 --dist loadfile --no-loadscope-reorder --durations 25; tests=$$?; \
+	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder --durations 25; tests=$$?; \
 	wait $$checking; checks=$$?; cat build/lint-and-types.txt; exit $$((tests || checks))
 
 # Strictly: a broken link, a page outside the navigation, a name that is gone or a tutorial that fails fails it. Those are
