@@ -27,6 +27,8 @@ from crad.analysis.series import (
     traffic_rows,
     trust_rows,
 )
+from crad.report.sections.detail_tables import class_table
+from crad.runs.kept_run import slim_rounds
 from tests.records import TEST_IMAGES, made_run
 
 EXAMPLES = settings(max_examples=15, derandomize=True, database=None, deadline=None)
@@ -77,6 +79,19 @@ def test_under_an_attack_curves_and_classes_are_of_the_honest_clients_of_every_m
         clients = of_method.rounds[selected[row["method"]] - 1]["clients"]
         hits = [one["global"]["hits"][label] for one in clients if one["client"] not in lying]
         assert row["accuracy"] == pytest.approx(100 * sum(hits) / 2 / TEST_IMAGES)
+
+
+def test_a_kept_run_has_no_classes_of_a_round_whose_hits_were_not_kept():
+    """Hits are kept of the run's own selected round; the honest clients' may be another one."""
+    runs = [made_run("local", clients=4), made_run("crad", clients=4, attack="honest", attackers=2)]
+    methods = of_honest_clients(by_method(runs))
+    elsewhere = 3 - methods["local"][0].summary["best_round"]
+    kept = [replace(run, rounds=slim_rounds(run.rounds, selected=elsewhere)) for run in runs]
+    found = of_honest_clients(by_method(kept))
+    assert class_rows(found) == support_rows(found) == []
+    assert [row["global_accuracy"] for row in found["local"][0].summary["per_class"]] == [None, None]
+    assert [row["accuracy"] for row in accuracy_rows(found)] == [row["accuracy"] for row in accuracy_rows(methods)]
+    assert "-" in class_table(found["local"]).rows[0]
 
 
 def test_where_nobody_attacks_runs_are_what_they_are():

@@ -6,7 +6,7 @@ Training alone meets no attack; so that it can be held against those who do, its
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from crad.analysis.comparison import METRICS, attackers_by_seed
@@ -37,10 +37,17 @@ def _of_honest(run: RunRecords, attackers: Collection[int]) -> RunRecords:
     changed = {
         "attackers": sorted(attackers),
         "best_round": selected,
-        "per_class": class_figures(clients, run.partition),
+        "per_class": _class_figures(run, clients),
     }
     rounds = [_honest_means(run, record, attackers) for record in run.rounds]
     return replace(run, summary={**run.summary, **changed}, rounds=rounds)
+
+
+def _class_figures(run: RunRecords, clients: Sequence[Record]) -> list[Record]:
+    """Return the honest clients' accuracies by class; unknown where a kept run has its hits of another round alone."""
+    if all("global" in client for client in clients):
+        return class_figures(clients, run.partition)
+    return [{**row, "global_accuracy": None} for row in run.summary["per_class"]]
 
 
 def _honest_means(run: RunRecords, record: Record, attackers: Collection[int]) -> Record:

@@ -272,7 +272,9 @@ def _by_own_support(run: RunRecords) -> dict[int, tuple[float, float]]:
 
 
 def _hits_and_counts(client: Mapping[str, Any]) -> list[tuple[int, int]]:
-    return list(zip(client["global"]["hits"], client["global"]["counts"], strict=True))
+    """Return them by class; none where a kept run has those of another round alone."""
+    score = client.get("global")
+    return [] if score is None else list(zip(score["hits"], score["counts"], strict=True))
 
 
 def _trusting(record: Record) -> list[Record]:
