@@ -30,6 +30,8 @@ ELSEWHERE = {
     "CONTRIBUTING.md": "contributing.md",
     "README.md": "index.md",
     "evidence/attacks/tables/attacks.md": "attack-tables.md",
+    "evidence/committee/tables/committee.md": "committee-tables.md",
+    "evidence/committee/tables/committee_rules.md": "committee-rule-tables.md",
     "evidence/kinds/tables/kinds.md": "kind-tables.md",
     "examples/three_hospitals/README.md": "three-hospitals.md",
     "examples/four_hospitals/README.md": "four-hospitals.md",
