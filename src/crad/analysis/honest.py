@@ -6,8 +6,9 @@ Training alone meets no attack; so that it can be held against those who do, its
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from crad.analysis.comparison import METRICS, attackers_by_seed
 from crad.analysis.groups import Methods, is_tested
@@ -43,7 +44,7 @@ def _of_honest(run: RunRecords, attackers: Collection[int]) -> RunRecords:
     return replace(run, summary={**run.summary, **changed}, rounds=rounds)
 
 
-def _class_figures(run: RunRecords, clients: Sequence[Record]) -> list[Record]:
+def _class_figures(run: RunRecords, clients: Sequence[Mapping[str, Any]]) -> list[Record]:
     """Return the honest clients' accuracies by class; unknown where a kept run has its hits of another round alone."""
     if all("global" in client for client in clients):
         return class_figures(clients, run.partition)
