@@ -64,6 +64,8 @@ def test_defaults_are_written_in_full(agreement):
         "lr_schedule",
         "warmup_rounds",
         "standardize",
+        *("private_training", "delta", "max_grad_norm", "sampling_rate", "noise_multiplier", "accountant"),
+        *("statistics_every", "norm"),
     }  # as before they came: agreements of then keep their hash
     assert set(agreement.settings) == set(SETTINGS) - unset - younger
     for line in ('method = "crad"', "temperature = 3.0", "deadline_s = 900.0", "rounds = 5", "lr = 0.05"):

@@ -53,6 +53,18 @@ def home(crad, tiny_npz, tmp_path) -> Path:
     return Path(tmp_path)
 
 
+def test_an_invitation_to_private_training_holds_no_statistics_of_own_images(crad, home):
+    site, member = home / "clinic-a" / "peer.toml", home / "clinic-a" / "member.toml"
+    words = ("--federation", "two", "--site", site, "--member", member, "--set", "private_training=4")
+    code, out, _ = crad("peer", "invite", *words, "--output", home / "private.toml")
+    assert code == 0
+    assert "this file is not" in out
+    private, plain = (read_agreement(home / f"{name}.toml") for name in ("private", "federation"))
+    assert plain.mean is not None
+    assert private.mean == (0.5,) * len(plain.mean) != plain.mean
+    assert private.std == (0.25,) * len(plain.mean) != plain.std
+
+
 def test_an_agreement_has_what_the_members_said_of_themselves(home):
     agreement = read_agreement(home / "federation.toml")
     assert [member.name for member in agreement.members] == ["clinic-a", "clinic-b"]

@@ -284,7 +284,7 @@ def test_the_preset_counts_when_active_is_compared():
 )
 def test_an_unknown_key_is_refused_with_the_nearest_one(key, nearest):
     line = refusal_of({key: 1})
-    assert line.startswith(f"unknown setting {key!r}. Did you mean {nearest!r}? Known: active, alpha, ")
+    assert line.startswith(f"unknown setting {key!r}. Did you mean {nearest!r}? Known: accountant, active, alpha, ")
 
 
 def test_an_unknown_key_in_the_file_is_refused_too(write):
@@ -294,7 +294,7 @@ def test_an_unknown_key_in_the_file_is_refused_too(write):
 def test_an_unknown_key_that_resembles_nothing_gets_the_list_alone():
     line = refusal_of({"zzzzzz": 1})
     assert "Did you mean" not in line
-    assert "Known: active, " in line
+    assert "Known: accountant, active, " in line
 
 
 def test_codes_and_ranges_of_columns_may_be_dictionaries_as_for_a_frame():

@@ -95,7 +95,7 @@ def test_training_alone_is_the_floor_of_the_honest_clients_of_an_attack(crad_com
     code, out, err = crad_command("demo", *TOY, *methods, "-o", tmp_path / "d")
     assert code == 0, err
     assert "of 10 honest clients gained" in " ".join(out.split())
-    assert "noise" not in (tmp_path / "d/local-seed1/experiment.toml").read_text(), "no attack reaches it"
+    assert 'attack = "none"' in (tmp_path / "d/local-seed1/experiment.toml").read_text(), "no attack reaches it"
     alone, joined = (
         [load_run(tmp_path / "d" / f"{name}-seed{seed}") for seed in (1, 2)] for name in ("local", "uniform")
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from crad.analysis.durations import MINI_ROUND_SECONDS, Durations
 from crad.config import PRESETS, Experiment
@@ -257,6 +258,16 @@ def test_the_papers_preset_departs_in_nothing_and_mini_in_what_it_changes():
 def test_settings_of_a_method_reach_its_runs_alone():
     cells = plan_cells(load_paper("cost"), flags={}, method_settings={"fedmkd": {"mu": 0.25}})
     assert {cell.row.name for cell in cells if cell.experiment.method_settings} == {"fedmkd"}
+
+
+def test_a_row_may_have_settings_in_one_column_alone():
+    cells = plan_cells(load_paper("private"), flags={"preset": "mini"}, seeds=[1])
+    rates = {(cell.row.name, cell.column.name): cell.experiment.lr for cell in cells}
+    assert (rates["crad-4", "heart"], rates["crad-4", "pathmnist"]) == (0.02, 0.1)
+    assert (rates["crad-none", "heart"], rates["crad-none", "pathmnist"]) == (0.1, 0.003)
+    row = {"name": "a", "settings_in": {"nowhere": {"lr": 1.0}}}
+    with pytest.raises(ValidationError, match="unknown column 'nowhere'"):
+        load_paper("private").model_validate({**load_paper("private").model_dump(), "rows": [row], "baseline": "a"})
 
 
 # --- tables from runs made by hand

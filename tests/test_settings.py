@@ -79,7 +79,8 @@ def test_roles_are_what_the_hand_kept_lists_said():
         "text_length test_data classes_per_client held_out train_limit test_limit resize kind seconds attack attackers"
     )
     assert " ".join(names_where(lambda one: one.sets_pace)) == (
-        "dataset clients active text_length train_limit test_limit resize seconds models width local_epochs batch_size"
+        "dataset clients active text_length train_limit test_limit resize seconds models width local_epochs batch_size "
+        "private_training sampling_rate"
     )
     assert " ".join(names_where(lambda one: one.is_of_teachers)) == (
         "evidence filter distill_augment teacher_prior attack attackers"
@@ -87,7 +88,8 @@ def test_roles_are_what_the_hand_kept_lists_said():
     assert " ".join(SETTINGS) == (
         "method method_settings active rounds standardize held_out local_epochs batch_size optimizer lr lr_schedule "
         "warmup_rounds momentum weight_decay clip_norm temperature distill_weight min_support unsupported epsilon "
-        "private_counts local_loss evidence filter distill_augment teacher_prior"
+        "private_counts private_training delta max_grad_norm sampling_rate noise_multiplier accountant "
+        "statistics_every norm local_loss evidence filter distill_augment teacher_prior"
     )
     later = {name: setting_of(name).before for name in Experiment.model_fields}
     assert {name: value for name, value in later.items() if value is not ALWAYS_THERE} == {
@@ -108,6 +110,15 @@ def test_roles_are_what_the_hand_kept_lists_said():
         "optimizer": "sgd",
         "lr_schedule": "constant",
         "warmup_rounds": 0,
+        "private_training": None,
+        "delta": 1e-5,
+        "max_grad_norm": 1.0,
+        "sampling_rate": 0.25,
+        "noise_multiplier": None,
+        "accountant": "prv",
+        "statistics_every": None,
+        "norm": None,
+        "canaries": 0,
         "local_loss": "plain",
         "evidence": "reported",
         "filter": None,

@@ -98,7 +98,7 @@ REPORT: dict[str, Any] = {
     },
     "tables": [table("comparison"), table("classes")],
     "figures": {"charts": [], "partition": PICTURE},
-    "cost": {"table": table("cost"), "charts": [CHART]},
+    "cost": {"tables": [table("cost"), table("privacy")], "charts": [CHART]},
     "inspector": InspectorSection(has_traces=True, note=hostile("inspector note")),
     "repeat": {"commands": [hostile("command")], "facts": {"Machine": hostile("machine")}},
 }

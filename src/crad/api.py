@@ -52,6 +52,7 @@ from crad.report.sections.svg import partition_picture
 from crad.results.comparison import Comparison, compare_results
 from crad.results.result import Result, load
 from crad.runs.callbacks import Callback, CallbackList, LambdaCallback
+from crad.runs.canaries_record import CANARIES_FILE, canaries_record, canaries_text
 from crad.runs.directory import PARTITION_FILE, WEIGHTS_FILE, RunDirectory
 from crad.runs.loop import RunLoop
 from crad.runs.metrics_record import METRICS_FILE, metrics_record, metrics_text
@@ -300,6 +301,7 @@ class _Simulation:
             loop.run(records, callback=self._callback, on_progress=tell)
         finally:
             roster.forget_messages()
+        self._keep_canaries(roster)  # before the roster is put back to another round
         self._models = with_statistics(self._models, self._context, loop.best_evaluations(records))
         metrics = loop.measure(records)
         found = None if metrics is None else metrics_record(metrics)
@@ -315,6 +317,10 @@ class _Simulation:
         return Result(
             self._experiment, run.summary, run.rounds, run.path, run.partition, _models=models, _metrics=run.metrics
         )
+
+    def _keep_canaries(self, roster: Roster) -> None:
+        if self._directory is not None and self._experiment.canaries:
+            self._directory.write_text(CANARIES_FILE, canaries_text(canaries_record(roster)))
 
     def _check_networks(self, roster: Roster) -> None:
         """Refuse a network that was passed again and is another one: the weights so far would not fit."""

@@ -110,6 +110,14 @@ def write_flushed(path: Path, content: bytes, *, mode: str = "wb") -> None:
         os.fsync(file.fileno())
 
 
+def append_line(path: Path, line: bytes) -> None:
+    """Add a line to a file, flushed to the disk; a last one that a crash cut short is taken away first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and (content := path.read_bytes()) and not content.endswith(b"\n"):
+        os.truncate(path, content.rfind(b"\n") + 1)
+    write_flushed(path, line + b"\n", mode="ab")
+
+
 def flush_file(path: Path) -> None:
     """Wait until the disk has a file that was written before."""
     with path.open("rb") as file:

@@ -26,6 +26,7 @@ VERBS = {
     "explain": ("crad.cli.explain:explain_command", "Show every teacher's part in a target of a run."),
     "export": ("crad.cli.export:export_command", "Write a client's model as one file, ONNX or safetensors."),
     "predict": ("crad.cli.predict:predict_command", "Say what an exported model makes of images."),
+    "audit": ("crad.cli.audit:app", "Test whether a private run keeps what it claims."),
     "peer": ("crad.cli.peer:app", "Take part in a federation across organisations."),
     "data": ("crad.cli.data:app", "List, download and check data sets."),
 }

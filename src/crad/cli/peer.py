@@ -123,6 +123,11 @@ def invite_command(
         guessed = "ranges are guesses around our own values, units are for you"
         hint = guessed if agreement.data_schema.kind == "table" else "it is what everybody's samples must be"
         typer.echo(f"Look at [data] of {output} first: {hint}.")
+    if agreement.settings.get("private_training"):
+        typer.echo(
+            "Training will be private; this file is not: names of classes, columns and categories and guessed ranges "
+            f"in {output} are as our samples have them. Agree on them as public, or change them, before you send it."
+        )
     typer.echo(f"Next: crad peer trust {output} THEIR-member.toml for every other member, then send {output} to all.")
 
 

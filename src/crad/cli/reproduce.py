@@ -32,7 +32,8 @@ What = Annotated[
         help="table1, cost, clients, weights or privacy; per_class, convergence, context or cases, or figures for "
         "these four; all of these; beyond: changes of CRAD, against CRAD; controls: what carries crad-plus; "
         "attacks: what dishonest clients do to the others; committee, committee_rules: all models asked together; "
-        "student: one student against the committee that it learns from; kinds: tables, texts, recordings",
+        "student: one student against the committee that it learns from; kinds: tables, texts, recordings; "
+        "private: accuracy against epsilon",
     ),
 ]
 Seeds = Annotated[

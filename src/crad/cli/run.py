@@ -148,6 +148,9 @@ def report_outcome(result: Result, *, verdict: JoiningVerdict | None = None, is_
             for key, what in ACCURACIES.items():
                 if committee[key] is not None:
                     rows.append([f"{what}, all models together", f"{committee[key]:.2f} %", ""])
+        if privacy := summary.get("privacy"):
+            spent = max(privacy["epsilon_per_client"], default=0.0)
+            rows.append([f"epsilon spent, delta {privacy['delta']:g}", f"{spent:.3f}", "the most of a client"])
         for name, figures in summary.get("variants", {}).items():
             spread = f"± {figures['global_accuracy_spread']:.2f}"
             rows.insert(2, [f"global accuracy, {name} weights", f"{figures['global_accuracy']:.2f} %", spread])

@@ -12,7 +12,12 @@ if TYPE_CHECKING:
 
 def contradiction(experiment: Experiment) -> str | None:
     """Return the first contradiction between settings, and what to do about it; None where there is none."""
-    return _among_clients(experiment) or _in_training(experiment) or _in_execution(experiment)
+    return (
+        _among_clients(experiment)
+        or _in_training(experiment)
+        or _in_private_training(experiment)
+        or _in_execution(experiment)
+    )
 
 
 def _among_clients(experiment: Experiment) -> str | None:
@@ -42,6 +47,33 @@ def _in_training(experiment: Experiment) -> str | None:
         )
     if experiment.optimizer == "adamw" and momentum != type(experiment).model_fields["momentum"].default:
         return f"momentum is {momentum:g}, but optimizer is 'adamw': momentum is SGD's, leave it out"
+    return None
+
+
+def _in_private_training(experiment: Experiment) -> str | None:
+    """Return what would let one record reach what is published by another way than through the noise."""
+    epsilon = experiment.private_training
+    if epsilon is None and experiment.canaries:
+        return f"canaries = {experiment.canaries}: they audit private training: set private_training"
+    if epsilon is None:
+        return "noise_multiplier is for private training: set private_training" if experiment.noise_multiplier else None
+    recipe, said = experiment.recipe, f"private_training = {epsilon:g}"
+    if experiment.private_counts is not None:
+        return f"{said} and private_counts = {experiment.private_counts:g}: private training noises the counts itself"
+    if experiment.canaries and experiment.attackers:
+        return f"canaries = {experiment.canaries} and attackers: what attackers publish is not what was trained"
+    if recipe.evidence != "reported":
+        return (
+            f"{said}: evidence = {recipe.evidence!r} counts teachers' hits on the student's training samples, which is "
+            "not noised: set evidence = 'reported'"
+        )
+    if recipe.distill_augment not in ("same", "strong"):
+        return (
+            f"{said}: distill_augment = {recipe.distill_augment!r} mixes several records in one sample: set "
+            "distill_augment = 'same'"
+        )
+    if experiment.norm == "batch":
+        return f"{said}: norm = 'batch' mixes the records of a batch: set norm = 'group', or leave it out"
     return None
 
 

@@ -23,6 +23,7 @@ from crad.config.recipes import PUBLISHED, RECIPES, Recipe
 from crad.config.setting import (
     ALWAYS_THERE,
     NONE,
+    Accountant,
     AtLeastOne,
     AttackKind,
     Device,
@@ -33,6 +34,7 @@ from crad.config.setting import (
     LocalLoss,
     LrSchedule,
     Names,
+    Norm,
     NotNegative,
     OptimizerKind,
     Pairs,
@@ -378,7 +380,111 @@ class Experiment(BaseModel):
     epsilon: Annotated[Positive, Setting("Guards divisions in the rule", "Distillation", "learning", "agreed")] = 1e-8
     private_counts: Annotated[
         Positive | None,
-        Setting("Publish counts with Laplace noise of this epsilon", "Federation", "learning", "agreed"),
+        Setting(
+            "Publish counts with Laplace noise of this epsilon, beside exact accuracies, as the paper does: these give "
+            "the counts away; private_training protects both",
+            "Privacy",
+            "learning",
+            "agreed",
+        ),
+    ] = None
+    private_training: Annotated[
+        Positive | None,
+        Setting(
+            "Train and publish with differential privacy: this epsilon for one record, over all planned rounds",
+            "Privacy",
+            "learning",
+            "agreed",
+            before=None,
+            metavar="EPSILON",
+            sets_pace=True,
+        ),
+    ] = None
+    delta: Annotated[
+        float,
+        Field(gt=0, lt=1),
+        Setting(
+            "Chance that epsilon does not hold; below one by the number of records",
+            "Privacy",
+            "learning",
+            "agreed",
+            before=1e-5,
+        ),
+    ] = 1e-5
+    max_grad_norm: Annotated[
+        Positive,
+        Setting(
+            "L2 norm that every sample's gradient is clipped to in private training",
+            "Privacy",
+            "learning",
+            "agreed",
+            before=1.0,
+        ),
+    ] = 1.0
+    sampling_rate: Annotated[
+        float,
+        Field(gt=0, le=1),
+        Setting(
+            "Chance of a record to be in a batch of private training, in place of batch_size",
+            "Privacy",
+            "learning",
+            "agreed",
+            before=0.25,
+            metavar="SHARE",
+            sets_pace=True,
+        ),
+    ] = 0.25
+    noise_multiplier: Annotated[
+        Positive | None,
+        Setting(
+            "Noise on the summed gradients, in clipping norms (as much as private_training asks for)",
+            "Privacy",
+            "learning",
+            "agreed",
+            before=None,
+        ),
+    ] = None
+    accountant: Annotated[
+        Accountant,
+        Setting(
+            "By which what training spends is counted: prv, or rdp, which counts more",
+            "Privacy",
+            "learning",
+            "agreed",
+            before="prv",
+        ),
+    ] = "prv"
+    statistics_every: Annotated[
+        AtLeastOne | None,
+        Setting(
+            "Rounds between two private releases of a client's hits (a fifth of all)",
+            "Privacy",
+            "learning",
+            "agreed",
+            before=None,
+        ),
+    ] = None
+    canaries: Annotated[
+        int,
+        Field(ge=0),
+        Setting(
+            "Made-up records per client, by whose traces crad audit privacy tests private training",
+            "Privacy",
+            "learning",
+            "simulated",
+            before=0,
+        ),
+    ] = 0
+    norm: Annotated[
+        Norm | None,
+        Setting(
+            "Normalisation in built-in networks: batch or group (batch; group in private training, where a batch's "
+            "statistics would mix records)",
+            "Models",
+            "learning",
+            "agreed",
+            before=None,
+        ),
     ] = None
     local_loss: Annotated[
         LocalLoss | None,

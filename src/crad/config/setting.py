@@ -26,6 +26,8 @@ EvidenceSource = Literal["reported", "own", "pooled"]
 FilterKind = Literal["median", "support", "self-scaled", "weighted-consensus", "weighted-median", "weighted"]
 DistillAugment = Literal["same", "mixup", "strong", "cutmix", "crops", "patches"]
 TeacherPrior = Literal["keep", "remove"]
+Accountant = Literal["prv", "rdp"]
+Norm = Literal["batch", "group"]
 AttackKind = Literal[
     "noise",
     "label-flip",
@@ -98,6 +100,7 @@ Panel = Literal[
     "Training",
     "Distillation",
     "Federation",
+    "Privacy",
     "Evaluation",
     "Simulated attacks",
     "Execution",

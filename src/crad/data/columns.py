@@ -81,9 +81,17 @@ def columns_from_json(entries: Sequence[Mapping[str, Any]]) -> tuple[Column, ...
     )
 
 
-def check_standardize(how: str, columns: Sequence[Column]) -> None:
-    """Refuse to standardise by agreed ranges what has none: samples of another kind, or a column of numbers."""
+def check_standardize(how: str, columns: Sequence[Column], *, is_private: bool = False) -> None:
+    """Refuse to standardise by agreed ranges what has none: samples of another kind, or a column of numbers.
+
+    In private training refuse own statistics: they travel with the network, and nothing noises them.
+    """
     if how == "own":
+        if is_private and any(one.categories is None for one in columns):
+            raise ConfigError(
+                "private_training: means and deviations of own rows would travel with the network: set "
+                "standardize = 'schema', and a range for every column of numbers, such as ranges=age=0:120"
+            )
         return
     if not columns:
         raise ConfigError(f"standardize is {how!r}, which is for tables: leave it out")

@@ -15,7 +15,7 @@ from crad.config import Experiment
 from crad.data.catalog import load_dataset
 from crad.data.columns import check_standardize
 from crad.data.dataset import Dataset
-from crad.data.partition import Shard, Sites, class_counts, make_partition
+from crad.data.partition import Shard, Sites, class_counts, make_partition, record_lots
 from crad.data.preprocessing import ImageSet, Preprocessor
 from crad.data.readers.table_file import options_of
 from crad.data.subsets import split_proxy
@@ -117,12 +117,16 @@ def build_federated_data(experiment: Experiment, dataset: Dataset | None = None,
         seconds=experiment.seconds,
         seed=experiment.seed,
     )
-    check_standardize(experiment.standardize, dataset.columns)
+    check_standardize(experiment.standardize, dataset.columns, is_private=experiment.private_training is not None)
     labels = dataset.train_labels
     proxy_size = min(experiment.proxy_size, len(labels) // PROXY_FRACTION)
     proxy, private = split_proxy(labels, size=proxy_size, rng=stream(experiment.seed, "proxy"))
     shards = make_partition(
-        labels[private], num_classes=dataset.num_classes, experiment=experiment, sites=_sites(dataset, private)
+        labels[private],
+        num_classes=dataset.num_classes,
+        experiment=experiment,
+        sites=_sites(dataset, private),
+        lots=_lots(dataset, private, experiment),
     )
     return FederatedData(
         dataset=dataset,
@@ -131,6 +135,12 @@ def build_federated_data(experiment: Experiment, dataset: Dataset | None = None,
         preprocessor=dataset.kind_of_data.preprocessor(dataset, is_augmented=experiment.augment, device=device),
         is_natural=experiment.partition == "natural",
     )
+
+
+def _lots(dataset: Dataset, private: NDArray[np.int64], experiment: Experiment) -> NDArray[np.float64] | None:
+    if experiment.private_training is None:
+        return None
+    return record_lots(dataset.train_samples[private], dataset.train_labels[private], secret=experiment.seed)
 
 
 def _sites(dataset: Dataset, private: NDArray[np.int64]) -> Sites | None:

@@ -5,9 +5,11 @@ Every function takes labels and returns indices into them; images are never touc
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,15 +48,25 @@ class Sites:
 
 
 def make_partition(
-    labels: Indices, *, num_classes: int, experiment: Experiment, sites: Sites | None = None
+    labels: Indices,
+    *,
+    num_classes: int,
+    experiment: Experiment,
+    sites: Sites | None = None,
+    lots: NDArray[np.float64] | None = None,
 ) -> tuple[Shard, ...]:
-    """Divide the labelled samples among the clients as the experiment says, then hold out a part of each shard."""
+    """Divide the labelled samples among the clients as the experiment says, then hold out a part of each shard.
+
+    With a lot for every sample, that alone decides where in its shard it is.
+    """
     if experiment.partition == "natural":
         parts = natural_partition(sites, num_clients=experiment.clients)
     else:
         rng = stream(experiment.seed, "partition")
         _check_enough(labels, num_clients=experiment.clients)
         parts = PARTITIONS[experiment.partition](labels, num_classes, experiment, rng)
+    if lots is not None:
+        return tuple(split_by_lots(part, lots[part], held_out=experiment.held_out) for part in parts)
     return tuple(
         split_shard(part, held_out=experiment.held_out, rng=stream(experiment.seed, "peer", i, "held-out"))
         for i, part in enumerate(parts)
@@ -169,6 +181,36 @@ def split_shard(indices: Indices, *, held_out: float, rng: np.random.Generator) 
         validation=np.sort(shuffled[:num_validation]),
         test=np.sort(shuffled[num_validation:num_held_out]),
     )
+
+
+def record_lots(samples: NDArray[Any], labels: Indices, *, secret: int) -> NDArray[np.float64]:
+    """Return a number in [0, 1) for every record that depends on it and the secret alone, not on the others.
+
+    A permutation would move other records between training and validation when one is added, and what is spent on the
+    two parts would add up. Equal records have equal lots.
+    """
+    key = hashlib.sha256(f"held-out {secret}".encode()).digest()
+    lots = np.empty(len(labels))
+    for place, (sample, label) in enumerate(zip(samples, labels, strict=True)):
+        content = np.ascontiguousarray(sample).tobytes() + int(label).to_bytes(8, "little", signed=True)
+        lots[place] = int.from_bytes(hashlib.blake2b(content, key=key, digest_size=8).digest(), "little") / 2**64
+    return lots
+
+
+def split_by_lots(indices: Indices, lots: NDArray[np.float64], *, held_out: float) -> Shard:
+    """Hold out the records whose lot is below the share, the lower half of them for validation, by nothing else."""
+    shard = Shard(
+        train=np.sort(indices[lots >= held_out]),
+        validation=np.sort(indices[lots < held_out / 2]),
+        test=np.sort(indices[(lots >= held_out / 2) & (lots < held_out)]),
+    )
+    if len(shard.train) < 2 or not len(shard.validation) or not len(shard.test):
+        raise PartitionError(
+            f"private training decides by each record alone what is held out, and of {len(indices)} samples "
+            f"{len(shard.train)} were left for training, {len(shard.validation)} for validation and {len(shard.test)} "
+            "for the test: use more samples, fewer clients or another held_out"
+        )
+    return shard
 
 
 def class_counts(labels: Indices, *, num_classes: int, parts: list[Indices]) -> NDArray[np.int64]:

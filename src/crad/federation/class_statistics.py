@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -11,9 +12,12 @@ from numpy.typing import NDArray
 from crad.aggregation import TeacherStats
 from crad.federation.context import RunContext
 from crad.federation.message import Statistics
-from crad.federation.peer_evaluation import Evaluation
+from crad.federation.peer_evaluation import Evaluation, PrivateReleases
+from crad.privacy.accountant import statistics_every
 from crad.randomness import stream
 from crad.training.evaluation import ClassScore
+
+UNKNOWN_ACCURACY = 0.5  # of a class, before anything was released
 
 
 def class_statistics(
@@ -23,13 +27,56 @@ def class_statistics(
     # Others run the model without its owner's prior, so that is what is measured for them.
     scores = evaluation.validation if evaluation.plain is None else evaluation.plain
     own = scores[0] if len(scores) == 1 else sum_scores(scores, num_classes=context.data.num_classes)
-    counts = np.maximum(0.0, np.asarray(own.counts, dtype=np.float64) + count_noise(context, peer))
+    counts = private_counts(context, peer, own.counts)
+    if context.privacy is not None:
+        return context.adversary.published_statistics(peer, _private_statistics(counts, evaluation))
     measured = Statistics(
         counts=tuple(counts.tolist()),
         accuracies=own.class_accuracies,
         cross_entropies=tuple(own.class_cross_entropies()) if with_cross_entropy else None,
     )
     return context.adversary.published_statistics(peer, measured)
+
+
+def release_hits(
+    context: RunContext, peer: int, evaluation: Evaluation, *, steps: int, round_index: int | None
+) -> Evaluation:
+    """Return the evaluation after so many more private steps, with hits released if it is time; no round: never.
+
+    What is noised is what the others see: the model as it is published, without its owner's prior.
+    """
+    plan, before = context.privacy, evaluation.private or PrivateReleases()
+    assert plan is not None, "only private training takes private steps"
+    now = replace(before, steps=before.steps + steps)
+    every = statistics_every(context.experiment)
+    if round_index is None or (before.releases and round_index - before.released_in < every):
+        return replace(evaluation, private=now)
+    assert before.releases < plan.statistics_releases, "more releases than were accounted for"
+    scores = evaluation.validation if evaluation.plain is None else evaluation.plain
+    own = sum_scores(scores, num_classes=context.data.num_classes)
+    # A release of its own noise, named by the release: who repeats a round repeats it to the bit, and spends nothing.
+    rng = stream(context.noise_seed, "peer", peer, "private-hits", before.releases)
+    noised = np.asarray(own.hits) + plan.statistics_sigma * rng.standard_normal(len(own.hits))
+    released = replace(now, releases=before.releases + 1, released_in=round_index, hits=tuple(noised.tolist()))
+    return replace(evaluation, private=released)
+
+
+def private_counts(context: RunContext, peer: int, counts: Sequence[float]) -> NDArray[np.float64]:
+    """Return validation counts as a peer publishes them, in every round alike: noised if private, never below zero."""
+    return np.maximum(0.0, np.asarray(counts, dtype=np.float64) + count_noise(context, peer))
+
+
+def _private_statistics(counts: NDArray[np.float64], evaluation: Evaluation) -> Statistics:
+    """Return accuracies that follow from noised hits and noised counts alone; before the first release, one half each.
+
+    Nothing exact stands beside something noised.
+    """
+    released = evaluation.private
+    if released is None or not released.releases:
+        accuracies = np.full(len(counts), UNKNOWN_ACCURACY)
+    else:
+        accuracies = np.clip(np.asarray(released.hits) / np.maximum(counts, 1.0), 0.0, 1.0)
+    return Statistics(counts=tuple(counts.tolist()), accuracies=tuple(accuracies.tolist()), cross_entropies=None)
 
 
 def stack_statistics(statistics: Sequence[Statistics]) -> TeacherStats:
@@ -45,12 +92,13 @@ def stack_statistics(statistics: Sequence[Statistics]) -> TeacherStats:
 
 def count_noise(context: RunContext, peer: int) -> NDArray[np.float64]:
     """Draw once per client, class and run: counts do not change over the rounds, so neither may the noise."""
-    epsilon = context.experiment.private_counts
+    epsilon, plan = context.experiment.private_counts, context.privacy
+    if plan is not None:
+        rng = stream(context.noise_seed, "peer", peer, "private-statistics", "counts")
+        return plan.statistics_sigma * rng.standard_normal(context.data.num_classes)
     if epsilon is None:
         return np.zeros(context.data.num_classes)
-    # Between organisations the seed is known to all, and noise that anybody can draw again hides nothing.
-    seed = context.experiment.seed if context.secret is None else context.secret
-    rng = stream(seed, "peer", peer, "private-counts")
+    rng = stream(context.noise_seed, "peer", peer, "private-counts")
     return rng.laplace(scale=1 / epsilon, size=context.data.num_classes)
 
 

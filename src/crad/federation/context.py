@@ -6,7 +6,7 @@ its own files.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -15,13 +15,16 @@ from torch import Tensor
 
 from crad.aggregation import Rule, resolve_rule
 from crad.config import Experiment, Recipe
+from crad.data.columns import check_standardize
 from crad.data.dataset import Dataset
 from crad.data.federated_data import FederatedData, build_federated_data, build_own_data
 from crad.data.preprocessing import Preprocessor
 from crad.device import choose_device
 from crad.federation.attacks import Adversary, make_adversary
 from crad.inference.engine import Plans, check_precision
-from crad.models import Allowance, Architecture, InputShape
+from crad.models import ARCHITECTURES, Allowance, Architecture, InputShape
+from crad.models.group_norm import SUFFIX
+from crad.privacy.accountant import PrivacyPlan, plan_of
 from crad.training.losses import log_count_shares
 
 if TYPE_CHECKING:
@@ -44,7 +47,20 @@ class RunContext:
 
     @cached_property
     def _architectures(self) -> tuple[Architecture, ...]:
-        return tuple(Architecture.parse(entry, width=self.experiment.width) for entry in self.experiment.models)
+        return tuple(chosen_architecture(entry, self.experiment) for entry in self.experiment.models)
+
+    @cached_property
+    def privacy(self) -> PrivacyPlan | None:
+        """Return what private training releases here; None: training is not private."""
+        return plan_of(self.experiment)
+
+    @property
+    def noise_seed(self) -> int:
+        """Return the seed of noise and of private samples: the member's secret, or in a simulation the run's seed.
+
+        Between organisations the run's seed is known to all, and noise that anybody can draw again hides nothing.
+        """
+        return self.experiment.seed if self.secret is None else self.secret
 
     @cached_property
     def plans(self) -> Plans:
@@ -80,6 +96,14 @@ class RunContext:
     def adversary(self) -> Adversary:
         """Return who attacks in this simulation, usually nobody: the one place where attacks come in."""
         return make_adversary(self.experiment, self.data)
+
+
+def chosen_architecture(entry: str, experiment: Experiment) -> Architecture:
+    """Return a network as the settings have it: with group norm where that is said, or training is private."""
+    found = Architecture.parse(entry, width=experiment.width)
+    is_group = experiment.norm == "group" or (experiment.norm is None and experiment.private_training is not None)
+    normed = f"{found.name}{SUFFIX}"
+    return replace(found, name=normed) if is_group and normed in ARCHITECTURES else found
 
 
 def input_shape_of(dataset: Dataset) -> InputShape:
@@ -124,5 +148,6 @@ def build_site_context(
     Without an allowance only built-in networks are built.
     """
     check_precision(experiment.teacher_precision, device)
+    check_standardize(experiment.standardize, own.dataset.columns, is_private=experiment.private_training is not None)
     data = build_own_data(own, client=client, clients=experiment.clients, preprocessor=preprocessor)
     return RunContext(data, experiment, device, secret=secret, allowance=allowance or Allowance())

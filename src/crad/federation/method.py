@@ -94,6 +94,7 @@ class Method:
     common_images: CommonImages = "none"  # images beside the private ones that everybody sees
     payload: Payload = "sent"  # which bytes of a client the tables count
     is_reconstruction: bool = False  # nobody has published its code: the tables say so
+    is_private: bool = False  # whatever reaches the others of a record went through the noise of private training
     needs_gradients: bool = False  # its models take steps along a gradient: none that is fitted in one call takes part
     settings: Mapping[str, Any] = field(default_factory=dict)  # its own, all of them
     preparation: Callable[[Experiment], int] = _no_preparation  # rounds before those that are selected and reported

@@ -20,7 +20,7 @@ from crad.aggregation.member_tally import count_by_client
 from crad.data.partition import Shard
 from crad.data.preprocessing import ImageSet
 from crad.errors import ConfigError, RunError
-from crad.federation.class_statistics import class_statistics
+from crad.federation.class_statistics import class_statistics, count_noise, private_counts, release_hits
 from crad.federation.context import RunContext
 from crad.federation.message import Message, Statistics, pack
 from crad.federation.peer_evaluation import Evaluation
@@ -35,13 +35,15 @@ from crad.models import (
     load_first_weights,
 )
 from crad.randomness import torch_seed
+from crad.training.canaries import COINS, FIRST, SCORES, Canaries, draw_canaries
 from crad.training.evaluation import ClassScore, score_with_priors
-from crad.training.losses import log_shares
+from crad.training.losses import log_count_shares, log_shares
 from crad.training.optimizer import make_optimizer, optimizer_tensors
 
 SNAPSHOT = "snapshot"
 PRIOR_IN = "prior-in"  # in a peer's memory: its model was trained with the plain loss, whatever the run's is
 GLOBAL, LOCAL = "global", "local"  # the common test images, and the test halves of all clients in a row
+LEAST_COUNT = 0.5  # of a class in a prior made of noised counts: none is impossible
 OWN = "own"  # a peer's own test halves in a row, with its own class shares
 
 
@@ -78,7 +80,8 @@ class Peer:
         self._member = member
         self.listens = context.adversary.listens(member.index)  # to teachers; all but some simulated attackers do
         self.model = self.first_model() if model is None else model
-        self._round_index = round_index
+        self.round_index = round_index
+        self.private_steps = 0  # taken by this peer at work, each of which spends privacy
         self.memory: dict[str, Tensor] = {}  # what a method keeps from phase to phase and from round to round
         self.variants: dict[str, dict[str, Tensor]] = {}  # other weights of its model, measured beside it
         self.evaluation = Evaluation(validation=())
@@ -91,7 +94,7 @@ class Peer:
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
         """Return its optimiser, with the learning rate of the round; made when somebody trains."""
-        return make_optimizer(self.model, self.experiment, round_index=self._round_index)
+        return make_optimizer(self.model, self.experiment, round_index=self.round_index)
 
     @cached_property
     def train(self) -> ImageSet:
@@ -154,7 +157,51 @@ class Peer:
 
     def revalidate(self) -> None:
         """Measure the model after it has learned; its test results are stale from now on."""
-        self.evaluation = self._validate()
+        self.evaluation = replace(self._validate(), private=self.evaluation.private)
+
+    def account_for(self, *, is_measured: bool) -> None:
+        """Count the private steps that were taken, and release noised hits of the model if it is time for them."""
+        if self.private_steps:
+            self.evaluation = release_hits(
+                self.context,
+                self.index,
+                self.evaluation,
+                steps=self.private_steps,
+                round_index=self.round_index if is_measured else None,
+            )
+        if self.canaries is not None and FIRST in self.memory:
+            self.memory[SCORES] = self.canaries.scores(self.model, self.memory[FIRST])
+
+    @cached_property
+    def canaries(self) -> Canaries | None:
+        """Return the canaries of a privacy audit, which follow from the seed; None: nobody asked for any."""
+        if not self.experiment.canaries or self.context.privacy is None:
+            return None
+        return draw_canaries(
+            self.model,
+            self.experiment.canaries,
+            name=self.architecture.id,
+            seed=self.context.noise_seed,
+            purpose=("peer", self.acts_as),
+        )
+
+    def note_first_weights(self) -> None:
+        """Keep the weights that canaries move as they are before the first private step; later do nothing."""
+        if self.canaries is not None and FIRST not in self.memory:
+            self.memory[FIRST] = self.canaries.weights_of(self.model)
+            self.memory[COINS] = self.canaries.is_included_K.to(torch.uint8)
+
+    @cached_property
+    def expected_batch(self) -> float:
+        """Return how many records a private batch has on average, estimated from what it publishes: no secret.
+
+        The exact number would change with every record; the noised counts of the validation half tell it nearly.
+        """
+        plan, held_out = self.context.privacy, self.experiment.held_out
+        assert plan is not None, "asked of private training alone"
+        held = float(sum(map(sum, (self.data.validation_counts()[one] for one in self.clients))))
+        noised = held + float(count_noise(self.context, self.index).sum())
+        return max(1.0, plan.sampling_rate * noised * (1 - held_out) / (held_out / 2))
 
     def test(self, *, keep: list[Tensor] | None = None) -> None:
         """Measure both metrics, unless the model has not moved since they were last measured.
@@ -232,7 +279,7 @@ class Peer:
             variant, _, weight = name.partition(".")
             self.variants.setdefault(variant, {})[weight] = tensor
         if with_optimizer:
-            self.optimizer = make_optimizer(self.model, self.experiment, round_index=self._round_index, kept=tensors)
+            self.optimizer = make_optimizer(self.model, self.experiment, round_index=self.round_index, kept=tensors)
         self.evaluation = evaluation
 
     def keep_variant(self, name: str) -> None:
@@ -320,6 +367,9 @@ def log_prior(context: RunContext, clients: Sequence[int], *, peer: int | None =
     """
     if context.recipe.local_loss == "plain":
         return None
+    if context.privacy is not None:
+        published_C = published_counts(context, clients, peer=clients[0] if peer is None else peer)
+        return log_count_shares(torch.from_numpy(published_C).clamp(min=LEAST_COUNT)).to(context.device)
     if peer in context.adversary.members:
         labels = training_images(context, peer, clients).labels.cpu()
     else:
@@ -327,10 +377,18 @@ def log_prior(context: RunContext, clients: Sequence[int], *, peer: int | None =
     return log_shares(labels, num_classes=context.data.num_classes).to(context.device)
 
 
+def published_counts(context: RunContext, clients: Sequence[int], *, peer: int) -> NDArray[np.float64]:
+    """Return how many validation samples of each class a peer says that it holds."""
+    held = context.data.validation_counts()
+    return private_counts(context, peer, [sum(column) for column in zip(*(held[one] for one in clients), strict=True)])
+
+
 def fit_statistics(model: nn.Module, context: RunContext, inputs: Tensor) -> None:
     """Fill the first layer of a network that prepares its inputs itself: by its owner's own, or as all have agreed."""
     if context.experiment.standardize == "schema":
         fit_agreed_ranges(model, context.agreed_ranges)
+    elif context.privacy is not None:
+        return  # what is published may hold no statistic of private samples: these layers stay as they were built
     else:
         fit_own_statistics(model, inputs)
 

@@ -11,6 +11,16 @@ from crad.training.evaluation import ClassScore
 
 
 @dataclass(frozen=True)
+class PrivateReleases:
+    """What a peer has spent of its privacy so far, and the hits that it released last, noised."""
+
+    steps: int = 0  # of private training
+    releases: int = 0  # of hits
+    released_in: int = 0  # the round of the last of them
+    hits: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """How a peer's current model does; the tests are None until somebody asks for them."""
 
@@ -20,6 +30,7 @@ class Evaluation:
     variants: dict[str, Evaluation] = field(default_factory=dict)  # of the other weights it keeps, by name
     plain: tuple[ClassScore, ...] | None = None  # validation on plain logits, as others see them, where that differs
     triggered: ClassScore | None = None  # how far a simulated backdoor's trigger works, where that is measured
+    private: PrivateReleases | None = None  # in private training, from its first round on
     tallies: tuple[MemberTally, ...] | None = None  # what every client counts of what it publishes, by client
 
 
@@ -32,6 +43,7 @@ def evaluation_to_json(evaluation: Evaluation) -> dict[str, Any]:
         "local": None if local is None else [_score_to_json(score) for score in local],
         "overall": None if overall is None else _score_to_json(overall),
         **({} if evaluation.triggered is None else {"triggered": _score_to_json(evaluation.triggered)}),
+        **({} if evaluation.private is None else {"private": asdict(evaluation.private)}),
         **({} if evaluation.tallies is None else {"tallies": [asdict(one) for one in evaluation.tallies]}),
         "variants": {name: evaluation_to_json(one) for name, one in evaluation.variants.items()},
     }
@@ -40,13 +52,14 @@ def evaluation_to_json(evaluation: Evaluation) -> dict[str, Any]:
 def evaluation_from_json(entry: Mapping[str, Any]) -> Evaluation:
     """Read what `evaluation_to_json` wrote."""
     local, overall, plain, triggered = entry["local"], entry["overall"], entry.get("plain"), entry.get("triggered")
-    tallies = entry.get("tallies")
+    tallies, private = entry.get("tallies"), entry.get("private")
     return Evaluation(
         validation=tuple(_score_from_json(score) for score in entry["validation"]),
         plain=None if plain is None else tuple(_score_from_json(score) for score in plain),
         local=None if local is None else tuple(_score_from_json(score) for score in local),
         overall=None if overall is None else _score_from_json(overall),
         triggered=None if triggered is None else _score_from_json(triggered),
+        private=None if private is None else PrivateReleases(**{**private, "hits": tuple(private["hits"])}),
         tallies=None if tallies is None else tuple(MemberTally.from_json(one) for one in tallies),
         variants={name: evaluation_from_json(one) for name, one in entry.get("variants", {}).items()},
     )

@@ -165,6 +165,7 @@ class TaskRunner:
             peer.revalidate()
             sums = [total for one in peer.evaluation.validation for total in one.cross_entropy_sums]
             _check_converging(peer, {"validation": sum(sums)}, task.round_index)
+        peer.account_for(is_measured=task.is_measured)
         content = _write_or_return(encode(peer.state()), task.save_to)
         return TaskOutcome(task.verb, peer.index, peer.evaluation, learned=learned, content=content)
 

@@ -75,6 +75,11 @@ def check_recipe(experiment: Experiment, method: Method) -> None:
         )
     if recipe.evidence != "reported" and rule is not None and not rule.uses_statistics:
         raise ConfigError(f"evidence = {recipe.evidence!r}: {method.name!r} looks at no evidence of its teachers")
+    if experiment.private_training is not None and not method.is_private:
+        raise ConfigError(
+            f"private_training: {method.name!r} is not known to publish only what went through the noise: choose crad "
+            "or another rule, uniform, committee or local"
+        )
     if problem := method.refusal(experiment):
         raise ConfigError(problem)
     if fitted := [model for model in experiment.models if Architecture.parse(model).name in FITTED]:

@@ -37,5 +37,5 @@ def one_member_for_all(context: RunContext) -> list[PeerSpec]:
 
 
 ALONE = Phase("alone", learn=train_alone)  # whoever has it draws what `local` draws
-LOCAL = Method("local", phases=(ALONE,))
+LOCAL = Method("local", phases=(ALONE,), is_private=True)
 CENTRALIZED = Method("centralized", phases=(ALONE,), roster=one_member_for_all)

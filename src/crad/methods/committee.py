@@ -33,7 +33,7 @@ class CommitteeMethod(MethodSpec):
 
     def build(self, name: str) -> Method:
         """Return the method with these settings; members are combined where they predict, and nobody is taught."""
-        return replace(super().build(name), teachers="nobody")
+        return replace(super().build(name), teachers="nobody", is_private=True)
 
     def _routes(self, participants: RoundParticipants) -> Routes:
         planned, now = participants.context.experiment.rounds, participants.round_index

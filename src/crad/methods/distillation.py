@@ -39,7 +39,8 @@ def distillation_method(name: str, rule: str | Rule | None = None) -> Method:
     def publish(peer: Peer, context: RoundContext) -> Message:
         return peer.snapshot(context.round_index, with_cross_entropy=chosen.needs_cross_entropy)
 
-    return Method(name, phases=(Phase(SNAPSHOT, learn=partial(distil, rule=chosen), publish=publish),), rule=chosen)
+    phase = Phase(SNAPSHOT, learn=partial(distil, rule=chosen), publish=publish)
+    return Method(name, phases=(phase,), rule=chosen, is_private=not chosen.needs_cross_entropy)
 
 
 def trainable_models(
@@ -108,6 +109,9 @@ def learn_from(
         rule, published, filter_kind=recipe.filter, source=recipe.evidence, teacher_prior=recipe.teacher_prior
     )
     for block in blocks:
+        if not len(block.labels):  # a Poisson batch of private training: nobody to ask about, and noise alone
+            train_peer(peer, block, own_labels(block), meter)
+            continue
         target_BC = make_target(peer, block, snapshots, context.teachers, judge=judge, refused=refused)
         if target_BC is None:
             loss_of = own_labels(block, log_prior_C=peer.log_prior_C)

@@ -10,9 +10,11 @@ from crad.config import DistillAugment
 from crad.federation.method import RoundContext
 from crad.federation.peer import Peer
 from crad.models import FittedModule
+from crad.randomness import torch_stream
 from crad.training.distill_augment import augment_block
 from crad.training.epoch import Block, LossMeter, epoch_blocks, train_on_block
 from crad.training.losses import Loss
+from crad.training.private_step import check_private, poisson_blocks, train_privately_on_block
 
 BlockLoss = Callable[[Tensor, slice], Loss]  # logits of a batch, and where in the block it stands
 
@@ -57,6 +59,17 @@ def local_blocks(
     """
     experiment, is_fitted = peer.experiment, isinstance(peer.model, FittedModule)
     round_purpose = context.purpose(peer, *words)
+    if (plan := peer.context.privacy) is not None:
+        check_private(peer.model, name=peer.architecture.id)
+        yield from poisson_blocks(
+            peer.train,
+            preprocessor=peer.data.preprocessor,
+            plan=plan,
+            secret=peer.context.noise_seed,
+            purpose=round_purpose,
+            canaries=peer.canaries,
+        )
+        return
     planned = experiment.local_epochs if epochs is None else epochs
     for epoch in range(min(planned, 1) if is_fitted else planned):
         purpose = (*round_purpose, "epoch", epoch)
@@ -85,7 +98,26 @@ def local_blocks(
 
 
 def train_peer(peer: Peer, block: Block, loss_of: BlockLoss, meter: LossMeter) -> None:
-    """Train the peer's model on one block, with its own optimiser and the settings of the run."""
+    """Train the peer's model on one block, with its own optimiser and the settings of the run.
+
+    In private training a block is one batch, and one step.
+    """
+    if (plan := peer.context.privacy) is not None:
+        peer.note_first_weights()
+        train_privately_on_block(
+            peer.model,
+            peer.optimizer,
+            block,
+            loss_of=loss_of,
+            plan=plan,
+            expected_size=peer.expected_batch,
+            noise=torch_stream(
+                peer.context.noise_seed, "peer", peer.acts_as, "round", peer.round_index, "gradient-noise", block.seed
+            ),
+            meter=meter,
+        )
+        peer.private_steps += 1
+        return
     train_on_block(
         peer.model,
         peer.optimizer,

@@ -93,6 +93,7 @@ SKETCHES: dict[object, Callable[..., object]] = {
     torch.ops.aten.convolution.default: _convolved,
     torch.ops.aten.max_pool2d_with_indices.default: _largest,
     torch.ops.aten.mean.dim: _mean,
+    torch.ops.aten.native_group_norm.default: _normalised,
     torch.ops.aten.relu.default: _alike,
 }
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from crad.errors import ConfigError
 from crad.models.families import ARCHITECTURES, FAMILIES, preparing_layer
 from crad.models.family import Builder, InputShape
+from crad.models.group_norm import SUFFIX
 from crad.models.own_statistics import Prepared
 from crad.models.timm_models import build_timm, check_timm, is_timm
 from crad.plugins import call_foreign, resolve
@@ -94,7 +95,7 @@ def check_fits_kind(name: str, kind: str) -> None:
     """Refuse a family that is for another kind of data, naming those that fit; a user's own is taken at their word."""
     others = [other for other, families in FAMILIES.items() if name in families or (other == "image" and is_timm(name))]
     if others and kind not in others:
-        fitting = ", ".join(FAMILIES[kind])
+        fitting = ", ".join(one for one in FAMILIES[kind] if not one.endswith(SUFFIX))
         raise ConfigError(
             f"model {name!r} is for data of kind {others[0]!r}, and this is of kind {kind!r}: choose {fitting}"
         )

@@ -23,6 +23,7 @@ from crad.report.sections.headline import make_headline, sentence, status, title
 from crad.report.sections.inspector_tab import inspector_data, inspector_section
 from crad.report.sections.method_tiles import method_tiles
 from crad.report.sections.page_table import PageTable
+from crad.report.sections.privacy_table import privacy_tables
 from crad.report.sections.svg import partition_heat_map
 from crad.report.tables import (
     COMPARISON_HEADER,
@@ -38,7 +39,8 @@ from crad.report.tables import (
 )
 from crad.runs.run_records import RunRecords
 
-CLIENT_CHARTS, ROUND_CHARTS, COST_CHARTS = ("gains", "clients"), ("accuracy", "committee"), ("cost", "bytes")
+CLIENT_CHARTS, ROUND_CHARTS = ("gains", "clients"), ("accuracy", "committee")
+COST_CHARTS = ("cost", "bytes", "privacy")
 
 
 def report_page(runs: Sequence[RunRecords], *, is_live: bool = False) -> str:
@@ -64,7 +66,7 @@ def report_page(runs: Sequence[RunRecords], *, is_live: bool = False) -> str:
             client_table(shown, "local_accuracy"),
         ],
         figures=_figures(shown, made),
-        cost=_cost(rows, made),
+        cost=_cost(shown, rows, made),
         inspector=inspector_section(shown, inspections, is_live=is_live),
         repeat={"commands": repeating_commands(shown), "facts": _facts(shown[0].summary)},
     )
@@ -110,9 +112,12 @@ def _figures(runs: Sequence[RunRecords], made: Sequence[ReportChart] | None) -> 
     return {"charts": [chart for chart in made if chart.name not in elsewhere], "partition": None}
 
 
-def _cost(rows: Sequence[ComparisonRow], made: Sequence[ReportChart] | None) -> Mapping[str, Any]:
+def _cost(
+    runs: Sequence[RunRecords], rows: Sequence[ComparisonRow], made: Sequence[ReportChart] | None
+) -> Mapping[str, Any]:
+    """Return what it took: bytes, time, memory, and privacy where training was private."""
     return {
-        "table": PageTable(COST_HEADER, cost_cells(rows), COST_CAPTION, title="Costs"),
+        "tables": [PageTable(COST_HEADER, cost_cells(rows), COST_CAPTION, title="Costs"), *privacy_tables(runs)],
         "charts": _charts_named(made, COST_CHARTS),
     }
 

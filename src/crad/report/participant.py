@@ -34,6 +34,7 @@ def participant_record(
     refused: Mapping[str, Mapping[str, int]],
     left: Mapping[str, Any],
     private_counts: float | None,
+    privacy: Mapping[str, Any] | None = None,
     left_out: Mapping[str, str] = MappingProxyType({}),
     rounds_agreed: int | None = None,
     proven: Sequence[str] = (),
@@ -74,6 +75,7 @@ def participant_record(
         "confused": confused_members(joined, members, class_names),
         "left": dict(left),
         "private_counts": _budget(private_counts),
+        **({} if privacy is None else {"privacy": dict(privacy)}),
         **({} if committee is None else {"committee": dict(committee)}),
         **({} if words == IMAGE_WORDS else {"words": dict(words)}),
         **({"also_left": also_left} if also_left else {}),
@@ -243,7 +245,7 @@ def participant_page(record: Mapping[str, Any], *, versions: Mapping[str, str]) 
         left={
             "table": _ledger_table(record),
             "what": _left_sentence(record),
-            "counts": _counts_sentence(record["private_counts"]),
+            "counts": _privacy_words(record),
         },
     )
 
@@ -360,6 +362,28 @@ def _left_sentence(record: Mapping[str, Any]) -> str:
     return (
         f"No {words_of(record)['one']} and no label left: snapshots hold weights, {also}and per class how many "
         "validation samples there are and how many of them are right."
+    )
+
+
+def _privacy_words(record: Mapping[str, Any]) -> str:
+    """Say what publishing cost in privacy."""
+    if "privacy" not in record:
+        return _counts_sentence(record["private_counts"])
+    return (
+        f"Training and class statistics were differentially private: {privacy_sentence(record['privacy'])}. What that "
+        "means, and what it does not cover: docs/privacy.md."
+    )
+
+
+def privacy_sentence(account: Mapping[str, Any]) -> str:
+    """Say what has been spent of a member's privacy, and of how much."""
+    has_budget = account["budget"] is not None
+    limit = account["budget"] if has_budget else account["target_epsilon"]
+    several = f", by {account['agreements']} agreements on this data" if account["agreements"] > 1 else ""
+    stopped = "; the budget keeps us from publishing more" if account["is_stopped"] else ""
+    return (
+        f"epsilon {account['epsilon']:.3g} of {limit:g} ({'the budget' if has_budget else 'agreed'}) spent, delta "
+        f"{account['delta']:g}, per record{several}{stopped}"
     )
 
 

@@ -10,6 +10,7 @@ summary.json      the outcome, once the run is complete
 inspection.json   how teachers were combined for some test images, for methods that do so by a rule
 report.html       the outcome, for people
 artifacts/        what a method made for people to look at, such as painted images
+canaries.json     of a private run with canaries: every client's scores and coins, for crad audit privacy
 metrics.json      every client's metrics beyond accuracy at the reported round, with confusion matrices
 checkpoint/       the newest round and the best one; under a simulated attack also the honest clients' best
 tensorboard/      with --tensorboard: its event files

@@ -16,10 +16,11 @@ from crad.data.federated_data import FederatedData
 from crad.federation.committee_score import CommitteeScore, CommitteeStudy
 from crad.federation.method import Learned
 from crad.federation.peer import PeerSpec
-from crad.federation.peer_evaluation import Evaluation
+from crad.federation.peer_evaluation import Evaluation, PrivateReleases
 from crad.federation.roster import PeerSlot, Roster
 from crad.federation.rounds import Round
 from crad.models import file_sha256
+from crad.privacy.accountant import PrivacyPlan
 from crad.training.evaluation import ClassScore
 
 Record = dict[str, Any]
@@ -51,6 +52,19 @@ def weights_record(members: Iterable[PeerSpec]) -> Record:
     return {index: {"sha256": known[file]} for index, file in files.items()}
 
 
+def privacy_record(plan: PrivacyPlan, private: PrivateReleases | None) -> Record:
+    """Return what a client has spent so far, and on what; before it has trained, the counts alone."""
+    steps, releases = (0, 0) if private is None else (private.steps, private.releases)
+    return {
+        "epsilon": plan.spent(steps=steps, releases=releases),
+        "delta": plan.delta,
+        "training_epsilon": plan.training_epsilon(steps),
+        "statistics_epsilon": plan.statistics_epsilon(releases),
+        "steps": steps,
+        "releases": releases,
+    }
+
+
 def round_record(done: Round, roster: Roster) -> Record:
     """Return the line of `rounds.jsonl` for a finished round.
 
@@ -59,9 +73,11 @@ def round_record(done: Round, roster: Roster) -> Record:
     """
     measured, attackers = set(done.measured), roster.context.adversary.members
     clients, own = [], roster.own()
+    plan = roster.context.privacy
     for place in (place for place in own if place.index in measured):
+        spent = {} if plan is None else {"privacy": privacy_record(plan, place.measured.private)}
         for entry in client_records(place, done.learned.get(place.index), is_attacker=place.index in attackers):
-            clients.append({**entry, **_bytes_of(done, place.index)})
+            clients.append({**entry, **spent, **_bytes_of(done, place.index)})
     evaluations = [place.evaluation for place in own if place.evaluation is not None]
     local = [score for evaluation in evaluations for score in evaluation.local or ()]
     overall = [evaluation.overall for evaluation in evaluations for _ in evaluation.validation if evaluation.overall]

@@ -14,6 +14,7 @@ from crad.data.readers.table_file import options_of
 from crad.methods import check_recipe, resolve_method
 from crad.models import WEIGHTS
 from crad.plugins import is_object, passed_object
+from crad.privacy.accountant import noise_for
 
 
 def resolve_experiment(experiment: Experiment) -> Experiment:
@@ -25,12 +26,14 @@ def resolve_experiment(experiment: Experiment) -> Experiment:
     method = resolve_method(experiment.method, experiment.method_settings)
     own = {name: value for name, value in method.settings.items() if isinstance(value, bool | int | float | str)}
     check_recipe(experiment, method)
-    whole = {
+    whole: dict[str, Any] = {
         "dataset": absolute_name(experiment.dataset),
         "test_data": None if experiment.test_data is None else absolute_name(experiment.test_data),
         "models": tuple(map(_with_full_path, experiment.models)),
         "method_settings": {**own, **experiment.method_settings},
     }
+    if experiment.private_training is not None and experiment.noise_multiplier is None:
+        whole["noise_multiplier"] = noise_for(experiment)  # once: who trains elsewhere need not search for it again
     return Experiment(**{**experiment.model_dump(), **asdict(experiment.recipe), **whole})
 
 

@@ -58,6 +58,7 @@ def summarise(
         "validation_accuracy": best["validation_accuracy"],
         **({"others_accuracy": best["others_accuracy"]} if "others_accuracy" in best else {}),
         "last_global_accuracy": rounds[-1]["global_accuracy"],
+        **_privacy(experiment, rounds),
         "last_local_accuracy": rounds[-1]["local_accuracy"],
         "global_accuracy_per_client": [client["global_accuracy"] for client in clients],
         "local_accuracy_per_client": [client["local_accuracy"] for client in clients],
@@ -190,3 +191,23 @@ def _memory_bytes() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
         return None
+
+
+def _privacy(experiment: Experiment, rounds: Sequence[Record]) -> Record:
+    """Return what clients have spent over all rounds of private training, and by which mechanism."""
+    if experiment.private_training is None:
+        return {}
+    spent = {client["client"]: client["privacy"] for one in rounds for client in one["clients"] if "privacy" in client}
+    return {
+        "privacy": {
+            "unit": "one record of a client, added or removed",
+            "target_epsilon": experiment.private_training,
+            "delta": experiment.delta,
+            "noise_multiplier": experiment.noise_multiplier,
+            "max_grad_norm": experiment.max_grad_norm,
+            "sampling_rate": experiment.sampling_rate,
+            "accountant": experiment.accountant,
+            "noise": "seeded by the run, repeatable: a simulation protects nobody",
+            "epsilon_per_client": [spent[client]["epsilon"] for client in sorted(spent)],
+        }
+    }

@@ -29,6 +29,7 @@ from crad.runs.summary import versions
 from crad.site.certificate import check_own_certificate, watched_certificate
 from crad.site.committee import build_committee, committee_record, write_committee
 from crad.site.local_peer import LocalPeer, prepare_local_peer
+from crad.site.privacy_account import account_record
 from crad.site.received import delete_after_end, delete_received, deleted_record, note_kept
 from crad.site.refusals import read_refusals
 from crad.site.settings import Site
@@ -103,6 +104,7 @@ def _join(agreement: Agreement, site: Site, *, callback: Callback) -> Joined:
         confused=[confusion_sentence(entry) for entry in record["confused"]],
         committee=record["committee"],
         words=dict(words_of(record)),
+        **({"privacy": record["privacy"]} if "privacy" in record else {}),
     )
     return Joined(record, part.folder)
 
@@ -191,6 +193,7 @@ class Outcome:
             refused=read_refusals(part.folder / REFUSALS),
             left=totals(part.folder / LEDGER),
             private_counts=part.experiment.private_counts,
+            privacy=None if part.account is None else account_record(part.account),
             left_out=part.named_left_out,
             rounds_agreed=agreement.rounds,
             proven=self._exchange.witness.proven(),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from crad.api import check_model
 from crad.config import Experiment
-from crad.data.agreed.own_data import OwnData
+from crad.data.agreed.own_data import OwnData, divide_by_records
 from crad.device import choose_device
 from crad.errors import ConfigError, RunError
 from crad.federation.context import RunContext, build_site_context
@@ -20,6 +20,7 @@ from crad.models.families import FITTED
 from crad.models.networks.trees import IN_TREES
 from crad.network.agreement import Agreement
 from crad.randomness import repeatable, stream
+from crad.runs.records import data_fingerprint
 from crad.site.permission import (
     allowance_of,
     check_method_allowed,
@@ -27,10 +28,12 @@ from crad.site.permission import (
     check_store_kind,
     left_out_of,
 )
+from crad.site.privacy_account import ACCOUNT, PrivacyAccount, run_id
 from crad.site.settings import Site
 from crad.site.state_folder import state_folder
 
 SECRET_BITS = 63
+DIVISION = "division-secret"  # what decides which part of the data a record is in, where training is private
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class LocalPeer:
     folder: Path
     left_out: dict[int, str] = field(default_factory=dict)  # members that cannot teach us, by number, and why
     word_about_weights: str | None = None  # what our own file of weights gave, where there is one
+    account: PrivacyAccount | None = None  # what is spent on our data, where training is private
 
     @property
     def experiment(self) -> Experiment:
@@ -70,12 +74,17 @@ def prepare_local_peer(agreement: Agreement, site: Site) -> LocalPeer:
 
 def read_data(agreement: Agreement, site: Site) -> OwnData:
     """Return the own samples, in the agreed classes and form."""
-    return agreement.data_schema.load(
+    experiment = _experiment(agreement, site)
+    own = agreement.data_schema.load(
         site.own_file,
         classes=agreement.classes,
-        held_out=_experiment(agreement, site).held_out,
+        held_out=experiment.held_out,
         rng=stream(agreement.seed, "peer", agreement.number(site.name), "held-out"),
     )
+    if experiment.private_training is None:
+        return own
+    # One secret for all agreements: a record that is for validation in one of them is so in all.
+    return divide_by_records(own, held_out=experiment.held_out, secret=_secret(site.state, DIVISION))
 
 
 def make_local_peer(agreement: Agreement, site: Site, own: OwnData) -> LocalPeer:
@@ -101,7 +110,29 @@ def make_local_peer(agreement: Agreement, site: Site, own: OwnData) -> LocalPeer
     _check_method(method, context)
     with repeatable(experiment.seed, "roster", device=device):
         word = check_model(context, context.architecture_of(number))
-    return LocalPeer(agreement, number, context, method, folder, left_out_of(agreement, site), word)
+    account = _account(agreement, site, context)
+    return LocalPeer(agreement, number, context, method, folder, left_out_of(agreement, site), word, account)
+
+
+def _account(agreement: Agreement, site: Site, context: RunContext) -> PrivacyAccount | None:
+    if context.privacy is None:
+        if site.budget is not None:
+            raise ConfigError(
+                f"budget = {site.budget:g} in peer.toml, but this agreement's training is not private: nothing it "
+                "publishes is within any budget; agree on private_training, or take the line out to join all the same"
+            )
+        return None
+    assert context.secret is not None, "a member has one"
+    return PrivacyAccount(
+        site.state / ACCOUNT,
+        data=data_fingerprint(context.data.dataset),
+        source=str(site.data),
+        agreement=agreement.hash,
+        run=run_id(context.secret),
+        held_out=context.experiment.held_out,
+        plan=context.privacy,
+        budget=site.budget,
+    )
 
 
 def _experiment(agreement: Agreement, site: Site) -> Experiment:
@@ -123,9 +154,9 @@ def _check_method(method: Method, context: RunContext) -> None:
         raise ConfigError(f"method {method.name!r} has members that are no organisation; choose another, such as crad")
 
 
-def _secret(folder: Path) -> int:
+def _secret(folder: Path, name: str = "secret") -> int:
     """Return the seed of what the others must not draw again: made once, readable by the owner alone."""
-    path = folder / "secret"
+    path = folder / name
     try:
         return int(path.read_text(encoding="ascii"))
     except FileNotFoundError:

@@ -69,6 +69,10 @@ device = "auto"
 # The same for a method that is not built in and that the agreement names.
 # methods = ["my_pkg:METHOD"]
 
+# Where training is private: the most that all agreements on this data may spend, as epsilon for one record. Before it
+# would be exceeded nothing more is published, and we go on learning from the others.
+# budget = 4.0
+
 # Networks of others above these limits are left out: megabytes of weights and of one layer's output for a batch,
 # max_teacher_mb = 2048
 # and billions of operations for one image.
@@ -127,6 +131,7 @@ class Site(BaseModel):
     weights: Path | None = None  # what our own network begins with; None: drawn by the seed
     architectures: Names = ()  # networks that may be imported here, beside the built-in ones
     methods: Names = ()
+    budget: Positive | None = None  # epsilon that may be spent on our data, by all agreements together
     max_teacher_mb: Positive = 2048.0
     max_teacher_gflops: Positive = 200.0  # for one image
     store: str | None = None  # our own address of the store, if the agreement's is not how we reach it

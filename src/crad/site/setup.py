@@ -18,6 +18,7 @@ from crad.network.agreement import Agreement, Member, make_agreement
 from crad.network.identity import Identity, fingerprint
 from crad.site.settings import Site
 
+PUBLIC_NORMALISATION = {"mean": 0.5, "std": 0.25}  # about that of photographs
 HEADER = """\
 # What the other members need to know of us. Nothing here is secret; the fingerprint is best compared by phone.
 """
@@ -56,12 +57,18 @@ def draft_agreement(
         {
             "name": name,
             "classes": list(draft.classes),
-            **draft.agreed,
+            **(_without_own_statistics(draft.agreed) if settings.get("private_training") else draft.agreed),
             **own,
             "settings": rest,
             "members": [member.model_dump(mode="json", exclude_none=True)],
         }
     )
+
+
+def _without_own_statistics(agreed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a draft whose normalisation is computed from nobody's images: no account would cover it."""
+    public = {name: [value] * len(agreed[name]) for name, value in PUBLIC_NORMALISATION.items() if name in agreed}
+    return {**agreed, **public}
 
 
 def check_fits(member: Member, *, kind: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from crad.errors import RunError
 from crad.files import write_atomically
 from crad.network.agreement import Agreement
-from crad.report.participant import committee_lines
+from crad.report.participant import committee_lines, privacy_sentence
 from crad.runs.records import Record
 from crad.site.received import delete_after_end
 from crad.site.settings import Site
@@ -53,6 +53,8 @@ def status_line(status: Record) -> str:
         parts.append(f"took part in {status['taken_part']} of {status['round']} rounds so far")
     if "validation_accuracy" in status:
         parts.append(f"validation {status['validation_accuracy']:.1f} %")
+    if status.get("privacy"):
+        parts.append(privacy_sentence(status["privacy"]))
     if status.get("missing"):
         parts.append(f"missing last round: {', '.join(status['missing'])}")
     if status.get("away"):

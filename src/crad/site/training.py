@@ -22,6 +22,7 @@ from crad.runs.directory import PARTITION_FILE, WEIGHTS_FILE, RunDirectory
 from crad.runs.loop import RunLoop
 from crad.runs.records import Record, partition_record, weights_record
 from crad.site.local_peer import LocalPeer
+from crad.site.privacy_account import AccountedExchange, PrivacyAccount, account_record
 from crad.site.state_folder import STATUS
 from crad.site.status import Status
 from crad.site.unused_teachers import UnusedTeachers
@@ -42,7 +43,14 @@ def take_part(part: LocalPeer, exchange: MemberExchange, *, callback: Callback) 
     """Run all rounds of the federation that are still to come, with this exchange; survives being stopped anywhere."""
     status = StatusCallback(part, exchange, notice=callback.on_notice)
     unused = LambdaCallback(on_round=status.say_unused)  # after the line of the round itself
-    trained = _train(part, part.method, part.folder, exchange, callback=CallbackList([status, callback, unused]))
+    trained = _train(
+        part,
+        part.method,
+        part.folder,
+        exchange,
+        callback=CallbackList([status, callback, unused]),
+        account=part.account,
+    )
     status.say_trained()
     return trained
 
@@ -83,6 +91,7 @@ class StatusCallback(Callback):
             refused=self._unused.of(record),
             confused=self._meaning.sentences,
             validation_accuracy=record["validation_accuracy"],
+            **({} if self._part.account is None else {"privacy": account_record(self._part.account)}),
             round_seconds=record["timing"]["seconds"],
         )
 
@@ -124,10 +133,26 @@ def train_for_comparison(part: LocalPeer, *, callback: Callback) -> Trained:
     return _train(part, LOCAL, part.folder / "alone", MemoryExchange(), callback=callback)
 
 
-def _train(part: LocalPeer, method: Method, folder: Path, exchange: Exchange, *, callback: Callback) -> Trained:
+def _train(
+    part: LocalPeer,
+    method: Method,
+    folder: Path,
+    exchange: Exchange,
+    *,
+    callback: Callback,
+    account: PrivacyAccount | None = None,
+) -> Trained:
+    """Train one of the two models; what it publishes, if anything, is accounted for."""
     directory = RunDirectory(folder)
     _begin(directory, part)
     roster = Roster(part.context, method.roster(part.context), directory.checkpoint_folder, here={part.number})
+    if account is not None:
+        exchange = AccountedExchange(
+            exchange,
+            account,
+            private=lambda: roster[part.number].measured.private,
+            notice=callback.on_notice,
+        )
     with directory.locked(), closing(SerialEngine(part.context, method)) as engine:
         loop = RunLoop(method, roster, exchange=exchange, engine=engine, directory=directory, has_gaps=True)
         records = loop.restore()

@@ -13,6 +13,7 @@ from crad.device import stopwatch
 from crad.errors import ConfigError
 from crad.models import FittedModule
 from crad.randomness import stream, torch_stream
+from crad.training.canaries import Canaries
 from crad.training.losses import BatchLabels, Loss, WeighsClasses
 
 BLOCK_BYTES = 256 * 2**20  # of inputs held at once; a shard is usually one block
@@ -30,6 +31,7 @@ class Block:
     is_labelled: Tensor | None = None  # which samples have a label; None: every one
     epoch: int = 0  # which pass of the round over the shard it belongs to
     seed: int = 0  # for a model that draws while it is fitted to the block
+    canaries: Canaries | None = None  # of a privacy audit that were drawn with the samples
     batch_labels: BatchLabels = field(init=False)  # the labels as a loss takes them
 
     def __post_init__(self) -> None:

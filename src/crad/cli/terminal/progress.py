@@ -13,6 +13,7 @@ from rich.table import Column
 from rich.text import Text
 
 from crad.analysis.durations import duration
+from crad.analysis.privacy_spent import highest_epsilon
 from crad.cli.terminal.terminal_tables import partition_table
 
 if TYPE_CHECKING:
@@ -125,6 +126,9 @@ class Display:
         tested = ""
         if record["global_accuracy"] is not None:
             tested = f"  global {record['global_accuracy']:5.2f} %  local {record['local_accuracy']:5.2f} %"
+        spent = highest_epsilon(record)
+        if spent is not None:
+            tested += f"  epsilon {spent:.3f}"
         self.say(
             f"{self._label}  round {record['round']}/{self._rounds}  loss {sum(losses) / max(1, len(losses)):.3f}  "
             f"validation {record['validation_accuracy']:5.2f} %{tested}  "

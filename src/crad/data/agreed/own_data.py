@@ -18,7 +18,7 @@ from crad.data.catalog import locate, read_found
 from crad.data.checks.table_check import ColumnReport
 from crad.data.dataset import Dataset, Labels, Splits, build_dataset
 from crad.data.labels import number_texts
-from crad.data.partition import MIN_SAMPLES, Shard, split_shard
+from crad.data.partition import MIN_SAMPLES, Shard, record_lots, split_by_lots, split_shard
 from crad.data.readers.npz import read_npz
 from crad.data.subsets import stratified_split
 from crad.errors import ConfigError, DataError
@@ -38,6 +38,7 @@ class OwnData:
     passed_over: tuple[str, ...] = ()  # of a table: columns of the file that are not agreed on
     warnings: tuple[str, ...] = ()
     understood: str = ""  # of samples of other kinds, in a line
+    given_parts: int = 1  # that the file itself keeps apart: all in one; training and test; validation as well
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def divide_parts(
     Of two, validation samples are half of the held-out share of every class, taken off the training samples. One is
     divided as a client's of a simulation: the same `rng` over as many samples gives the same parts.
     """
-    words = form.kind_of_data.words.several
+    words, given = form.kind_of_data.words.several, len(parts)
     if len(parts) == 2:
         first, test = parts
         kept, rest = stratified_split(first.labels, share=held_out / 2, rng=rng)
@@ -118,7 +119,21 @@ def divide_parts(
     dataset = replace(
         form, train_samples=samples, train_labels=labels, test_samples=samples[:0], test_labels=labels[:0]
     )
-    return OwnData(dataset, shard)
+    return OwnData(dataset, shard, given_parts=given)
+
+
+def divide_by_records(own: OwnData, *, held_out: float, secret: int) -> OwnData:
+    """Return the same samples, divided by each record alone, as private training needs it; a file's own parts stay."""
+    if own.given_parts >= 3:
+        return own
+    lots, whole = record_lots(own.dataset.train_samples, own.dataset.train_labels, secret=secret), own.shard.indices
+    if own.given_parts == 1:
+        return replace(own, shard=split_by_lots(whole, lots[whole], held_out=held_out))
+    rest = np.sort(np.concatenate([own.shard.train, own.shard.validation]))
+    is_validation = lots[rest] < held_out / 2
+    if is_validation.all() or not is_validation.any():
+        raise DataError(f"private training divides by each record alone, and {len(rest)} samples are too few for that")
+    return replace(own, shard=replace(own.shard, train=rest[~is_validation], validation=rest[is_validation]))
 
 
 def own_names(

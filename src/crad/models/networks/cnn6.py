@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from crad.models.family import Builder, InputShape, scale_channels
+from crad.models.group_norm import with_group_norm
 
 
 class Cnn6(nn.Module):
@@ -93,4 +94,4 @@ def _sides(shape: InputShape) -> tuple[int, int]:
     return height, width
 
 
-FAMILIES: dict[str, dict[str, Builder]] = {"image": {"cnn6": _cnn6, "cnn6-wide": _cnn6_wide}}
+FAMILIES: dict[str, dict[str, Builder]] = {"image": with_group_norm({"cnn6": _cnn6, "cnn6-wide": _cnn6_wide})}

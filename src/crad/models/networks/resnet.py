@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crad.models.family import Builder, InputShape, scale_channels
+from crad.models.group_norm import with_group_norm
 
 VECTOR = 16  # numbers that AVX-512 computes at once
 
@@ -79,5 +80,7 @@ def _resnet18(channels: Sequence[int]) -> Builder:
 
 
 FAMILIES: dict[str, dict[str, Builder]] = {
-    "image": {"resnet18": _resnet18((64, 128, 256, 512)), "resnet18-half": _resnet18((32, 64, 128, 256))}
+    "image": with_group_norm(
+        {"resnet18": _resnet18((64, 128, 256, 512)), "resnet18-half": _resnet18((32, 64, 128, 256))}
+    )
 }

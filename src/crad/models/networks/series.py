@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crad.models.family import Builder, FirstLayer, InputShape, scale_channels
+from crad.models.group_norm import with_group_norm
 from crad.models.networks import cnn6, resnet
 from crad.models.networks.table import BLOCKS, EMBEDDING, HEADS, AttentionBlock
 from crad.models.own_statistics import MAX_DEVIATIONS, OwnStatistics, Prepared
@@ -289,11 +290,11 @@ def _scaler_or_mel(name: str, shape: InputShape) -> OwnStatistics:
     return _mel_layer(shape) if is_shown_pictures else SignalScaler(shape.in_channels)
 
 
+WITH_NORMS = with_group_norm({"cnn1d": _cnn1d, "resnet1d": _resnet1d})
 FAMILIES: dict[str, dict[str, Builder]] = {
-    "series": {"cnn1d": _cnn1d, "resnet1d": _resnet1d, "transformer1d": _transformer1d},
+    "series": {**WITH_NORMS, "transformer1d": _transformer1d},
     "audio": {
-        "cnn1d": _cnn1d,
-        "resnet1d": _resnet1d,
+        **WITH_NORMS,
         **{
             f"{MEL}{name}": _shown_pictures(build)
             for one in (resnet, cnn6)

@@ -9,6 +9,7 @@ from pathlib import PurePath
 from crad.analysis.comparable import named, run_title
 from crad.analysis.comparison import METRICS, ComparisonRow
 from crad.analysis.groups import NOT_JOINED
+from crad.analysis.privacy_spent import privacy_spent
 from crad.analysis.verdict import css_class, joining_verdict
 from crad.runs.run_records import RunRecords
 
@@ -67,7 +68,7 @@ def make_headline(
     """Return whether joining helped, and which runs the page leaves out."""
     found = joining_verdict(runs)
     said, detail = _without_alone(runs) if found is None else (found.sentence, found.lines)
-    detail = [*detail, *committee_lines(rows)]
+    detail = [*detail, *committee_lines(rows), *privacy_lines(runs)]
     return Headline(
         verdict=said,
         kind=css_class("not shown" if found is None else found.kind),
@@ -86,6 +87,19 @@ def committee_lines(rows: Sequence[ComparisonRow]) -> list[str]:
     return [
         f"Asked together, all models of {best.name} reach {together[0]:.1f} % global and {together[1]:.1f} % local; "
         f"one of them alone, on average, {one[0]:.1f} and {one[1]:.1f}."
+    ]
+
+
+def privacy_lines(runs: Sequence[RunRecords]) -> list[str]:
+    """Say what private runs have spent at most; nothing where no run is private."""
+    spent = privacy_spent(runs)
+    if not spent:
+        return []
+    most = max(spent, key=lambda one: one.epsilon)
+    whose = "" if len(spent) == len(runs) else f", in {len(spent)} of {len(runs)} runs"
+    return [
+        f"Training was differentially private{whose}: epsilon {most.epsilon:.3g} spent at most, delta {most.delta:g}, "
+        "per record of a client. A simulation's noise follows its seed: it shows the cost and protects nobody."
     ]
 
 

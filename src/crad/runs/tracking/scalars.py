@@ -29,6 +29,8 @@ def round_scalars(record: Record) -> dict[str, float]:
         found |= _accuracies("committee/", record["committee"])
     for client in record["clients"]:
         found |= _accuracies(f"client/{client['client']}/", client)
+        for name, value in client.get("privacy", {}).items():
+            found[f"client/{client['client']}/privacy/{name}"] = value
     return found
 
 
@@ -38,7 +40,18 @@ def summary_scalars(summary: Record) -> dict[str, float]:
         f"{SUMMARY_PREFIX}{name}": value
         for name, value in summary.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
-    } | _metrics(f"{SUMMARY_PREFIX}metrics/", summary.get("metrics", {}))
+    } | {
+        **_metrics(f"{SUMMARY_PREFIX}metrics/", summary.get("metrics", {})),
+        **_privacy(summary.get("privacy")),
+    }
+
+
+def _privacy(entry: Mapping[str, Any] | None) -> dict[str, float]:
+    """Return the most that a client has spent by private training, and its delta."""
+    if entry is None or not entry["epsilon_per_client"]:
+        return {}
+    most = {"epsilon": max(entry["epsilon_per_client"]), "delta": entry["delta"]}
+    return {f"{SUMMARY_PREFIX}privacy/{name}": value for name, value in most.items()}
 
 
 def _metrics(prefix: str, entry: Mapping[str, Any]) -> dict[str, float]:

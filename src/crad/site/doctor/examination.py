@@ -12,6 +12,7 @@ from crad.site.doctor.findings import Findings
 from crad.site.doctor.keys import check_keys
 from crad.site.doctor.others import check_members
 from crad.site.doctor.own_model import check_data, check_local_peer, check_state
+from crad.site.doctor.privacy import check_privacy
 from crad.site.doctor.resources import check_disk, check_memory
 from crad.site.doctor.shared_store import check_store
 from crad.site.settings import Site, read_site
@@ -28,6 +29,7 @@ def examine(site_file: Path, findings: Findings) -> None:
     own = check_data(agreement, site, findings)
     needs = check_local_peer(agreement, site, own, findings) if own is not None and is_writable else None
     if needs is not None:
+        check_privacy(needs.local_peer, findings)
         check_disk(needs, site, findings)
         check_memory(needs, findings)
     speeds = None

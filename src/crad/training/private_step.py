@@ -1,0 +1,158 @@
+"""One step of private training: every sample's gradient by itself, clipped, summed, noised (Abadi et al. 2016).
+
+Shapes: B samples of a Poisson batch, C classes.
+
+The loss is that of any other training, Eq. 9 included: a mean over the samples, so that its slope at the logits of one
+sample, times B, is that sample's own. From there torch.func takes the slope of every weight sample by sample. A network
+whose outputs for one sample depend on the others of the batch is refused before anything is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from crad.data.preprocessing import ImageSet, Preprocessor
+from crad.device import stopwatch
+from crad.errors import ConfigError
+from crad.models import FittedModule
+from crad.privacy.accountant import PrivacyPlan
+from crad.randomness import torch_stream
+from crad.training.canaries import Canaries, canary_gradients
+from crad.training.epoch import Block, LossMeter
+from crad.training.losses import Loss
+
+CHUNK_BYTES = 256 * 2**20  # of gradients by sample that are held at once
+MOST_AT_ONCE = 128  # samples whose gradients are computed together
+NORM_FLOOR = 1e-12  # below any gradient's norm that matters
+
+
+def poisson_blocks(
+    shard: ImageSet,
+    *,
+    preprocessor: Preprocessor,
+    plan: PrivacyPlan,
+    secret: int,
+    purpose: tuple[str | int, ...],
+    canaries: Canaries | None = None,
+) -> Iterator[Block]:
+    """Yield a round's batches, one block each: every record is in each of them with the same chance, by itself.
+
+    A batch may be empty. Who knew the draws could tell who was in no batch: `secret` must be one between organisations.
+    The canaries of an audit that are included are drawn like records, by the same draws.
+    """
+    records, included = len(shard.labels), None if canaries is None else canaries.included()
+    total = records if included is None else records + len(included)
+    for step in range(plan.steps_per_round):
+        of_step = (*purpose, "private-step", step)
+        chances = torch.rand(total, generator=torch_stream(secret, *of_step, "sampling"))
+        chosen = (chances < plan.sampling_rate).nonzero().flatten()
+        drawn = chosen[chosen < records].to(shard.labels.device)
+        extra = None if included is None else included[chosen[chosen >= records] - records]
+        images = shard.images[drawn]
+        if preprocessor.augmentation != "none" and len(drawn):
+            images = preprocessor.augment(images, generator=torch_stream(secret, *of_step, "augment"))
+        yield Block(preprocessor.inputs(images), shard.labels[drawn], epoch=step, seed=step, canaries=extra)
+
+
+def train_privately_on_block(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    block: Block,
+    *,
+    loss_of: Callable[[Tensor, slice], Loss],
+    plan: PrivacyPlan,
+    expected_size: float,
+    noise: torch.Generator,
+    meter: LossMeter,
+) -> None:
+    """Take one step along the noised mean of the block's clipped gradients; `expected_size` is no secret."""
+    model.train()
+    with stopwatch.part("student"):
+        sums = clipped_sums(model, block, loss_of=loss_of, max_norm=plan.max_grad_norm, meter=meter)
+        deviation = plan.noise_multiplier * plan.max_grad_norm
+        for name, parameter in _trained(model).items():
+            drawn = torch.randn(parameter.shape, generator=noise).to(parameter)  # on the CPU, so that devices agree
+            parameter.grad = (sums[name] + deviation * drawn) / expected_size
+        optimizer.step()
+
+
+def clipped_sums(
+    model: nn.Module, block: Block, *, loss_of: Callable[[Tensor, slice], Loss], max_norm: float, meter: LossMeter
+) -> dict[str, Tensor]:
+    """Return the sum of the samples' gradients, each clipped to the norm as a whole; zeros where there is no sample."""
+    weights = {name: parameter.detach() for name, parameter in _trained(model).items()}
+    buffers = dict(model.named_buffers())
+    sums = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+
+    def loss_from_slope(weights: dict[str, Tensor], sample: Tensor, slope_C: Tensor) -> Tensor:
+        logits_1C: Tensor = torch.func.functional_call(model, (weights, buffers), (sample[None],))
+        return (logits_1C[0] * slope_C).sum()
+
+    gradients_of = torch.func.vmap(torch.func.grad(loss_from_slope), in_dims=(None, 0, 0), randomness="different")
+    together = _samples_at_once(weights)
+    for start in range(0, len(block.labels), together):
+        where = slice(start, min(start + together, len(block.labels)))
+        inputs = block.inputs[where]
+        gradients = gradients_of(weights, inputs, _slopes(model, inputs, where, loss_of, meter))
+        _add_clipped(sums, gradients, max_norm=max_norm)
+    if block.canaries is not None:
+        for gradients in canary_gradients(block.canaries, weights, max_norm=max_norm, at_once=together):
+            _add_clipped(sums, gradients, max_norm=max_norm)
+    return sums
+
+
+def _add_clipped(sums: dict[str, Tensor], gradients: dict[str, Tensor], *, max_norm: float) -> None:
+    """Add gradients by sample to the sums, each clipped to the norm as a whole."""
+    squares_B = sum(one.flatten(start_dim=1).square().sum(dim=1) for one in gradients.values())
+    assert isinstance(squares_B, Tensor), "a network has weights"
+    norms_B = squares_B.sqrt()
+    # What is not finite counts nothing: one record must not decide whether there are numbers at all.
+    share_B = torch.where(norms_B.isfinite(), (max_norm / norms_B.clamp(min=NORM_FLOOR)).clamp(max=1.0), 0.0)
+    for name, one in gradients.items():
+        sums[name] += torch.einsum("b,b...->...", share_B, one.nan_to_num(0.0, 0.0, 0.0))
+
+
+def check_private(model: nn.Module, *, name: str) -> None:
+    """Refuse what has no gradient by sample: networks that mix the samples of a batch, and what is no network."""
+    if isinstance(model, FittedModule):
+        raise ConfigError(f"model {name!r} is fitted in one call, and private training takes steps: choose networks")
+    mixing = next((kind for module in model.modules() if (kind := _mixing(module))), None)
+    if mixing is not None:
+        raise ConfigError(
+            f"model {name!r} has {mixing}, which mixes the records of a batch or keeps what it saw of them: for "
+            "private training build it with nn.GroupNorm or nn.LayerNorm"
+        )
+
+
+def _mixing(module: nn.Module) -> str | None:
+    is_batch_norm = isinstance(module, nn.modules.batchnorm._NormBase) and not isinstance(
+        module, nn.modules.instancenorm._InstanceNorm
+    )
+    keeps_track = isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats
+    return type(module).__name__ if is_batch_norm or keeps_track else None
+
+
+def _slopes(
+    model: nn.Module, inputs: Tensor, where: slice, loss_of: Callable[[Tensor, slice], Loss], meter: LossMeter
+) -> Tensor:
+    """Return the slope of each sample's own loss at its logits, [B,C]."""
+    with torch.no_grad():
+        logits_BC: Tensor = model(inputs)
+    logits_BC.requires_grad_()
+    loss = loss_of(logits_BC, where)
+    meter.add(loss, len(inputs))
+    (slope_BC,) = torch.autograd.grad(loss.total, logits_BC)
+    return slope_BC * len(inputs)
+
+
+def _samples_at_once(weights: dict[str, Tensor]) -> int:
+    """Return how many samples' gradients fit: by the network alone, so that machines agree to the bit."""
+    bytes_each = sum(weight.numel() * weight.element_size() for weight in weights.values())
+    return max(1, min(MOST_AT_ONCE, CHUNK_BYTES // max(1, bytes_each)))
+
+
+def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}

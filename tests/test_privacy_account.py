@@ -1,0 +1,257 @@
+"""A member's account of its privacy: kept by data, written before anything leaves, and never beyond the budget."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crad.errors import ConfigError, RunError
+from crad.federation.peer_evaluation import PrivateReleases
+from crad.files import append_line
+from crad.privacy.accountant import PrivacyPlan, composed_epsilon, plan_of, training_epsilon
+from crad.site.doctor import Findings
+from crad.site.doctor.privacy import check_privacy
+from crad.site.local_peer import DIVISION, prepare_local_peer
+from crad.site.privacy_account import ACCOUNT, AccountedExchange, PrivacyAccount, read_account, run_id
+from crad.site.settings import read_site
+from crad.site.status import read_status, status_line
+from tests.clinics import SETTINGS, Clinics, found_clinics
+
+PLAN = PrivacyPlan(
+    epsilon=4.0,
+    delta=1e-5,
+    accountant="rdp",
+    noise_multiplier=2.63,
+    max_grad_norm=1.0,
+    sampling_rate=0.25,
+    steps_per_round=4,
+    statistics_releases=5,
+    statistics_sigma=6.0,
+)
+PRIVATE: dict[str, Any] = {
+    **SETTINGS,
+    "private_training": 8.0,
+    "delta": 1e-3,
+    "sampling_rate": 0.5,
+    "noise_multiplier": 1.0,
+    "accountant": "rdp",
+}
+
+
+def account(folder: Path, **changed: Any) -> PrivacyAccount:
+    about: dict[str, Any] = {
+        "data": "d1",
+        "source": "own.npz",
+        "agreement": "a1",
+        "run": "r1",
+        "held_out": 0.2,
+        "plan": PLAN,
+        "budget": None,
+    }
+    return PrivacyAccount(folder / ACCOUNT, **{**about, **changed})
+
+
+def spent_in(steps: int) -> float:
+    return training_epsilon(2.63, rate=0.25, steps=steps, delta=1e-5, accountant="rdp")
+
+
+def test_what_left_is_in_the_account_once(tmp_path):
+    one = account(tmp_path)
+    assert one.spent() == 0.0
+    one.note(None, round_index=1)
+    assert 0 < one.spent() < 1, "counts alone"
+    one.note(PrivateReleases(steps=4, releases=1), round_index=2)
+    one.note(PrivateReleases(steps=4, releases=1), round_index=2)  # the same message once more, after a restart
+    one.note(PrivateReleases(steps=8, releases=1), round_index=3)
+    assert one.spent() == pytest.approx(spent_in(8))
+    assert [line.steps for line in read_account(tmp_path / ACCOUNT)] == [0, 4, 8]
+    assert account(tmp_path).spent() == one.spent(), "read again"
+
+
+def test_two_federations_on_the_same_data_spend_together(tmp_path):
+    account(tmp_path).note(PrivateReleases(steps=80, releases=5), round_index=21)
+    other = account(tmp_path, agreement="a2", run="r2")
+    assert other.spent() == pytest.approx(spent_in(80))
+    other.note(PrivateReleases(steps=80, releases=5), round_index=21)
+    assert other.spent() == pytest.approx(spent_in(160), rel=0.01), "not twice, and not once"
+    assert other.agreements == 2
+    assert account(tmp_path, data="d2", source="other.npz").spent() == 0.0
+    assert account(tmp_path, data="d2").spent() == other.spent(), "the same file with a row more"
+    again = account(tmp_path, run="r3")  # its state was thrown away: other noise on the same records
+    assert again.after(PrivateReleases(steps=80)) == pytest.approx(spent_in(240), rel=0.01)
+
+
+def test_other_divisions_of_the_data_add_up(tmp_path):
+    account(tmp_path).note(PrivateReleases(steps=8, releases=1), round_index=3)
+    same = account(tmp_path, agreement="a2", run="r2").after(PrivateReleases(steps=8, releases=1))
+    apart = account(tmp_path, agreement="a2", run="r2", held_out=0.3).after(PrivateReleases(steps=8, releases=1))
+    assert apart > same
+
+
+def test_composition_of_one_kind_is_that_of_so_many_steps():
+    twice = composed_epsilon(((2.0, 0.25, 10), (2.0, 0.25, 10)), delta=1e-5, accountant="rdp")
+    assert twice == pytest.approx(training_epsilon(2.0, rate=0.25, steps=20, delta=1e-5, accountant="rdp"))
+
+
+def test_nothing_leaves_beyond_the_budget_and_what_was_said_is_said_once(tmp_path):
+    class Line:
+        ledger = None
+
+        def __init__(self):
+            self.published = []
+
+        def publish(self, round_index, *, sender, kind, message):
+            assert read_account(tmp_path / ACCOUNT)[-1].round == round_index, "written down before it leaves"
+            self.published.append(round_index)
+
+    line: Any = Line()
+    said = list[str]()
+    state: dict[str, PrivateReleases | None] = {"private": None}
+    limited = account(tmp_path, budget=(spent_in(8) + spent_in(12)) / 2)
+    exchange: Any = AccountedExchange(line, limited, private=lambda: state["private"], notice=said.append)
+    for round_index in range(1, 7):
+        state["private"] = PrivateReleases(steps=4 * (round_index - 1), releases=int(round_index > 1))
+        exchange.publish(round_index, sender=0, kind="snapshot", message=None)
+    assert line.published == [1, 2, 3]
+    assert len(said) == 1
+    assert "round 4 is not published: epsilon would be" in said[0]
+    assert "we go on learning from the others" in said[0]
+    assert limited.spent() <= (spent_in(8) + spent_in(12)) / 2
+    assert limited.is_stopped
+
+
+def test_a_line_that_a_crash_cut_short_is_no_line_and_a_changed_one_is_refused(tmp_path):
+    one, path = account(tmp_path), tmp_path / ACCOUNT
+    one.note(PrivateReleases(steps=4, releases=1), round_index=2)
+    with path.open("ab") as file:
+        file.write(b'{"time": 1.0, "da')
+    assert len(read_account(path)) == 1
+    account(tmp_path).note(PrivateReleases(steps=8, releases=1), round_index=3)
+    assert [line.steps for line in read_account(path)] == [4, 8]
+    append_line(path, b'{"nothing": 1}')
+    with pytest.raises(RunError, match=r"line 3 is no entry of a privacy account.*nothing is published until"):
+        account(tmp_path)
+
+
+# --- real members
+
+
+def write_budget(clinics: Clinics, number: int, budget: float) -> None:
+    path = clinics.site(number)
+    path.write_text(path.read_text().replace("# budget = 4.0", f"budget = {budget}"))
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    """Three members through a folder; the budget of the last one allows the first two messages."""
+    folder = tmp_path_factory.mktemp("private")
+    clinics = found_clinics(folder, exchange=(folder / "store").as_uri(), settings=PRIVATE, deadline_s=5.0, quorum=1)
+    plan = plan_of(clinics.agreement.experiment(dataset="own.npz", device="cpu"))
+    assert plan is not None
+    write_budget(clinics, 2, (plan.spent(steps=2, releases=1) + plan.spent(steps=4, releases=2)) / 2)
+    log = folder / "log.txt"
+    try:
+        for process in [clinics.join_forked(number, log=log) for number in range(3)]:
+            assert process.wait() == 0, log.read_text()
+        yield clinics, log.read_text()
+    finally:
+        clinics.end()
+
+
+def outcome(clinics: Clinics, number: int) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((clinics.state(number) / "participant.json").read_text())
+    return record
+
+
+def test_a_member_is_told_what_it_has_spent(federation):
+    clinics, _ = federation
+    said = outcome(clinics, 0)["privacy"]
+    plan = plan_of(clinics.agreement.experiment(dataset="own.npz", device="cpu"))
+    assert plan is not None
+    # The last message left before the last round's steps: two rounds of two steps and two releases are in it.
+    assert said["epsilon"] == pytest.approx(plan.spent(steps=4, releases=2))
+    assert plan.training_epsilon(4) < plan.statistics_epsilon(2) == pytest.approx(6.75, abs=0.01)
+    assert (said["budget"], said["is_stopped"], said["agreements"]) == (None, False, 1)
+    page = (clinics.state(0) / "report.html").read_text()
+    assert "were differentially private: epsilon" in page
+    assert "of 8 (agreed) spent, delta 0.001, per record" in page
+    site = read_site(clinics.site(0))
+    assert "of 8 (agreed) spent, delta 0.001, per record" in status_line(read_status(clinics.agreement, site))
+
+
+def test_who_has_spent_its_budget_stops_publishing_and_the_federation_goes_on(federation):
+    clinics, log = federation
+    said = outcome(clinics, 2)["privacy"]
+    assert said["is_stopped"]
+    assert said["epsilon"] <= said["budget"]
+    assert "round 3 is not published: epsilon would be" in log
+    lines = read_account(clinics.site(2).parent / "state" / ACCOUNT)
+    assert [line.round for line in lines] == [1, 2]
+    for number in range(3):
+        assert outcome(clinics, number)["rounds_taken_part"] == SETTINGS["rounds"]
+    assert outcome(clinics, 0)["missing"] == {"clinic-2": 1}
+    assert "clinic-0" not in outcome(clinics, 2)["missing"], "it goes on learning"
+
+
+def test_noise_and_division_follow_a_secret_of_the_member(federation, monkeypatch):
+    clinics, _ = federation
+    site = read_site(clinics.site(0))
+    part = prepare_local_peer(clinics.agreement, site)
+    assert part.context.noise_seed == part.context.secret != clinics.agreement.seed
+    assert part.account is not None
+    assert part.context.secret is not None
+    assert part.account.run == run_id(part.context.secret)
+    state = clinics.site(0).parent / "state"
+    for path in (state / DIVISION, clinics.state(0) / "secret"):
+        assert path.stat().st_mode & 0o077 == 0
+        secret = path.read_bytes()
+        leaving = [one for one in (clinics.folder / "store").rglob("*") if one.is_file()]
+        assert leaving
+        assert not any(secret in one.read_bytes() for one in leaving)
+
+
+@pytest.mark.parametrize(
+    ("trained", "state", "words"),
+    [
+        (None, "warning", "no budget"),
+        (3, "ok", "the budget is"),
+        (2, "ok", "the budget is"),  # the last snapshot leaves before the last round's steps
+        (1, "warning", "we would publish until round 2"),
+        (-1, "warning", "we could publish nothing"),
+    ],
+)
+def test_the_doctor_says_how_far_a_budget_lasts(federation, tmp_path, trained, state, words):
+    clinics, _ = federation
+    part = prepare_local_peer(clinics.agreement, read_site(clinics.site(0)))
+    assert part.account is not None
+    fresh = account(tmp_path, plan=part.account.plan)
+    steps, releases = (0, -1) if trained == -1 else (2 * (trained or 0), trained or 0)
+    budget = None if trained is None else 1.001 * fresh.plan.spent(steps=steps, releases=releases)
+    fresh.budget = 1e-3 if trained == -1 else budget
+    findings = Findings()
+    check_privacy(replace(part, account=fresh), findings)
+    (found,) = findings.all
+    assert (found.check, found.state) == ("privacy", state)
+    assert words in found.text
+    assert f"epsilon {fresh.plan.spent(steps=6, releases=3):.3g} of our records after all 3 rounds" in found.text
+    assert found.details["budget"] == fresh.budget
+
+
+def test_the_doctor_adds_what_was_spent_before(federation):
+    clinics, _ = federation
+    part = prepare_local_peer(clinics.agreement, read_site(clinics.site(0)))
+    findings = Findings()
+    check_privacy(part, findings)
+    assert part.account is not None
+    assert f"with the {part.account.spent():.3g} spent on this data already" in findings.all[0].text
+
+
+def test_a_budget_for_training_that_is_not_private_is_refused(tmp_path):
+    clinics = found_clinics(tmp_path, exchange=(tmp_path / "store").as_uri())
+    write_budget(clinics, 0, 4.0)
+    with pytest.raises(ConfigError, match=r"budget = 4 in peer.toml, but this agreement's training is not private"):
+        prepare_local_peer(clinics.agreement, read_site(clinics.site(0)))
