@@ -26,7 +26,7 @@ FIGURES = ("per_class", "convergence", "context", "cases")
 NAMES = (*TABLES, *FIGURES)
 GROUPS = {"figures": FIGURES, "all": NAMES}
 # Of this project, with no published figure: no part of `all`.
-OWN = ("beyond", "controls", "attacks", "committee", "committee_rules", "student", "kinds")
+OWN = ("beyond", "controls", "attacks", "committee", "committee_rules", "student", "kinds", "private")
 CHOICES = (*NAMES, *OWN, *GROUPS)
 PAPER_PRESET = "paper"
 
@@ -75,6 +75,7 @@ class PaperRow(_Part):
     name: str
     label: str = ""  # left out: what its runs are called
     settings: CellSettings = Field(default_factory=dict)
+    settings_in: dict[str, CellSettings] = Field(default_factory=dict)  # those of one column alone, by its name
     published: dict[str, dict[str, float | str]] = Field(default_factory=dict)
     is_reference: bool = False  # not in the paper and out of competition, such as training alone
 
@@ -109,8 +110,9 @@ class PaperExperiment(_Part):
         for metric in self.metrics:
             _check_known("metric", metric.name, MEASURES)
         for row in self.rows:
-            for column, values in row.published.items():
+            for column in (*row.published, *row.settings_in):
                 _check_known("column", column, [one.name for one in self.columns])
+            for values in row.published.values():
                 for metric_name in values:
                     _check_known("metric", metric_name, [one.name for one in self.metrics])
         names = [row.name for row in self.rows]
@@ -120,6 +122,7 @@ class PaperExperiment(_Part):
         for column_name in [name for metric in self.metrics for name in metric.columns] + [self.control or columns[0]]:
             _check_known("column", column_name, columns)
         of_parts = [column.settings for column in self.columns] + [row.settings for row in self.rows]
+        of_parts += [settings for row in self.rows for settings in row.settings_in.values()]
         every = (self.settings, *self.presets.values(), *of_parts)
         for name in (name for settings in every for name in settings):
             _check_known("setting", name, (*Experiment.model_fields, *ALIASES))
@@ -148,7 +151,7 @@ class PaperExperiment(_Part):
 
     def settings_of(self, row: PaperRow, column: PaperColumn) -> CellSettings:
         """Return the settings that the paper's text gives to a cell, over its protocol."""
-        return {**self.settings, **column.settings, **row.settings}
+        return {**self.settings, **column.settings, **row.settings, **row.settings_in.get(column.name, {})}
 
 
 @dataclass(frozen=True)
@@ -246,7 +249,8 @@ def chosen_papers(what: str) -> list[PaperExperiment]:
 
 def _check_flags(paper: PaperExperiment, flags: Mapping[str, Any]) -> None:
     """Refuse a flag that makes rows alike which are variants: nothing would be left to compare."""
-    compared = {key for row in paper.rows for key in row.settings} if paper.baseline else set()
+    of_rows = [settings for row in paper.rows for settings in (row.settings, *row.settings_in.values())]
+    compared = {key for settings in of_rows for key in settings} if paper.baseline else set()
     for key in flags:
         if key in compared:
             raise ConfigError(f"the rows of {paper.name!r} differ in {key}: leave out --{key.replace('_', '-')}")
