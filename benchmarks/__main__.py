@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks import aggregation, memory, round, rows, scale, startup, teacher, workers
+from benchmarks import aggregation, memory, private, round, rows, scale, startup, teacher, workers
 from benchmarks.hardware import hardware_line
 from benchmarks.harness import Progress, Section, Settings, Size, show, write_json
 
@@ -37,6 +37,7 @@ BENCHMARKS = {
     "scale": Benchmark(scale.run, 240, 30),
     "memory": Benchmark(memory.run, 300, 40),
     "rows": Benchmark(rows.run, 600, 120),
+    "private": Benchmark(private.run, 120, 30),
     "startup": Benchmark(startup.run, 240, 100),
 }
 
