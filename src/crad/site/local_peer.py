@@ -32,7 +32,7 @@ from crad.site.privacy_account import ACCOUNT, PrivacyAccount, run_id
 from crad.site.settings import Site
 from crad.site.state_folder import state_folder
 
-SECRET_BITS = 63
+SECRET_BITS = 128
 DIVISION = "division-secret"  # what decides which part of the data a record is in, where training is private
 
 
