@@ -65,7 +65,7 @@ def local_blocks(
             preprocessor=peer.data.preprocessor,
             plan=plan,
             secret=peer.context.noise_seed,
-            purpose=round_purpose,
+            purpose=(*round_purpose, *peer.learned_from),
             canaries=peer.canaries,
             draws=peer.context.draws,
         )
@@ -112,7 +112,9 @@ def train_peer(peer: Peer, block: Block, loss_of: BlockLoss, meter: LossMeter) -
             plan=plan,
             expected_size=peer.expected_batch,
             noise=peer.context.draws(
-                peer.context.noise_seed, "peer", peer.acts_as, "round", peer.round_index, "gradient-noise", block.seed
+                peer.context.noise_seed,
+                *("peer", peer.acts_as, "round", peer.round_index, "gradient-noise", block.seed),
+                *peer.learned_from,
             ),
             meter=meter,
         )
