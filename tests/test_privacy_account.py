@@ -360,3 +360,16 @@ def test_a_budget_for_training_that_is_not_private_is_refused(tmp_path):
     write_budget(clinics, 0, 4.0)
     with pytest.raises(ConfigError, match=r"budget = 4 in peer.toml, but this agreement's training is not private"):
         prepare_local_peer(clinics.agreement, read_site(clinics.site(0)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"noise_multiplier": 0.4}, r"noise_multiplier = 0.4 spends epsilon .* and private_training is 8"),
+        ({"delta": 0.2}, r"delta = 0.2 in the agreement, and we hold \d+ records: with that chance any of them may be"),
+    ],
+)
+def test_an_agreement_whose_claim_is_none_is_refused(tmp_path, settings, line):
+    clinics = found_clinics(tmp_path, exchange=(tmp_path / "store").as_uri(), settings={**PRIVATE, **settings})
+    with pytest.raises(ConfigError, match=line):
+        prepare_local_peer(clinics.agreement, read_site(clinics.site(0)))

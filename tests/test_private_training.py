@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -52,6 +53,7 @@ from crad.report.sections.privacy_table import privacy_tables
 from crad.runs.run_records import RunRecords
 from crad.runs.tracking.scalars import round_scalars, summary_scalars
 from crad.training.epoch import Block, LossMeter
+from crad.training.evaluation import ClassScore
 from crad.training.losses import BatchLabels, StudentLoss
 from crad.training.private_step import (
     check_private,
@@ -633,6 +635,12 @@ def test_resolved_settings_say_the_noise(shallow, tmp_path):
     assert f"noise_multiplier = {noise_for(experiment)}" in text
 
 
+def test_hardly_any_noise_is_counted_at_once():
+    little = [training_epsilon(one, rate=0.25, steps=80, delta=1e-5, accountant="prv") for one in (0.3, 0.2, 0.05)]
+    assert little == sorted(little)
+    assert little[-1] > 10_000
+
+
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
@@ -647,6 +655,9 @@ def test_resolved_settings_say_the_noise(shallow, tmp_path):
             {"private_training": None, "noise_multiplier": 1.0},
             r"noise_multiplier is for private training: set private_tr",
         ),
+        ({"noise_multiplier": 0.5}, r"noise_multiplier = 0.5 spends epsilon \d+.* and private_training is 8: leave"),
+        ({"noise_multiplier": 0.01}, r"noise_multiplier = 0.01 spends epsilon .* over all planned rounds"),
+        ({"distill_augment": "strong"}, r"distill_augment = 'strong' is not built for it: set distill_augment"),
         ({"private_training": 0.0}, r"private_training = 0.0: input should be greater than 0"),
         ({"delta": 1.0}, r"delta = 1.0: input should be less than 1"),
     ],
@@ -662,6 +673,51 @@ def test_a_network_of_ones_own_that_mixes_records_is_refused(private):
 
     with pytest.raises(ConfigError, match="has BatchNorm1d, which mixes the records of a batch"):
         crad.run(change(private, rounds=1), models=[build])
+
+
+class Centred(nn.Module):
+    """Takes a batch's mean off in training, without any layer that says so; or keeps what it saw of it."""
+
+    def __init__(self, num_classes, in_channels, *, keeps=False):
+        super().__init__()
+        self.last, self.keeps = nn.Linear(64 * in_channels, num_classes), keeps
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, samples):
+        if self.keeps and self.training:
+            self.seen += samples.mean()
+        rows = samples.flatten(1)
+        return self.last(rows - rows.mean(dim=0) if self.training and not self.keeps else rows)
+
+
+@pytest.mark.parametrize("build", [Centred, partial(Centred, keeps=True)], ids=["mixes", "keeps"])
+def test_a_network_that_mixes_records_by_itself_is_refused(private, build):
+    with pytest.raises(ConfigError, match="says other things of a sample in other company, or keeps what it saw"):
+        crad.run(change(private, rounds=1), models=[lambda num_classes, in_channels: build(num_classes, in_channels)])
+
+
+def test_a_network_with_dropout_trains_privately(private):
+    def build(num_classes, in_channels):
+        return nn.Sequential(nn.Flatten(), nn.Dropout(0.3), nn.Linear(64 * in_channels, num_classes))
+
+    assert crad.run(change(private, rounds=1), models=[build]).rounds
+
+
+def test_a_record_with_an_infinite_loss_stops_nobody(private, monkeypatch):
+    """Who ends its run is seen by all: neither a training nor a validation record may decide that."""
+    context = build_run_context(private)
+    peer = Peer(context, one_peer_per_client(context)[0])
+    block, meter = block_of(3), LossMeter()
+    block.inputs[1] = torch.inf
+    clipped_sums(network(), block, loss_of=loss_of(block), max_norm=0.5, meter=meter)
+    assert all(map(math.isfinite, meter.means().values()))
+
+    def infinite(self) -> None:
+        score = ClassScore((1,) * self.num_classes, (0,) * self.num_classes, (math.inf,) * self.num_classes)
+        self.evaluation = replace(peer.evaluation, validation=(score,))
+
+    monkeypatch.setattr(Peer, "revalidate", infinite)
+    assert learned(context).evaluation.private is not None
 
 
 def test_statistics_of_private_rows_are_not_published(tmp_path):

@@ -62,6 +62,7 @@ from crad.runs.resolution import resolve_experiment
 from crad.runs.run_records import RunRecords
 from crad.runs.selection import best_round
 from crad.runs.summary import summarise
+from crad.training.private_step import check_private, check_unmixed
 
 T = TypeVar("T")
 
@@ -390,7 +391,11 @@ def check_model(context: RunContext, architecture: Architecture) -> str | None:
     model = new_model(context, architecture, seed=0)
     if isinstance(model, FittedModule):
         model.check_fittable(architecture.name)
-    first = model.state_dict()
+    first = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    if context.privacy is not None:
+        check_private(model, name=architecture.id)
+        if architecture.name not in ARCHITECTURES:
+            check_unmixed(model, context.input_shape, name=architecture.id)
     if architecture.name not in ARCHITECTURES:
         again = new_model(context, architecture, seed=0).state_dict()
         different = [name for name, tensor in first.items() if not torch.equal(tensor, again[name])]

@@ -67,7 +67,9 @@ def _in_private_training(experiment: Experiment) -> str | None:
             f"{said}: evidence = {recipe.evidence!r} counts teachers' hits on the student's training samples, which is "
             "not noised: set evidence = 'reported'"
         )
-    if recipe.distill_augment not in ("same", "strong"):
+    if recipe.distill_augment == "strong":
+        return f"{said}: distill_augment = 'strong' is not built for it: set distill_augment = 'same'"
+    if recipe.distill_augment != "same":
         return (
             f"{said}: distill_augment = {recipe.distill_augment!r} mixes several records in one sample: set "
             "distill_augment = 'same'"

@@ -170,7 +170,9 @@ class TaskRunner:
         if task.is_measured:
             peer.revalidate()
             sums = [total for one in peer.evaluation.validation for total in one.cross_entropy_sums]
-            _check_converging(peer, {"validation": sum(sums)}, task.round_index)
+            # Under privacy one record must not decide whether a member goes on: its weights alone do.
+            totals = {"validation": sum(sums)} if self._context.privacy is None else _sums_of_weights(peer)
+            _check_converging(peer, totals, task.round_index)
         peer.account_for(is_measured=task.is_measured)
         content = _write_or_return(encode(peer.state()), task.save_to)
         return TaskOutcome(task.verb, peer.index, peer.evaluation, learned=learned, content=content)
@@ -212,6 +214,10 @@ def _write_or_return(content: bytes | memoryview, path: Path | None) -> bytes | 
         return bytes(content)
     write_whole(path, content)
     return None
+
+
+def _sums_of_weights(peer: Peer) -> dict[str, float]:
+    return {"weights'": sum(float(one.detach().abs().double().sum()) for one in peer.model.parameters())}
 
 
 def _check_converging(peer: Peer, losses: Mapping[str, float], round_index: int) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from opacus.accountants import IAccountant
 
 SMALLEST_NOISE, LARGEST_NOISE = 0.05, 1e4  # standard deviations of the noise, in clipping norms
+LEAST_FOR_PRV = 0.25  # of the same
 ROUNDING = 1e-9  # relative: what is rounded is rounded to the safe side
 PRECISION = 1e-3  # relative, of the noise that is found: always on the safe side
 
@@ -107,6 +108,25 @@ def noise_for(experiment: Experiment) -> float:
     )
 
 
+def check_noise(experiment: Experiment) -> None:
+    """Refuse noise that somebody has said and that all planned rounds do not stay within the target with."""
+    noise, target = experiment.noise_multiplier, experiment.private_training
+    if noise is None or target is None:
+        return
+    spent = training_epsilon(
+        noise,
+        rate=experiment.sampling_rate,
+        steps=experiment.rounds * steps_per_round(experiment),
+        delta=experiment.delta,
+        accountant=experiment.accountant,
+    )
+    if spent > target * (1 + PRECISION):  # another version of the accountant may round otherwise
+        raise ConfigError(
+            f"noise_multiplier = {noise:g} spends epsilon {spent:.3g} over all planned rounds, and private_training is "
+            f"{target:g}: leave noise_multiplier out, and what is needed is found"
+        )
+
+
 @functools.cache
 def _noise_within(target: float, *, delta: float, rate: float, steps: int, accountant: Accountant) -> float:
     """Search by halving: spending falls as the noise rises. What is returned never spends more than the target."""
@@ -146,7 +166,8 @@ def composed_epsilon(history: tuple[tuple[float, float, int], ...], *, delta: fl
         return 0.0
     if min(noise for noise, _, _ in taken) <= 0:
         return math.inf
-    make = _accountants()[accountant]
+    # With hardly any noise PRV takes minutes and finds nothing; what RDP finds is no less than the truth.
+    make = _accountants()["rdp" if min(noise for noise, _, _ in taken) < LEAST_FOR_PRV else accountant]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of orders and of grids, about which nobody here can do anything
         account = make()

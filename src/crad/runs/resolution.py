@@ -14,7 +14,7 @@ from crad.data.readers.table_file import options_of
 from crad.methods import check_recipe, resolve_method
 from crad.models import WEIGHTS
 from crad.plugins import is_object, passed_object
-from crad.privacy.accountant import noise_for
+from crad.privacy.accountant import check_noise, noise_for
 
 
 def resolve_experiment(experiment: Experiment) -> Experiment:
@@ -32,6 +32,7 @@ def resolve_experiment(experiment: Experiment) -> Experiment:
         "models": tuple(map(_with_full_path, experiment.models)),
         "method_settings": {**own, **experiment.method_settings},
     }
+    check_noise(experiment)
     if experiment.private_training is not None and experiment.noise_multiplier is None:
         whole["noise_multiplier"] = noise_for(experiment)  # once: who trains elsewhere need not search for it again
     return Experiment(**{**experiment.model_dump(), **asdict(experiment.recipe), **whole})

@@ -9,6 +9,7 @@ whose outputs for one sample depend on the others of the batch is refused before
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from crad.data.preprocessing import ImageSet, Preprocessor
 from crad.device import stopwatch
 from crad.errors import ConfigError
-from crad.models import FittedModule
+from crad.models import FittedModule, InputShape
 from crad.privacy.accountant import PrivacyPlan
 from crad.randomness import torch_stream
 from crad.training.canaries import Canaries, canary_gradients
@@ -146,6 +147,26 @@ def check_private(model: nn.Module, *, name: str) -> None:
         )
 
 
+def check_unmixed(model: nn.Module, shape: InputShape, *, name: str) -> None:
+    """Refuse a user's network whose outputs for a sample, or whose buffers, follow from the others of a batch."""
+    device = next(model.parameters()).device
+    one, other = (shape.random_samples(4, generator=torch_stream(seed, "unmixed")).to(device) for seed in (1, 2))
+    other[:3] = one[:3]
+    found = []
+    for samples in (one, other):
+        tried = copy.deepcopy(model).train()
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(1)  # the same dropout
+            found.append((tried(samples)[:3], dict(tried.named_buffers())))
+    (logits_BC, buffers), (others_BC, other_buffers) = found
+    is_same = torch.allclose(logits_BC, others_BC, equal_nan=True)
+    if not is_same or any(not torch.equal(one, other_buffers[key]) for key, one in buffers.items()):
+        raise ConfigError(
+            f"model {name!r} says other things of a sample in other company, or keeps what it saw: private training "
+            "needs a network that looks at one sample at a time"
+        )
+
+
 def _mixing(module: nn.Module) -> str | None:
     is_batch_norm = isinstance(module, nn.modules.batchnorm._NormBase) and not isinstance(
         module, nn.modules.instancenorm._InstanceNorm
@@ -162,7 +183,8 @@ def _slopes(
         logits_BC: Tensor = model(inputs)
     logits_BC.requires_grad_()
     loss = loss_of(logits_BC, where)
-    meter.add(loss, len(inputs))
+    if bool(loss.total.isfinite()):  # what one record makes infinite stops nobody
+        meter.add(loss, len(inputs))
     (slope_BC,) = torch.autograd.grad(loss.total, logits_BC)
     return slope_BC * len(inputs)
 
