@@ -111,6 +111,19 @@ def test_every_benchmark_runs(name, one_thread, tmp_path, capsys):
         assert_computing_is_taken_apart(*section["numbers"])
 
 
+@pytest.mark.parametrize("has_noise", [True, False])
+def test_the_study_of_audits_runs(has_noise, real_data, monkeypatch, capsys):
+    monkeypatch.setenv("CRAD_DATA", str(real_data))
+    audits = study("audit")
+    small = {"rounds": 2, "eval_every": 2, "canaries": 50}
+    key = {"dataset": "heart", "seed": 1, "epsilon": 4.0, "has_noise": has_noise}
+    found = audits.measure("heart", 1, 4.0, has_noise=has_noise, settings=small)
+    assert found["canaries"] == 4 * 50
+    assert found["lower_bound"] < found["ceiling"]
+    audits.show([{**key, **found}])
+    assert ("the noise switched off" in capsys.readouterr().out) is not has_noise
+
+
 def assert_computing_is_taken_apart(numbers):
     for parts, seconds in zip(numbers["parts_s"], numbers["crad_s"], strict=True):
         assert set(parts) == {"teachers", "student", "evaluation"}
