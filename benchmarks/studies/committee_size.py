@@ -1,8 +1,8 @@
 """What a smaller committee knows: `python -m benchmarks.studies.committee_size FOLDER [DATA [SEED,...]]`.
 
 Models trained alone and exchanged once, preset mini. For every client committees of one, two, ... members, chosen on
-its own validation half as `--committee-size` does it: accuracy on the common test images without a prior, on the client's
-own test half with its prior, and milliseconds an image on one core. What is measured is appended to
+its own validation half as `--committee-size` does it: accuracy on the common test images without a prior, accuracy on
+the client's own test half with its prior, and milliseconds an image on one core. What is measured is appended to
 FOLDER/committee_size.jsonl, and nothing in it is measured twice; a chart of it is drawn beside it.
 """
 
