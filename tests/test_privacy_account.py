@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,18 @@ import pytest
 from crad.errors import ConfigError, RunError
 from crad.federation.peer_evaluation import PrivateReleases
 from crad.files import append_line
-from crad.privacy.accountant import PrivacyPlan, composed_epsilon, plan_of, training_epsilon
+from crad.privacy.accountant import PrivacyPlan, composed_epsilon, gaussian_epsilon, plan_of, training_epsilon
 from crad.site.doctor import Findings
 from crad.site.doctor.privacy import check_privacy
 from crad.site.local_peer import DIVISION, prepare_local_peer
-from crad.site.privacy_account import ACCOUNT, AccountedExchange, PrivacyAccount, read_account, run_id
+from crad.site.privacy_account import (
+    ACCOUNT,
+    AccountedExchange,
+    PrivacyAccount,
+    account_record,
+    read_account,
+    run_id,
+)
 from crad.site.settings import read_site
 from crad.site.status import read_status, status_line
 from tests.clinics import SETTINGS, Clinics, found_clinics
@@ -92,6 +100,99 @@ def test_other_divisions_of_the_data_add_up(tmp_path):
     assert apart > same
 
 
+@pytest.mark.parametrize(
+    "other", [{"data": "d2"}, {"division": "lost and made anew"}, {"held_out": 0.3}], ids=["columns", "secret", "share"]
+)
+def test_where_a_record_may_be_in_both_parts_they_add_up_and_share_delta(tmp_path, other):
+    """Other columns or numbers of classes make other records of the same file: they fall into other parts."""
+    account(tmp_path).note(PrivateReleases(steps=8, releases=1), round_index=3)
+    apart = account(tmp_path, agreement="a2", run="r2", **other).after(PrivateReleases(steps=8, releases=1))
+    training = composed_epsilon(((2.63, 0.25, 16),), delta=5e-6, accountant="rdp")
+    assert apart == pytest.approx(training + gaussian_epsilon(6.0, releases=4, delta=5e-6))
+
+
+def test_an_agreement_with_a_larger_delta_makes_nothing_look_smaller(tmp_path):
+    account(tmp_path).note(PrivateReleases(steps=80, releases=5), round_index=21)
+    other = account(tmp_path, agreement="a2", run="r2", plan=replace(PLAN, delta=0.4))
+    assert other.spent() == account(tmp_path).spent() == pytest.approx(spent_in(80))
+    assert account_record(other)["delta"] == 1e-5
+
+
+def test_who_was_the_same_data_once_stays_in_the_account(tmp_path):
+    """A file is copied, then rows are added to the copy: what was spent on the first is spent on its records."""
+    account(tmp_path).note(PrivateReleases(steps=80), round_index=21)
+    account(tmp_path, source="copy.npz", agreement="a2", run="r2").note(None, round_index=1)
+    grown = account(tmp_path, source="copy.npz", data="d2", agreement="a3", run="r3")
+    assert grown.agreements == 2
+    assert grown.spent() >= spent_in(80)
+
+
+def test_what_left_before_a_crash_is_spent_though_we_went_on_without_it(tmp_path):
+    """Trained and published in round 3, stopped before it was saved, gone on in round 8 from what was saved after 2."""
+    saved = PrivateReleases(steps=8, releases=1, parts=(("one", 4, 1), ("two", 4, 0)))
+    lost = replace(saved, steps=12, releases=2, parts=(*saved.parts, ("three", 4, 1)))
+    account(tmp_path).note(lost, round_index=3)
+    again = account(tmp_path)
+    again.note(lost, round_index=3)  # the same once more costs nothing
+    assert len(read_account(tmp_path / ACCOUNT)) == 1
+    other = replace(saved, steps=12, releases=2, parts=(*saved.parts, ("eight", 4, 1)))
+    again.note(other, round_index=8)
+    last = read_account(tmp_path / ACCOUNT)[-1]
+    assert (last.steps, last.releases) == (16, 3)
+    assert account(tmp_path).spent() == again.spent() >= spent_in(16)
+    assert account(tmp_path).after(other) == again.spent()
+
+
+class Published:
+    """An exchange that only remembers."""
+
+    ledger = None
+
+    def __init__(self):
+        self.rounds = []
+
+    def publish(self, round_index, *, sender, kind, message):
+        self.rounds.append(round_index)
+
+
+def test_two_members_at_once_on_the_same_data_share_the_budget(tmp_path):
+    """Two agreements, two processes, one account: neither may look at what it read when it began."""
+    budget = spent_in(20)
+    both = [account(tmp_path, agreement=name, run=name, budget=budget) for name in ("a1", "a2")]
+    lines: list[Any] = [Published(), Published()]
+    state = {"private": PrivateReleases()}
+    exchanges: list[Any] = [
+        AccountedExchange(line, one, private=lambda: state["private"], notice=lambda text: None)
+        for line, one in zip(lines, both, strict=True)
+    ]
+    for round_index in range(1, 7):
+        state["private"] = PrivateReleases(steps=4 * (round_index - 1))
+        for exchange in exchanges:
+            exchange.publish(round_index, sender=0, kind="snapshot", message=None)
+    assert all(one.is_stopped for one in both)
+    assert account(tmp_path).spent() <= budget
+    assert [line.rounds for line in lines] == [[1, 2, 3, 4], [1, 2, 3]], "12 and 8 steps"
+
+
+def test_nobody_writes_while_another_process_does(tmp_path):
+    first, second = account(tmp_path), account(tmp_path, run="r2")
+    done = threading.Event()
+
+    def wait_and_note() -> None:
+        with second.alone():
+            second.note(None, round_index=1)
+        done.set()
+
+    with first.alone():
+        thread = threading.Thread(target=wait_and_note)
+        thread.start()
+        assert not done.wait(0.2)
+        first.note(None, round_index=1)
+    thread.join(5)
+    assert done.is_set()
+    assert second.agreements == 2
+
+
 def test_composition_of_one_kind_is_that_of_so_many_steps():
     twice = composed_epsilon(((2.0, 0.25, 10), (2.0, 0.25, 10)), delta=1e-5, accountant="rdp")
     assert twice == pytest.approx(training_epsilon(2.0, rate=0.25, steps=20, delta=1e-5, accountant="rdp"))
@@ -132,8 +233,12 @@ def test_a_line_that_a_crash_cut_short_is_no_line_and_a_changed_one_is_refused(t
     assert len(read_account(path)) == 1
     account(tmp_path).note(PrivateReleases(steps=8, releases=1), round_index=3)
     assert [line.steps for line in read_account(path)] == [4, 8]
+    path.write_bytes(path.read_bytes().rstrip(b"\n"))  # as an editor leaves it
+    assert [line.steps for line in read_account(path)] == [4, 8]
+    account(tmp_path, run="r2").note(None, round_index=1)
+    assert [line.steps for line in read_account(path)] == [4, 8, 0]
     append_line(path, b'{"nothing": 1}')
-    with pytest.raises(RunError, match=r"line 3 is no entry of a privacy account.*nothing is published until"):
+    with pytest.raises(RunError, match=r"line 4 is no entry of a privacy account.*nothing is published until"):
         account(tmp_path)
 
 

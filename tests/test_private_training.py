@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import crad
+from crad.aggregation import TeacherJudge, TeacherStats, resolve_rule
 from crad.analysis.privacy_spent import privacy_rows
 from crad.config import Experiment
 from crad.data.agreed.own_data import OwnData, divide_by_records
@@ -24,9 +27,15 @@ from crad.data.preprocessing import ImageSet, fit_preprocessor
 from crad.errors import ConfigError, PartitionError
 from crad.federation.class_statistics import class_statistics, release_hits
 from crad.federation.context import build_run_context
-from crad.federation.method import one_peer_per_client
+from crad.federation.message import Statistics, pack
+from crad.federation.method import RoundContext, one_peer_per_client
 from crad.federation.peer import Peer
 from crad.federation.peer_evaluation import PrivateReleases, evaluation_from_json, evaluation_to_json
+from crad.federation.tasks import Task, TaskOutcome, TaskRunner
+from crad.federation.teachers import TeacherCache
+from crad.methods import resolve_method
+from crad.methods.alone import train_alone
+from crad.methods.distillation import make_target
 from crad.models import ARCHITECTURES, Architecture, build_model
 from crad.models.group_norm import SUFFIX
 from crad.privacy.accountant import (
@@ -38,12 +47,20 @@ from crad.privacy.accountant import (
     statistics_releases,
     training_epsilon,
 )
+from crad.randomness import repeatable, stream
 from crad.report.sections.privacy_table import privacy_tables
 from crad.runs.run_records import RunRecords
 from crad.runs.tracking.scalars import round_scalars, summary_scalars
 from crad.training.epoch import Block, LossMeter
 from crad.training.losses import BatchLabels, StudentLoss
-from crad.training.private_step import check_private, clipped_sums, poisson_blocks, train_privately_on_block
+from crad.training.private_step import (
+    check_private,
+    clipped_sums,
+    poisson_blocks,
+    standard_normal,
+    train_privately_on_block,
+    uniform,
+)
 from tests.conftest import change
 
 PLAN = PrivacyPlan(
@@ -263,6 +280,72 @@ def test_batches_are_drawn_record_by_record():
 # --- networks
 
 
+class Overflowing:
+    """A teacher's place in the cache: no numbers on samples whose first pixel is high, a class by their number else."""
+
+    def get(self, snapshot):
+        def teacher(inputs):
+            logits_BC = inputs.flatten(1)[:, : snapshot.classes] * (1 + snapshot.peer)
+            logits_BC[inputs.flatten(1)[:, 0] > snapshot.highest] = torch.nan
+            return logits_BC
+
+        return teacher
+
+
+@pytest.mark.parametrize("method", ["crad", "uniform"])
+def test_no_record_decides_who_teaches_another_one(private, method):
+    """A teacher may be made to overflow on a record that its maker looks for: the others' targets stay as they are."""
+    context = build_run_context(change(private, method=method))
+    peer = Peer(context, one_peer_per_client(context)[0])
+    classes = context.data.num_classes
+    inputs = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    inputs[:, 0, 0, 0] = torch.tensor([0.1, 0.2, 0.3, 0.4, 5.0, 9.0])
+    snapshots: list[Any] = [
+        SimpleNamespace(peer=1, classes=classes, highest=4.0),
+        SimpleNamespace(peer=2, classes=classes, highest=8.0),
+        SimpleNamespace(peer=3, classes=classes, highest=8.0),
+    ]
+    stats = TeacherStats(torch.full((3, classes), 20.0), torch.full((3, classes), 0.8))
+
+    def targets(count: int) -> torch.Tensor:
+        judge = TeacherJudge.begin(resolve_rule(method), stats, filter_kind=None, source="reported")
+        block, cache = Block(inputs[:count], torch.zeros(count, dtype=torch.int64)), cast(Any, Overflowing())
+        found = make_target(peer, block, snapshots, cache, judge=judge, refused={})
+        assert found is not None
+        return found
+
+    alone, whole = targets(4), targets(6)
+    torch.testing.assert_close(whole[:4], alone)
+    torch.testing.assert_close(whole[:5], targets(5))
+    assert float(whole[4].sum()) == pytest.approx(1.0), "the two that give numbers there"
+    assert float(whole[5].abs().sum()) == 0.0, "nobody does: nothing is asked for"
+
+
+def test_a_members_noise_follows_more_than_32_bits(private, monkeypatch):
+    """torch's generator looks at 32 bits of its seed, and an attacker who sees the weights can try them all."""
+    first, second = (torch.Generator().manual_seed(seed) for seed in (5, 5 + (1 << 40)))
+    assert torch.equal(torch.rand(9, generator=first), torch.rand(9, generator=second)), "if not, rejoice"
+    context = build_run_context(private)
+    monkeypatch.setattr("crad.randomness.torch_seed", lambda seed, *purpose: 7)  # the attacker has found the 32 bits
+
+    def trained(secret: int) -> list[torch.Tensor]:
+        peer = Peer(replace(context, secret=secret), one_peer_per_client(context)[0])
+        peer.expected_batch = 10.0
+        train_alone(peer, {}, RoundContext(1, TeacherCache(context)))
+        return [one.detach() for one in peer.model.parameters()]
+
+    pairs = zip(trained(1), trained(2), strict=True)
+    assert not any(torch.equal(one, other) for one, other in pairs)
+
+
+def test_a_members_draws_have_the_rate_and_deviation_that_were_accounted_for():
+    draws = stream(1 << 100, "a")
+    assert float((uniform(40_000, draws) < 0.25).double().mean()) == pytest.approx(0.25, abs=0.01)
+    normal = standard_normal(torch.Size((200, 200)), draws)
+    assert float(normal.std()) == pytest.approx(1.0, abs=0.02)
+    assert float(normal.mean()) == pytest.approx(0.0, abs=0.02)
+
+
 @pytest.mark.parametrize("name", NORMED)
 def test_group_norm_keeps_the_weights_and_looks_at_one_sample_at_a_time(name):
     normed, usual = (
@@ -386,6 +469,63 @@ def test_hits_are_released_as_often_as_was_accounted_for(private):
     assert seen == [1, 1, 1, 2, 2, 2, 3]
     assert context.privacy is not None
     assert context.privacy.statistics_releases == 3
+
+
+def learned(context, round_index=1, accuracy=0.5) -> TaskOutcome:
+    """One member's round after a message in which a teacher claims this accuracy."""
+    peers = one_peer_per_client(context)
+    runner, classes = TaskRunner(context, resolve_method("crad")), context.data.num_classes
+    statistics = Statistics(counts=(9.0,) * classes, accuracies=(accuracy,) * classes, cross_entropies=None)
+    message = pack(
+        Peer(context, peers[1]).model.state_dict(),
+        kind="snapshot",
+        peer=1,
+        round_index=round_index,
+        architecture=peers[1].architecture.id,
+        statistics=statistics,
+    )
+    begun = runner.do(Task("begin", 0)).evaluation
+    return runner.do(Task("learn", 0, begun, round_index=round_index, messages={1: message}, is_measured=True))
+
+
+def test_a_member_draws_noise_again_only_for_the_same(private):
+    """Repeated after a crash a round is the same to the bit, or nothing of it is: neither mean nor difference helps."""
+    context = replace(build_run_context(private), secret=5)
+    first, again = learned(context), learned(context)
+    assert first.content == again.content
+    assert first.evaluation == again.evaluation
+    for changed in (learned(context, accuracy=0.6), learned(context, round_index=2)):
+        assert changed.content != first.content
+        assert first.evaluation.private is not None
+        assert changed.evaluation.private is not None
+        noise = np.array(first.evaluation.private.hits) - sum_hits(first.evaluation)
+        other_noise = np.array(changed.evaluation.private.hits) - sum_hits(changed.evaluation)
+        assert np.abs(noise - other_noise).min() > 1e-6, "hits of another model with the same noise give both away"
+        (one,), (other,) = first.evaluation.private.parts, changed.evaluation.private.parts
+        assert one[1:] == other[1:] == (2, 1)
+        assert one[0] != other[0]
+
+
+def sum_hits(evaluation) -> np.ndarray:
+    [score] = evaluation.validation if evaluation.plain is None else evaluation.plain
+    return np.asarray(score.hits)
+
+
+def test_torchs_own_draws_in_private_training_are_a_members_secret(private, monkeypatch):
+    """Dropout is drawn for a batch in a row: one record more shifts everybody's, and the seed of the run is public."""
+    seeds = []
+
+    def noted(seed, *purpose, device):
+        seeds.append(seed)
+        return repeatable(seed, *purpose, device=device)
+
+    monkeypatch.setattr("crad.federation.tasks.repeatable", noted)
+    context = build_run_context(private)
+    learned(replace(context, secret=5))
+    assert set(seeds) == {5}
+    seeds.clear()
+    learned(replace(context, secret=5, experiment=change(private, private_training=None, noise_multiplier=None)))
+    assert set(seeds) == {private.seed}
 
 
 # --- whole runs

@@ -39,23 +39,32 @@ def class_statistics(
 
 
 def release_hits(
-    context: RunContext, peer: int, evaluation: Evaluation, *, steps: int, round_index: int | None
+    context: RunContext,
+    peer: int,
+    evaluation: Evaluation,
+    *,
+    steps: int,
+    round_index: int | None,
+    learned_from: tuple[str, ...] = (),
 ) -> Evaluation:
     """Return the evaluation after so many more private steps, with hits released if it is time; no round: never.
 
-    What is noised is what the others see: the model as it is published, without its owner's prior.
+    What is noised is what the others see: the model as it is published, without its owner's prior. `learned_from` names
+    what a member's model came from: what is learned otherwise after a restart gets other noise, and is spent as well.
     """
     plan, before = context.privacy, evaluation.private or PrivateReleases()
     assert plan is not None, "only private training takes private steps"
-    now = replace(before, steps=before.steps + steps)
     every = statistics_every(context.experiment)
-    if round_index is None or (before.releases and round_index - before.released_in < every):
+    is_due = round_index is not None and (not before.releases or round_index - before.released_in >= every)
+    parts = tuple((name, steps, int(is_due)) for name in learned_from)
+    now = replace(before, steps=before.steps + steps, parts=(*before.parts, *parts))
+    if round_index is None or not is_due:
         return replace(evaluation, private=now)
     assert before.releases < plan.statistics_releases, "more releases than were accounted for"
     scores = evaluation.validation if evaluation.plain is None else evaluation.plain
     own = sum_scores(scores, num_classes=context.data.num_classes)
     # A release of its own noise, named by the release: who repeats a round repeats it to the bit, and spends nothing.
-    rng = stream(context.noise_seed, "peer", peer, "private-hits", before.releases)
+    rng = stream(context.noise_seed, "peer", peer, "private-hits", before.releases, *learned_from)
     noised = np.asarray(own.hits) + plan.statistics_sigma * rng.standard_normal(len(own.hits))
     released = replace(now, releases=before.releases + 1, released_in=round_index, hits=tuple(noised.tolist()))
     return replace(evaluation, private=released)

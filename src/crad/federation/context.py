@@ -6,6 +6,7 @@ its own files.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -25,7 +26,9 @@ from crad.inference.engine import Plans, check_precision
 from crad.models import ARCHITECTURES, Allowance, Architecture, InputShape
 from crad.models.group_norm import SUFFIX
 from crad.privacy.accountant import PrivacyPlan, plan_of
+from crad.randomness import stream, torch_stream
 from crad.training.losses import log_count_shares
+from crad.training.private_step import Draws
 
 if TYPE_CHECKING:
     from crad.data.agreed.own_data import OwnData
@@ -61,6 +64,14 @@ class RunContext:
         Between organisations the run's seed is known to all, and noise that anybody can draw again hides nothing.
         """
         return self.experiment.seed if self.secret is None else self.secret
+
+    @property
+    def draws(self) -> Callable[..., Draws]:
+        """Return what makes the generators of noise and of private samples, from `noise_seed` and a purpose.
+
+        torch's own looks at 32 bits of its seed, and whoever sees the weights can try them all: it is for a simulation.
+        """
+        return torch_stream if self.secret is None else stream
 
     @cached_property
     def plans(self) -> Plans:

@@ -82,6 +82,7 @@ class Peer:
         self.model = self.first_model() if model is None else model
         self.round_index = round_index
         self.private_steps = 0  # taken by this peer at work, each of which spends privacy
+        self.learned_from: tuple[str, ...] = ()  # of a member's private training: a name of all that goes into it
         self.memory: dict[str, Tensor] = {}  # what a method keeps from phase to phase and from round to round
         self.variants: dict[str, dict[str, Tensor]] = {}  # other weights of its model, measured beside it
         self.evaluation = Evaluation(validation=())
@@ -168,6 +169,7 @@ class Peer:
                 self.evaluation,
                 steps=self.private_steps,
                 round_index=self.round_index if is_measured else None,
+                learned_from=self.learned_from,
             )
         if self.canaries is not None and FIRST in self.memory:
             self.memory[SCORES] = self.canaries.scores(self.model, self.memory[FIRST])

@@ -18,6 +18,7 @@ class PrivateReleases:
     releases: int = 0  # of hits
     released_in: int = 0  # the round of the last of them
     hits: tuple[float, ...] = ()
+    parts: tuple[tuple[str, int, int], ...] = ()  # of a member: what was learned from, its steps and releases of hits
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,15 @@ def evaluation_from_json(entry: Mapping[str, Any]) -> Evaluation:
         local=None if local is None else tuple(_score_from_json(score) for score in local),
         overall=None if overall is None else _score_from_json(overall),
         triggered=None if triggered is None else _score_from_json(triggered),
-        private=None if private is None else PrivateReleases(**{**private, "hits": tuple(private["hits"])}),
+        private=None if private is None else _releases_from_json(private),
         tallies=None if tallies is None else tuple(MemberTally.from_json(one) for one in tallies),
         variants={name: evaluation_from_json(one) for name, one in entry.get("variants", {}).items()},
     )
+
+
+def _releases_from_json(entry: Mapping[str, Any]) -> PrivateReleases:
+    parts = tuple((name, steps, releases) for name, steps, releases in entry.get("parts", ()))
+    return PrivateReleases(**{**entry, "hits": tuple(entry["hits"]), "parts": parts})
 
 
 def _score_to_json(score: ClassScore) -> dict[str, Any]:

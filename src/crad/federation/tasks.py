@@ -6,6 +6,7 @@ A `Task` says what to do and where the peer's state and its messages lie; a `Tas
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -106,7 +107,10 @@ class TaskRunner:
         kind = self._method.phases[task.phase].kind
         identity = self._context.adversary.acts_as(task.peer)
         words = ("peer", identity, "round", task.round_index, kind if task.verb == "learn" else task.verb, "torch")
-        with repeatable(self._context.experiment.seed, *words, device=self._context.device):
+        # Dropout is drawn for a batch in a row: under privacy what one record shifts must not be drawn in public.
+        is_private = self._context.privacy is not None
+        seed = self._context.noise_seed if is_private else self._context.experiment.seed
+        with repeatable(seed, *words, device=self._context.device):
             peer = self._load_peer(task)
             match task.verb:
                 case "begin":
@@ -159,6 +163,8 @@ class TaskRunner:
 
     def _learn(self, peer: Peer, task: Task) -> TaskOutcome:
         context = RoundContext(task.round_index, self.teachers)
+        if self._context.privacy is not None and self._context.secret is not None:
+            peer.learned_from = (_name_of_inputs(peer, task),)
         learned = self._method.phases[task.phase].learn(peer, task.messages, context)
         _check_converging(peer, learned.losses, task.round_index)
         if task.is_measured:
@@ -185,6 +191,20 @@ class TaskRunner:
 def load_tensors(stored: Path | memoryview) -> dict[str, Tensor]:
     """Return the tensors of a stored state, looking into its bytes."""
     return read_state(map_file(stored) if isinstance(stored, Path) else stored)
+
+
+def _name_of_inputs(peer: Peer, task: Task) -> str:
+    """Return a name for all that learning starts from, by which its noise is drawn.
+
+    The same once more, as after a crash, gets the same noise, and nothing is learned from the mean of both; the same
+    round with other messages gets other noise, and nothing is learned from the difference.
+    """
+    digest = hashlib.sha256(f"{task.round_index} {task.phase}".encode())
+    digest.update(encode(peer.state()))
+    for sender, message in sorted(task.messages.items()):
+        digest.update(f"{sender} {len(message.manifest)}".encode() + message.manifest)
+        digest.update(message.body)
+    return digest.hexdigest()[:32]
 
 
 def _write_or_return(content: bytes | memoryview, path: Path | None) -> bytes | None:

@@ -12,9 +12,10 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from crad.aggregation import Rule, TeacherFindings, TeacherJudge, resolve_rule
+from crad.aggregation import Combination, Rule, TeacherFindings, TeacherJudge, resolve_rule
 from crad.federation.class_statistics import stack_statistics
 from crad.federation.context import RunContext
 from crad.federation.message import Message
@@ -177,23 +178,43 @@ def make_target(
     experiment = peer.experiment
     teachers = [partial(cache.get, snapshot) for snapshot in snapshots]
     q_KBC = soft_predictions(teachers, block.inputs, temperature=experiment.temperature)
-    # Weights can be finite and still overflow on some input: such a teacher is left out, the others go on.
-    sound_K = q_KBC.isfinite().all(dim=2).all(dim=1).cpu()
-    for snapshot, is_sound in zip(snapshots, sound_K.tolist(), strict=True):
-        if not is_sound:
-            refused[str(snapshot.peer)] = _non_finite(snapshot.peer)
-    if not sound_K.any():
-        return None
-    q_KBC = q_KBC[sound_K.to(q_KBC.device)]
-    return judge.combine(
-        q_KBC,
-        sound_K,
-        counted=counted_samples(q_KBC, block),
+    combine = partial(
+        judge.combine,
         min_support=experiment.min_support,
         epsilon=experiment.epsilon,
         unsupported=experiment.unsupported,
         temperature=experiment.temperature,
-    ).target_BC
+    )
+    # Weights can be finite and still overflow on some input: such a teacher is left out, the others go on.
+    sound_KB = q_KBC.isfinite().all(dim=2)
+    sound_K = sound_KB.all(dim=1).cpu()
+    for snapshot, is_sound in zip(snapshots, sound_K.tolist(), strict=True):
+        if not is_sound:
+            refused[str(snapshot.peer)] = _non_finite(snapshot.peer)
+    if peer.context.privacy is not None and not sound_K.all():
+        return _target_by_sample(q_KBC, sound_KB, block, combine=combine)
+    if not sound_K.any():
+        return None
+    q_KBC = q_KBC[sound_K.to(q_KBC.device)]
+    return combine(q_KBC, sound_K, counted=counted_samples(q_KBC, block)).target_BC
+
+
+def _target_by_sample(q_KBC: Tensor, sound_KB: Tensor, block: Block, *, combine: Callable[..., Combination]) -> Tensor:
+    """Combine for every sample the teachers that give numbers on that one, [B,C]; nothing where none does.
+
+    In private training no record may decide who teaches another one: a teacher could be made to overflow on a record
+    that its maker looks for. A row of zeros asks for nothing.
+    """
+    target_BC = torch.zeros_like(q_KBC[0])
+    patterns_KP, pattern_B = torch.unique(sound_KB, dim=1, return_inverse=True)
+    for number, sound_K in enumerate(patterns_KP.T):
+        if not sound_K.any():
+            continue
+        where_B = pattern_B == number
+        some_KBC, labels_B = q_KBC[sound_K][:, where_B], block.labels[where_B]
+        made = combine(some_KBC, sound_K.cpu(), counted=None if block.epoch else (some_KBC, labels_B))
+        target_BC[where_B] = made.target_BC.to(target_BC)
+    return target_BC
 
 
 def decode_all(messages: Mapping[int, Message], context: RoundContext) -> tuple[list[Snapshot], dict[str, str]]:

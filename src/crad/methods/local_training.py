@@ -10,7 +10,6 @@ from crad.config import DistillAugment
 from crad.federation.method import RoundContext
 from crad.federation.peer import Peer
 from crad.models import FittedModule
-from crad.randomness import torch_stream
 from crad.training.distill_augment import augment_block
 from crad.training.epoch import Block, LossMeter, epoch_blocks, train_on_block
 from crad.training.losses import Loss
@@ -66,8 +65,9 @@ def local_blocks(
             preprocessor=peer.data.preprocessor,
             plan=plan,
             secret=peer.context.noise_seed,
-            purpose=round_purpose,
+            purpose=(*round_purpose, *peer.learned_from),
             canaries=peer.canaries,
+            draws=peer.context.draws,
         )
         return
     planned = experiment.local_epochs if epochs is None else epochs
@@ -111,8 +111,10 @@ def train_peer(peer: Peer, block: Block, loss_of: BlockLoss, meter: LossMeter) -
             loss_of=loss_of,
             plan=plan,
             expected_size=peer.expected_batch,
-            noise=torch_stream(
-                peer.context.noise_seed, "peer", peer.acts_as, "round", peer.round_index, "gradient-noise", block.seed
+            noise=peer.context.draws(
+                peer.context.noise_seed,
+                *("peer", peer.acts_as, "round", peer.round_index, "gradient-noise", block.seed),
+                *peer.learned_from,
             ),
             meter=meter,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from crad.models.families import FITTED
 from crad.models.networks.trees import IN_TREES
 from crad.network.agreement import Agreement
 from crad.randomness import repeatable, stream
-from crad.runs.records import data_fingerprint
+from crad.runs.records import records_fingerprint
 from crad.site.permission import (
     allowance_of,
     check_method_allowed,
@@ -32,7 +33,7 @@ from crad.site.privacy_account import ACCOUNT, PrivacyAccount, run_id
 from crad.site.settings import Site
 from crad.site.state_folder import state_folder
 
-SECRET_BITS = 63
+SECRET_BITS = 128
 DIVISION = "division-secret"  # what decides which part of the data a record is in, where training is private
 
 
@@ -125,13 +126,14 @@ def _account(agreement: Agreement, site: Site, context: RunContext) -> PrivacyAc
     assert context.secret is not None, "a member has one"
     return PrivacyAccount(
         site.state / ACCOUNT,
-        data=data_fingerprint(context.data.dataset),
-        source=str(site.data),
+        data=records_fingerprint(context.data.dataset),
+        source=str(site.data.resolve()),
         agreement=agreement.hash,
         run=run_id(context.secret),
         held_out=context.experiment.held_out,
         plan=context.privacy,
         budget=site.budget,
+        division=run_id(_secret(site.state, DIVISION)),
     )
 
 
@@ -166,6 +168,7 @@ def _secret(folder: Path, name: str = "secret") -> int:
             f"{path} is damaged; remove it, and counts are noised once more (which spends privacy again)"
         ) from None
     folder.mkdir(parents=True, exist_ok=True)
-    secret = secrets.randbits(SECRET_BITS)
-    write_once(path, str(secret).encode(), permissions=0o600)  # whole or not at all, or it could not be read again
-    return secret
+    with suppress(FileExistsError):  # another process of ours, for another agreement, was first
+        # Whole or not at all, or it could not be read again.
+        write_once(path, str(secrets.randbits(SECRET_BITS)).encode(), permissions=0o600)
+    return int(path.read_text(encoding="ascii"))

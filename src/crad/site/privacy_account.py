@@ -2,15 +2,18 @@
 
 One file for everything that this organisation takes part in, `privacy.jsonl` in its state folder: a line is written
 before anything leaves that it stands for, so the account never says less than what left. It is kept by data: two
-federations on the same records spend together.
+federations on the same records spend together, also at the same time.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -18,7 +21,7 @@ from crad.errors import RunError
 from crad.federation.exchange import ByteCounter, Exchange
 from crad.federation.message import Message
 from crad.federation.peer_evaluation import PrivateReleases
-from crad.files import append_line
+from crad.files import append_line, write_flushed
 from crad.privacy.accountant import PrivacyPlan, composed_epsilon, gaussian_releases_epsilon
 from crad.runs.records import Record
 
@@ -43,6 +46,8 @@ class SpentLine:
     held_out: float
     epsilon: float  # of everything on this data so far
     delta: float
+    division: str = ""  # by whose secret records are for training or for validation
+    parts: list[list[str | int]] = field(default_factory=list)  # what is new in it: a name, its steps and releases
 
 
 @dataclass
@@ -57,12 +62,31 @@ class PrivacyAccount:
     held_out: float
     plan: PrivacyPlan
     budget: float | None = None
+    division: str = ""
     is_stopped: bool = False  # something was not published, since it would have exceeded the budget
     _lines: dict[tuple[str, str], SpentLine] = field(init=False)  # the last of every run on this data
+    _noted: dict[str, tuple[int, int]] = field(init=False)  # steps and releases of all parts of this run that left
 
     def __post_init__(self) -> None:
-        mine = (one for one in read_account(self.path) if one.data == self.data or one.source == self.source)
+        self._read()
+
+    def _read(self) -> None:
+        mine = lines_on(self.data, self.source, read_account(self.path))
         self._lines = {(one.agreement, one.run): one for one in mine}
+        ours = (one for one in mine if (one.agreement, one.run) == self._key)
+        self._noted = {str(name): (int(steps), int(more)) for one in ours for name, steps, more in one.parts}
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other processes of this organisation out, with what they have written until now in the account."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            self._read()
+            yield
+        finally:
+            os.close(handle)
 
     @property
     def agreements(self) -> int:
@@ -85,17 +109,24 @@ class PrivacyAccount:
         """Write down what is about to leave, before it does; what has left already costs nothing more."""
         line = self._line(private, round_index=round_index, epsilon=self.after(private))
         before = self._lines.get(self._key)
-        if before is not None and (before.steps, before.releases) == (line.steps, line.releases):
+        if before is not None and (before.steps, before.releases) == (line.steps, line.releases) and not line.parts:
             return
+        end_last_line(self.path)
         append_line(self.path, json.dumps(asdict(line)).encode())
         self._lines[self._key] = line
+        self._noted |= {str(name): (int(steps), int(more)) for name, steps, more in line.parts}
 
     @property
     def _key(self) -> tuple[str, str]:
         return self.agreement, self.run
 
     def _line(self, private: PrivateReleases | None, *, round_index: int, epsilon: float) -> SpentLine:
-        steps, releases = (0, 0) if private is None else (private.steps, private.releases)
+        private = private or PrivateReleases()
+        # What left before a crash and is not in the model that we went on with has left all the same.
+        kept = {name for name, _, _ in private.parts}
+        lost = [counts for name, counts in self._noted.items() if name not in kept]
+        steps = private.steps + sum(one for one, _ in lost)
+        releases = private.releases + sum(one for _, one in lost)
         return SpentLine(
             time=time.time(),
             data=self.data,
@@ -111,25 +142,48 @@ class PrivacyAccount:
             held_out=self.held_out,
             epsilon=epsilon,
             delta=self.plan.delta,
+            division=self.division,
+            parts=[list(one) for one in private.parts if one[0] not in self._noted],
         )
+
+    @property
+    def delta(self) -> float:
+        """Return the chance that the account does not hold: the smallest that anything on this data was agreed with.
+
+        An agreement with a larger one would make all that was spent before look small.
+        """
+        return min([self.plan.delta, *(one.delta for one in self._lines.values())])
 
     def _together(self, lines: Mapping[tuple[str, str], SpentLine]) -> float:
         """Compose all runs: the larger of training and statistics while every record is in one part of the data alone.
 
-        Parts of other sizes hold other records: where runs differ in that, both are added up.
+        Which part that is follows from the record as the agreement has it, the share and the secret: where runs differ
+        in one of them, both are added up, and delta is shared.
         """
         if not lines:
             return 0.0
+        is_one_division = len({(one.data, one.held_out, one.division) for one in lines.values()}) == 1
+        delta = self.delta if is_one_division else self.delta / 2
         training = composed_epsilon(
             tuple((one.noise_multiplier, one.rate, one.steps) for one in lines.values()),
-            delta=self.plan.delta,
+            delta=delta,
             accountant=self.plan.accountant,
         )
-        statistics = gaussian_releases_epsilon(
-            [(one.sigma, 1 + one.releases) for one in lines.values()], delta=self.plan.delta
-        )
-        is_one_division = len({one.held_out for one in lines.values()}) == 1
+        statistics = gaussian_releases_epsilon([(one.sigma, 1 + one.releases) for one in lines.values()], delta=delta)
         return max(training, statistics) if is_one_division else training + statistics
+
+
+def lines_on(data: str, source: str, lines: Iterable[SpentLine]) -> list[SpentLine]:
+    """Return the lines about this data or this file, and about what was the same data or file as one of those."""
+    lines = list(lines)
+    known_data, known_sources, size = {data}, {source}, 0
+    while size < len(known_data) + len(known_sources):
+        size = len(known_data) + len(known_sources)
+        for one in lines:
+            if one.data in known_data or one.source in known_sources:
+                known_data.add(one.data)
+                known_sources.add(one.source)
+    return [one for one in lines if one.data in known_data]
 
 
 def read_account(path: Path) -> list[SpentLine]:
@@ -142,16 +196,23 @@ def read_account(path: Path) -> list[SpentLine]:
         raise RunError(f"cannot read the privacy account {path}: {error}") from error
     found = []
     for number, line in enumerate(content.splitlines(keepends=True), start=1):
-        if not line.endswith("\n"):
-            break
         try:
             found.append(SpentLine(**json.loads(line)))
         except (TypeError, ValueError) as error:
+            if not line.endswith("\n"):
+                break
             raise RunError(
                 f"{path}, line {number} is no entry of a privacy account: somebody or a fault has changed it; nothing "
                 "is published until it is whole again"
             ) from error
     return found
+
+
+def end_last_line(path: Path) -> None:
+    """End a last line that is whole but for its end, as some editors leave it: it would be taken for a cut one."""
+    content = path.read_bytes() if path.exists() else b""
+    if content and not content.endswith(b"\n") and len(read_account(path)) == len(content.splitlines()):
+        write_flushed(path, b"\n", mode="ab")
 
 
 def run_id(secret: int) -> str:
@@ -180,12 +241,13 @@ class AccountedExchange:
     def publish(self, round_index: int, *, sender: int, kind: str, message: Message) -> None:
         """Publish what the budget allows; otherwise nothing leaves, and this member goes on learning."""
         private = self._private()
-        if not self._account.fits(private):
-            if not self._account.is_stopped:
-                self._notice(budget_sentence(self._account, private, round_index=round_index))
-            self._account.is_stopped = True
-            return
-        self._account.note(private, round_index=round_index)
+        with self._account.alone():
+            if not self._account.fits(private):
+                if not self._account.is_stopped:
+                    self._notice(budget_sentence(self._account, private, round_index=round_index))
+                self._account.is_stopped = True
+                return
+            self._account.note(private, round_index=round_index)
         self._inner.publish(round_index, sender=sender, kind=kind, message=message)
 
     def collect(
@@ -220,7 +282,7 @@ def account_record(account: PrivacyAccount) -> Record:
     """Return the account for status and report."""
     return {
         "epsilon": account.spent(),
-        "delta": account.plan.delta,
+        "delta": account.delta,
         "target_epsilon": account.plan.epsilon,
         "budget": account.budget,
         "agreements": account.agreements,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -28,6 +29,8 @@ CHUNK_BYTES = 256 * 2**20  # of gradients by sample that are held at once
 MOST_AT_ONCE = 128  # samples whose gradients are computed together
 NORM_FLOOR = 1e-12  # below any gradient's norm that matters
 
+Draws = torch.Generator | np.random.Generator
+
 
 def poisson_blocks(
     shard: ImageSet,
@@ -37,17 +40,19 @@ def poisson_blocks(
     secret: int,
     purpose: tuple[str | int, ...],
     canaries: Canaries | None = None,
+    draws: Callable[..., Draws] = torch_stream,
 ) -> Iterator[Block]:
     """Yield a round's batches, one block each: every record is in each of them with the same chance, by itself.
 
-    A batch may be empty. Who knew the draws could tell who was in no batch: `secret` must be one between organisations.
+    A batch may be empty. Who knew the draws could tell who was in no batch: `secret` must be one between organisations,
+    and `draws` use all of it.
     The canaries of an audit that are included are drawn like records, by the same draws.
     """
     records, included = len(shard.labels), None if canaries is None else canaries.included()
     total = records if included is None else records + len(included)
     for step in range(plan.steps_per_round):
         of_step = (*purpose, "private-step", step)
-        chances = torch.rand(total, generator=torch_stream(secret, *of_step, "sampling"))
+        chances = uniform(total, draws(secret, *of_step, "sampling"))
         chosen = (chances < plan.sampling_rate).nonzero().flatten()
         drawn = chosen[chosen < records].to(shard.labels.device)
         extra = None if included is None else included[chosen[chosen >= records] - records]
@@ -65,7 +70,7 @@ def train_privately_on_block(
     loss_of: Callable[[Tensor, slice], Loss],
     plan: PrivacyPlan,
     expected_size: float,
-    noise: torch.Generator,
+    noise: Draws,
     meter: LossMeter,
 ) -> None:
     """Take one step along the noised mean of the block's clipped gradients; `expected_size` is no secret."""
@@ -74,9 +79,23 @@ def train_privately_on_block(
         sums = clipped_sums(model, block, loss_of=loss_of, max_norm=plan.max_grad_norm, meter=meter)
         deviation = plan.noise_multiplier * plan.max_grad_norm
         for name, parameter in _trained(model).items():
-            drawn = torch.randn(parameter.shape, generator=noise).to(parameter)  # on the CPU, so that devices agree
+            drawn = standard_normal(parameter.shape, noise).to(parameter)  # on the CPU, so that devices agree
             parameter.grad = (sums[name] + deviation * drawn) / expected_size
         optimizer.step()
+
+
+def uniform(count: int, draws: Draws) -> Tensor:
+    """Draw so many numbers in [0, 1)."""
+    if isinstance(draws, np.random.Generator):
+        return torch.from_numpy(draws.random(count))
+    return torch.rand(count, generator=draws)
+
+
+def standard_normal(shape: torch.Size, draws: Draws) -> Tensor:
+    """Draw normal numbers of deviation one."""
+    if isinstance(draws, np.random.Generator):
+        return torch.from_numpy(draws.standard_normal(tuple(shape)))
+    return torch.randn(shape, generator=draws)
 
 
 def clipped_sums(

@@ -20,9 +20,9 @@ def check_privacy(local_peer: LocalPeer, findings: Findings) -> None:
     planned = _after_rounds(account, experiment, experiment.rounds)
     text = (
         f"private training: epsilon {planned:.3g} of our records after all {experiment.rounds} rounds, delta "
-        f"{account.plan.delta:g}" + (f", with the {before:.3g} spent on this data already" if before else "")
+        f"{account.delta:g}" + (f", with the {before:.3g} spent on this data already" if before else "")
     )
-    values = {"epsilon": planned, "spent": before, "budget": account.budget, "delta": account.plan.delta}
+    values = {"epsilon": planned, "spent": before, "budget": account.budget, "delta": account.delta}
     if account.budget is None:
         advice = "write budget = ... into peer.toml: nothing would leave beyond it, whatever else is agreed on later"
         findings.warn("privacy", f"{text}; no budget", advice, **values)
