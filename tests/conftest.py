@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 
 from crad.cli import main
 from crad.config import Experiment
@@ -28,6 +29,10 @@ __all__ = ["pytest_addoption", "pytest_configure"]  # the option --cpu-times
 
 ROOT = Path(__file__).resolve().parent.parent
 
+
+# No property is timed: a machine that is busy with something else is no fault of it.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 # One thread each, here and in every process that a test starts: on arrays as small as these a second thread only spins,
 # and takes the core of pytest's other worker (test_models.py: 23 s of processor time became 8).

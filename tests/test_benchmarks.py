@@ -24,6 +24,7 @@ from benchmarks.harness import Section, count_flops, interleave, speedup, write_
 from benchmarks.naive import NaiveFederation, class_loop_target
 from crad.device import ComputePart, computing_timed, stopwatch
 from crad.randomness import repeatable
+from tests.conftest import change
 from tests.federation import Federation
 from tests.test_aggregation_properties import wide_case
 
@@ -109,6 +110,32 @@ def test_every_benchmark_runs(name, one_thread, tmp_path, capsys):
     assert section["columns"][0] in capsys.readouterr().out
     if name == "round":
         assert_computing_is_taken_apart(*section["numbers"])
+
+
+@pytest.mark.parametrize("has_noise", [True, False])
+def test_the_study_of_audits_runs(has_noise, real_data, monkeypatch, capsys):
+    monkeypatch.setenv("CRAD_DATA", str(real_data))
+    audits = study("audit")
+    small = {"rounds": 2, "eval_every": 2, "canaries": 50}
+    key = {"dataset": "heart", "seed": 1, "epsilon": 4.0, "has_noise": has_noise}
+    found = audits.measure("heart", 1, 4.0, has_noise=has_noise, settings=small)
+    assert found["canaries"] == 4 * 50
+    assert found["lower_bound"] < found["ceiling"]
+    audits.show([{**key, **found}])
+    assert ("the noise switched off" in capsys.readouterr().out) is not has_noise
+
+
+def test_the_study_of_committees_of_every_size_runs(tiny, tmp_path, capsys):
+    sizes = study("committee_size")
+    found = sizes.measure(change(tiny, method="committee", clients=3, rounds=2))
+    assert [one["size"] for one in found] == [1, 2, 3]
+    assert all(0 <= one[name] <= 100 for one in found for name in ("global_accuracy", "local_accuracy"))
+    assert found[2]["milliseconds"] > found[0]["milliseconds"] > 0
+    lines = [{"dataset": "tiny", "seed": 1, **one} for one in found]
+    sizes.show(lines)
+    assert "| tiny | 3 |" in capsys.readouterr().out
+    sizes.draw(lines, tmp_path / "chart.svg")
+    assert "milliseconds an image" in (tmp_path / "chart.svg").read_text()
 
 
 def assert_computing_is_taken_apart(numbers):

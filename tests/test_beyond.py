@@ -298,6 +298,35 @@ def test_charts_have_the_numbers_of_the_table():
     assert curves.title == "Accuracy over rounds: A"
 
 
+SENDING = PaperExperiment(
+    **SMALL
+    | {"metrics": [SMALL["metrics"][0], {"name": "sent_mib", "label": "sent", "unit": "MiB", "digits": "three"}]}
+)
+
+
+def test_accuracy_stands_over_what_is_sent():
+    sent = {"local": 0, "crad": 3 * 2**20, "mixed": 6 * 2**20}  # a round, by row
+    runs = {
+        (row, column): [
+            replace(one, summary=one.summary | {"payload_bytes_per_client_round": sent[row]}) for one in measured_runs
+        ]
+        for (row, column), measured_runs in FINISHED.items()
+    }
+    charts = {chart.name: chart for chart in make_study_charts(SENDING, CELLS, runs)}
+    chart = charts["accuracy-against-sent"]
+    rounds = len(runs["crad", "a"][0].rounds)
+    points = [(row["panel"], row["method"], row["accuracy"], row["sent"]) for row in chart.rows]
+    assert points == [
+        ("A", "local", 15.0, 0.0),
+        ("A", "crad", 20.0, 3.0 * rounds),
+        ("A", "crad, mixup", pytest.approx(22.0), 6.0 * rounds),
+    ], "no panel of two points"
+    assert chart.rows[0]["drawn"] > 0, "an axis of logarithms has no zero"
+    assert chart.alt == f"Highest: crad, mixup on A 22.0 % for {6 * rounds}.0 MiB."
+    few = {key: one for key, one in runs.items() if key[1] == "b"}
+    assert "accuracy-against-sent" not in {chart.name for chart in make_study_charts(SENDING, CELLS, few)}
+
+
 def test_charts_are_drawn_and_saved(tmp_path):
     for chart in make_study_charts(PAPER, CELLS, FINISHED)[:1]:
         files = save_chart(chart, tmp_path)

@@ -224,7 +224,8 @@ def test_a_student_begins_as_its_expert_and_is_drawn_to_what_all_experts_say(exp
 
     monkeypatch.setattr("crad.methods.distillation.student_loss", spy)
     expert, teachers = weights(peer), kept_teachers(peer)
-    learned = resolve_method("experts").phases[2].learn(peer, {}, RoundContext(3, TeacherCache(federation.context)))
+    method = resolve_method("experts", {"student_epochs": 1})
+    learned = method.phases[2].learn(peer, {}, RoundContext(3, TeacherCache(federation.context)))
     assert list(learned.trust) == [0, 1, 2, 3]
     assert not is_same(weights(peer), expert)
 
@@ -255,7 +256,8 @@ def test_shares_of_a_handful_of_samples_mislead(tiny, monkeypatch, prior, is_rig
 
     monkeypatch.setattr("crad.methods.distillation.student_loss", spy)
     settings = {"clients": 3, "partition": "iid", "lr": 0.05, "models": ("cnn6",), "teacher_prior": prior}
-    federation = after(change(tiny, method="experts", rounds=6, **settings), 4)
+    one_epoch = {"student_epochs": 1}
+    federation = after(change(tiny, method="experts", rounds=6, method_settings=one_epoch, **settings), 4)
     assert [sum(peer.statistics().counts) for peer in federation.peers()] == [8, 8, 8]
     assert all((hit > 0.9) == is_right for hit in hits)
     assert len(hits) == 3

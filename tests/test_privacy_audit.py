@@ -18,6 +18,7 @@ import crad
 from crad.analysis.privacy_audit import audit_run
 from crad.errors import ConfigError, RunError
 from crad.methods import local_training
+from crad.privacy.accountant import training_epsilon
 from crad.privacy.audit import Guesses, best_bound, count_guesses, epsilon_lower_bound, p_value
 from crad.training.canaries import draw_canaries
 from crad.training.epoch import Block, LossMeter
@@ -227,6 +228,25 @@ def test_the_command(finished, crad_command, tmp_path):
     assert "BROKEN" in out
 
 
+def test_a_claim_at_a_smaller_delta_is_that_of_the_same_noise(finished, crad_command):
+    own, smaller = audit_run(finished), audit_run(finished, delta=1e-8)
+    rounds = [json.loads(line) for line in (finished / "rounds.jsonl").read_text().splitlines()]
+    assert rounds[-1]["clients"][0]["privacy"]["steps"] == 30
+    at_1e_8 = training_epsilon(4.25, rate=0.1, steps=30, delta=1e-8, accountant="prv")
+    assert smaller.whole.claimed_epsilon == pytest.approx(at_1e_8)
+    assert smaller.whole.claimed_epsilon > own.whole.claimed_epsilon
+    assert smaller.whole.ceiling > own.whole.ceiling, "fewer canaries may fail by chance"
+    code, out, _ = crad_command("audit", "privacy", finished, "--json", "--delta", "1e-8")
+    assert (code, json.loads(out)["delta"]) == (0, 1e-8)
+
+
+def test_who_could_refute_nothing_is_told_of_the_smaller_delta(finished):
+    audit = audit_run(finished)
+    assert "(--delta 1e-5)" not in audit.sentence
+    powerless = replace(audit, delta=1e-3, whole=replace(audit.whole, ceiling=0.1))
+    assert powerless.sentence.endswith("ask for a smaller one (--delta 1e-5).")
+
+
 def test_bad_input_is_one_line_and_code_2(audited, finished, data, crad_command, tmp_path):
     crad.run(change(audited, canaries=0, rounds=1), data=data, models=[small], output=tmp_path / "none")
     plain = {"canaries": 0, "private_training": None, "noise_multiplier": None, "rounds": 1}
@@ -242,6 +262,9 @@ def test_bad_input_is_one_line_and_code_2(audited, finished, data, crad_command,
         (damaged,): "is damaged: expected every client's scores",
         (tmp_path,): "is no run directory",
         (finished, "--confidence", "2"): "confidence 2: expected at least 0.5",
+        (finished, "--delta", "0"): "delta 0: expected more than 0 and at most 1e-05",
+        (finished, "--delta", "0.1"): "delta 0.1: expected more than 0 and at most 1e-05",
+        (finished, "--delta", "nan"): "delta nan: expected more than 0",
     }
     for words, line in cases.items():
         code, _, err = crad_command("audit", "privacy", *words)

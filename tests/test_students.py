@@ -425,9 +425,12 @@ def test_where_no_network_has_a_batch_norm_it_is_refused_in_one_line(tmp_path):
 # --- the defaults, and however it is run
 
 
-def test_all_settings_at_their_defaults_are_a_student_as_it_was(shallow):
-    usual = change(shallow, method="experts", rounds=2, method_settings={"expert_rounds": 1})
-    said = {"expert_rounds": 1, "student_epochs": 1, "student_schedule": "constant", "student_lr": usual.lr}
+@pytest.mark.parametrize(
+    ("given_epochs", "epochs"), [({}, 4), ({"student_epochs": 0}, 1)], ids=["default", "as the run"]
+)
+def test_settings_at_their_defaults_are_a_student_as_it_was(shallow, given_epochs, epochs):
+    usual = change(shallow, method="experts", rounds=2, method_settings={"expert_rounds": 1, **given_epochs})
+    said = {"expert_rounds": 1, "student_epochs": epochs, "student_schedule": "constant", "student_lr": usual.lr}
     lines = [crad.run(one).rounds[1]["clients"] for one in (usual, change(usual, method_settings=said))]
     assert [one["losses"] for one in lines[0]] == [one["losses"] for one in lines[1]]
 
@@ -484,7 +487,7 @@ def test_the_table_has_one_run_for_the_experts_and_one_for_each_row_of_students(
 def test_rows_may_differ_in_settings_of_the_method_alone(tmp_path):
     runs = plan_reproduction("student", tmp_path, flags={"preset": "mini"}, seeds=[1]).runs
     epochs = {run.experiment.method_settings["student_epochs"] for run in runs if run.experiment.method == "experts"}
-    assert epochs == {1, 4}
+    assert epochs == {1, 2, 4}
     tuned = plan_reproduction(
         "student", tmp_path, flags={"preset": "mini"}, seeds=[1], method_settings={"experts": {"student_epochs": 7}}
     ).runs

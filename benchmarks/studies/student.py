@@ -8,7 +8,6 @@ FOLDER/student.jsonl, and nothing in it is measured twice.
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.studies.measured import add_line, read_lines
 from crad.aggregation import TeacherJudge, resolve_rule
 from crad.config import Experiment
 from crad.engines.serial import SerialEngine
@@ -39,6 +39,7 @@ from crad.methods.experts import kept_teachers
 from crad.randomness import repeatable
 from crad.training.digest import logits_on
 
+MEASURED = "student.jsonl"
 EXPERT_ROUNDS, STUDENT_ROUNDS = 15, 10
 SEEDS = (101, 102, 103)
 # Half of every shard is held out, so that a quarter of all images measures: 145 to train on and 72 of each client.
@@ -206,15 +207,12 @@ def write(folder: Path, dataset: str, seed: int, name: str, accuracies: Sequence
         return
     line = {"dataset": dataset, "seed": seed, "name": name, "accuracy": round(statistics.fmean(accuracies), 2)}
     line |= {"clients": [round(one, 2) for one in accuracies], "processor_seconds": round(seconds, 1)}
-    with (folder / "student.jsonl").open("a") as file:
-        file.write(json.dumps(line) + "\n")
-    print(line, flush=True)
+    add_line(folder / MEASURED, line)
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
     """Return what was measured."""
-    path = folder / "student.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return read_lines(folder / MEASURED)
 
 
 def show(lines: Sequence[Mapping[str, Any]]) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
 from pathlib import Path
 
+from crad.config import Experiment
 from crad.errors import ConfigError, RunError
+from crad.privacy.accountant import plan_of
 from crad.privacy.audit import GUESSED_SHARES, Bound, Guesses, best_bound, count_guesses
 from crad.runs.canaries_record import CANARIES_FILE
 from crad.runs.directory import RunDirectory
 from crad.runs.records import Record
+
+TOO_MANY_FAILURES = 0.1  # of canaries, on average, that delta alone allows
 
 
 @dataclass(frozen=True)
@@ -57,21 +61,24 @@ class PrivacyAudit:
                 f"{line.claimed_epsilon:.2f} is claimed: noise, clipping, sampling or the account is wrong."
             )
         whole = self.whole
-        sharpness = (
-            "not even a perfect attack on so few canaries could refute the claim"
-            if whole.ceiling <= whole.claimed_epsilon
-            else "a fault of less than a factor of several goes unseen"
-        )
+        sharpness = "a fault of less than a factor of several goes unseen"
+        if whole.ceiling <= whole.claimed_epsilon:
+            sharpness = "not even a perfect attack on so few canaries could refute the claim"
+            if whole.canaries * self.delta > TOO_MANY_FAILURES:
+                sharpness += (
+                    f": at delta {self.delta:g} too many of them may fail; ask for a smaller one (--delta 1e-5)"
+                )
         return (
             "No gross fault was found. That is an alarm that stayed silent, not evidence of privacy: a perfect attack "
             f"on these canaries would prove {whole.ceiling:.2f}; {sharpness}."
         )
 
 
-def audit_run(path: Path, *, confidence: float = 0.95) -> PrivacyAudit:
+def audit_run(path: Path, *, confidence: float = 0.95, delta: float | None = None) -> PrivacyAudit:
     """Audit a finished private run by its canaries.
 
-    Half of the chance of error is the whole run's, the clients share the other half.
+    Half of the chance of error is the whole run's, the clients share the other half. The same noise keeps a larger
+    epsilon at a smaller `delta`, which canaries can refute more sharply; None: the run's own.
     """
     if not 0.5 <= confidence < 1:
         raise ConfigError(f"confidence {confidence:g}: expected at least 0.5 and less than 1, such as 0.95")
@@ -83,9 +90,8 @@ def audit_run(path: Path, *, confidence: float = 0.95) -> PrivacyAudit:
         raise RunError(f"{path} has no canaries: run it again with canaries, such as 1000, to audit it")
     directory.summary()  # refused here where the run is not finished
     entries = _entries(directory)
-    rounds = directory.full_rounds()
-    claims = {one["client"]: one["privacy"]["training_epsilon"] for line in rounds for one in line["clients"]}
-    error, delta = (1 - confidence) / 2, experiment.delta
+    claims = _claims(directory, experiment, delta=delta)
+    error, delta = (1 - confidence) / 2, experiment.delta if delta is None else delta
     guessed = {
         entry["client"]: [count_guesses(entry["scores"], entry["is_included"], share=share) for share in GUESSED_SHARES]
         for entry in entries
@@ -100,6 +106,18 @@ def audit_run(path: Path, *, confidence: float = 0.95) -> PrivacyAudit:
             for client, own in guessed.items()
         ),
     )
+
+
+def _claims(directory: RunDirectory, experiment: Experiment, *, delta: float | None) -> dict[int, float]:
+    """Return what every client's training claims to have spent, by its last record, at another delta where asked."""
+    last = {one["client"]: one["privacy"] for line in directory.full_rounds() for one in line["clients"]}
+    if delta is None:
+        return {client: privacy["training_epsilon"] for client, privacy in last.items()}
+    if not 0 < delta <= experiment.delta:
+        raise ConfigError(f"delta {delta:g}: expected more than 0 and at most {experiment.delta:g}, the run's own")
+    plan = plan_of(experiment)
+    assert plan is not None, "asked of private runs alone"
+    return {client: replace(plan, delta=delta).training_epsilon(privacy["steps"]) for client, privacy in last.items()}
 
 
 def _entries(directory: RunDirectory) -> list[Record]:

@@ -22,6 +22,15 @@ RunArgument = Annotated[
 Confidence = Annotated[
     float, typer.Option("--confidence", metavar="SHARE", help="With which all lower bounds hold together.")
 ]
+Delta = Annotated[
+    float | None,
+    typer.Option(
+        "--delta",
+        metavar="SHARE",
+        help="Audit the claim at a smaller delta than the run's: the same noise keeps a larger epsilon there, and "
+        "canaries prove more.",
+    ),
+]
 
 
 @app.callback()
@@ -30,7 +39,9 @@ def _group() -> None:
 
 
 @app.command("privacy")
-def privacy_command(run: RunArgument, confidence: Confidence = 0.95, as_json: AsJson = False) -> None:
+def privacy_command(
+    run: RunArgument, confidence: Confidence = 0.95, delta: Delta = None, as_json: AsJson = False
+) -> None:
     """Show what a run's canaries prove about its privacy: a lower bound on epsilon beside the claimed one.
 
     It ends with 1 where more is proven than claimed. An alarm for gross faults, not evidence of privacy.
@@ -39,7 +50,7 @@ def privacy_command(run: RunArgument, confidence: Confidence = 0.95, as_json: As
     """
     from crad.analysis.privacy_audit import audit_run
 
-    audit = audit_run(run, confidence=confidence)
+    audit = audit_run(run, confidence=confidence, delta=delta)
     if as_json:
         typer.echo(json.dumps(_as_json(audit), indent=1))
     else:

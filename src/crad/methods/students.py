@@ -38,9 +38,9 @@ DREAM_INPUTS, DREAM_ROUND = f"{DREAMS}/inputs", f"{DREAMS}/round"
 
 
 class StudentSpec(MethodSpec):
-    """What a student's part of a method is like; with these defaults it is one round's private epochs under Eq. 9."""
+    """What a student's part of a method is like; with these defaults it is four private epochs a round under Eq. 9."""
 
-    student_epochs: Annotated[int, Field(ge=0)] = 0  # a round; 0: the run's local_epochs
+    student_epochs: Annotated[int, Field(ge=0)] = 4  # a round, chosen in docs/student.md; 0: the run's local_epochs
     student_lr: Annotated[float, Field(ge=0)] = 0.0  # 0: the run's lr
     student_schedule: Literal["run", "constant", "cosine"] = "run"  # over the students' epochs; run: the run's own
     missing_weight: Annotated[float, Field(ge=0)] = 0.0  # how much more samples count that tell of lacking classes

@@ -9,6 +9,7 @@ from crad.analysis.series import Row
 from crad.paper.experiments import Metric, PaperExperiment, PlannedCell
 from crad.paper.paper_tables import Finished
 from crad.paper.study_tables import difference_rows, find_compared
+from crad.paper.tradeoff_chart import tradeoff_chart
 from crad.report.charts import vega_lite as alt
 from crad.report.charts.chart import ReportChart, labelled
 from crad.report.charts.lines import accuracy_chart
@@ -20,9 +21,10 @@ ROW_HEIGHT = 22
 
 
 def study_charts(paper: PaperExperiment, cells: Sequence[PlannedCell], finished_runs: Finished) -> list[ReportChart]:
-    """Return a chart of differences per metric and one of accuracy over rounds per column, as far as there are runs."""
+    """Return charts of differences per metric, of accuracy against what is sent, and over rounds per column."""
     compared = find_compared(paper, cells, finished_runs)
     made = [differences_chart(paper, metric, difference_rows(paper, compared, metric)) for metric in paper.metrics]
+    made.append(tradeoff_chart(paper, compared))
     for column in paper.columns:
         runs = [run for row in paper.rows for run in finished_runs.get((row.name, column.name), ())]
         chart = accuracy_chart(by_method(runs)) if runs else None
