@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from crad.errors import ConfigError, RunError
+from crad.federation.message import encode
+from crad.federation.peer import new_model
 from crad.federation.peer_evaluation import PrivateReleases
 from crad.files import append_line
 from crad.privacy.accountant import PrivacyPlan, composed_epsilon, gaussian_epsilon, plan_of, training_epsilon
@@ -373,3 +375,13 @@ def test_an_agreement_whose_claim_is_none_is_refused(tmp_path, settings, line):
     clinics = found_clinics(tmp_path, exchange=(tmp_path / "store").as_uri(), settings={**PRIVATE, **settings})
     with pytest.raises(ConfigError, match=line):
         prepare_local_peer(clinics.agreement, read_site(clinics.site(0)))
+
+
+def test_a_member_is_reminded_that_first_weights_from_a_file_are_not_covered(tmp_path):
+    clinics = found_clinics(tmp_path, exchange=(tmp_path / "store").as_uri(), settings=PRIVATE)
+    part, site_file = prepare_local_peer(clinics.agreement, read_site(clinics.site(0))), clinics.site(0)
+    model = new_model(part.context, part.context.architecture_of(0), seed=3)
+    (site_file.parent / "mine.safetensors").write_bytes(encode(model.state_dict()))
+    site_file.write_text(f'weights = "mine.safetensors"\n{site_file.read_text()}')
+    word = prepare_local_peer(clinics.agreement, read_site(site_file)).word_about_weights
+    assert "no account covers the records that they were trained on before" in str(word)

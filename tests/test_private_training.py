@@ -20,6 +20,7 @@ from torch import nn
 
 import crad
 from crad.aggregation import TeacherJudge, TeacherStats, resolve_rule
+from crad.aggregation.filters import median_filter
 from crad.analysis.privacy_spent import privacy_rows
 from crad.config import Experiment
 from crad.data.agreed.own_data import OwnData, divide_by_records
@@ -694,6 +695,17 @@ class Centred(nn.Module):
 def test_a_network_that_mixes_records_by_itself_is_refused(private, build):
     with pytest.raises(ConfigError, match="says other things of a sample in other company, or keeps what it saw"):
         crad.run(change(private, rounds=1), models=[lambda num_classes, in_channels: build(num_classes, in_channels)])
+
+
+def test_a_rule_that_mixes_records_is_refused_and_another_of_ones_own_is_not(private):
+    def by_batch(evidence, selection):
+        return evidence.q_KBC.mean(dim=1, keepdim=True) ** 2
+
+    mixing = crad.Rule(keep=median_filter, weigh=by_batch)
+    with pytest.raises(ConfigError, match="combines a sample's teachers otherwise in other company"):
+        crad.run(change(private, rounds=1), rule=mixing)
+    surest = crad.Rule(keep=median_filter, weigh=lambda evidence, selection: evidence.q_KBC**2)
+    assert crad.run(change(private, rounds=1), rule=surest).rounds
 
 
 def test_a_network_with_dropout_trains_privately(private):

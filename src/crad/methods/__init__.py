@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from pydantic import ValidationError
 
-from crad.aggregation import RULES
+from crad.aggregation import RULES, Rule, aggregate
 from crad.config import PUBLISHED, Experiment, names_where, setting_of
 from crad.errors import ConfigError, first_fault, unknown_name
 from crad.federation.method import Method, MethodSpec
@@ -80,6 +81,8 @@ def check_recipe(experiment: Experiment, method: Method) -> None:
             f"private_training: {method.name!r} is not known to publish only what went through the noise: choose crad "
             "or another rule, uniform, committee or local"
         )
+    if experiment.private_training is not None and rule is not None and rule not in RULES.values():
+        _check_looks_at_one_sample(rule, method)
     if problem := method.refusal(experiment):
         raise ConfigError(problem)
     if fitted := [model for model in experiment.models if Architecture.parse(model).name in FITTED]:
@@ -92,6 +95,21 @@ def check_recipe(experiment: Experiment, method: Method) -> None:
         )
     if rule is not None:
         rule.with_filter(recipe.filter)
+
+
+def _check_looks_at_one_sample(rule: Rule, method: Method) -> None:
+    """Refuse a rule of a user's own that makes of a sample's teachers something else in other company."""
+    generator = torch.Generator().manual_seed(1)
+    counts_KC = torch.randint(5, 50, (3, 4), generator=generator).double()
+    stats = (counts_KC, torch.rand(3, 4, generator=generator).double())
+    one_KBC, other_KBC = (torch.rand(3, 5, 4, generator=generator).softmax(dim=2) for _ in range(2))
+    other_KBC[:, :4] = one_KBC[:, :4]
+    first_BC, second_BC = (aggregate(q_KBC, *stats, rule)[:4] for q_KBC in (one_KBC, other_KBC))
+    if not torch.allclose(first_BC, second_BC):
+        raise ConfigError(
+            f"private_training: the rule of {method.name!r} combines a sample's teachers otherwise in other company, "
+            "which mixes records: weigh every sample by itself"
+        )
 
 
 def _check_fits_in_one_call(model: str, method: Method) -> None:

@@ -35,6 +35,7 @@ from crad.site.settings import Site
 from crad.site.state_folder import state_folder
 
 SECRET_BITS = 128
+UNCOVERED = "these are published as they are, and no account covers the records that they were trained on before"
 DIVISION = "division-secret"  # what decides which part of the data a record is in, where training is private
 
 
@@ -112,6 +113,8 @@ def make_local_peer(agreement: Agreement, site: Site, own: OwnData) -> LocalPeer
     _check_method(method, context)
     with repeatable(experiment.seed, "roster", device=device):
         word = check_model(context, context.architecture_of(number))
+    if word is not None and context.privacy is not None:
+        word += f"; {UNCOVERED}"
     account = _account(agreement, site, context)
     return LocalPeer(agreement, number, context, method, folder, left_out_of(agreement, site), word, account)
 
