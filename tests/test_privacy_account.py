@@ -355,6 +355,8 @@ def test_the_doctor_adds_what_was_spent_before(federation):
     check_privacy(part, findings)
     assert part.account is not None
     assert f"with the {part.account.spent():.3g} spent on this data already" in findings.all[0].text
+    whole = part.account.plan.spent(steps=6, releases=3)
+    assert findings.all[0].details["epsilon"] == pytest.approx(whole), "this agreement's own part of it counts once"
 
 
 def test_a_budget_for_training_that_is_not_private_is_refused(tmp_path):

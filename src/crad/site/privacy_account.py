@@ -93,6 +93,11 @@ class PrivacyAccount:
         """Return how many runs have spent something on this data, this one included once it has."""
         return len(self._lines)
 
+    @property
+    def noted(self) -> tuple[tuple[str, int, int], ...]:
+        """Return the parts of this run that have left, with the steps and releases of each."""
+        return tuple((name, *counts) for name, counts in self._noted.items())
+
     def spent(self) -> float:
         """Return what has been spent on this data by all that left."""
         return self._together(self._lines)

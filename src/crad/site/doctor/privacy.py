@@ -39,7 +39,8 @@ def check_privacy(local_peer: LocalPeer, findings: Findings) -> None:
 def _after_rounds(account: PrivacyAccount, experiment: Experiment, trained: int) -> float:
     """Return what will have been spent once a model that has trained for so many rounds has left."""
     releases = 1 + (trained - 1) // statistics_every(experiment) if trained else 0
-    return account.after(PrivateReleases(steps=account.plan.steps_per_round * trained, releases=releases))
+    steps = account.plan.steps_per_round * trained
+    return account.after(PrivateReleases(steps=steps, releases=releases, parts=account.noted))
 
 
 def _last_round_within(account: PrivacyAccount, experiment: Experiment) -> int:
