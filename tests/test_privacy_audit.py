@@ -19,7 +19,7 @@ from crad.analysis.privacy_audit import audit_run
 from crad.errors import ConfigError, RunError
 from crad.methods import local_training
 from crad.privacy.accountant import training_epsilon
-from crad.privacy.audit import Guesses, best_bound, count_guesses, epsilon_lower_bound, p_value
+from crad.privacy.audit import Guesses, best_bound, count_guesses, count_guesses_in, epsilon_lower_bound, p_value
 from crad.training.canaries import draw_canaries
 from crad.training.epoch import Block, LossMeter
 from crad.training.private_step import check_private, clipped_sums, poisson_blocks, train_privately_on_block
@@ -80,6 +80,13 @@ def test_the_highest_are_guessed_in_and_the_lowest_out():
 
 def small(num_classes, in_channels):
     return nn.Sequential(nn.Flatten(), nn.Linear(64 * in_channels, 128), nn.Tanh(), nn.Linear(128, num_classes))
+
+
+def test_only_the_highest_are_guessed_in():
+    scores, coins = [0.0, 3.0, 1.0, 2.0, 0.0, 0.0], [True, True, False, True, False, False]
+    assert count_guesses_in(scores, coins, share=1 / 3) == Guesses(6, 2, 2)
+    assert count_guesses_in(scores, coins, share=0.5) == Guesses(6, 3, 2)
+    assert count_guesses_in(scores, coins, share=0.1) == Guesses(6, 0, 0)
 
 
 def test_a_canary_adds_exactly_the_norm_at_its_place():
@@ -183,6 +190,26 @@ def test_a_broken_mechanism_is_caught(fault, seed, audited, data, tmp_path, monk
     assert audit.whole.is_broken
     assert audit.whole.epsilon_lower_bound > 2 * audit.whole.claimed_epsilon
     assert audit.sentence.startswith("BROKEN")
+
+
+def test_without_noise_every_canary_is_told_whatever_the_records_do(audited, data, tmp_path, monkeypatch):
+    """One who knows the records takes their part out: a claim of four is refuted."""
+    name, broken = less_noise(0.0)
+    monkeypatch.setattr(local_training, name, broken)
+    claiming = change(audited, private_training=4.0, noise_multiplier=None, canaries=1500)
+    crad.run(claiming, data=data, models=[small], output=tmp_path / "run")
+    audit = audit_run(tmp_path / "run")
+    assert audit.whole.correct == audit.whole.guesses == 1000
+    assert audit.whole.epsilon_lower_bound > audit.whole.claimed_epsilon > 3.9
+    assert audit.whole.is_broken
+    for entry in json.loads((tmp_path / "run" / "canaries.json").read_text())["clients"]:
+        steps = entry["step_scores"]
+        taken = [one for one, coin in zip(steps, entry["is_included"], strict=True) if coin]
+        others = [one for one, coin in zip(steps, entry["is_included"], strict=True) if not coin]
+        assert max(map(abs, others)) < 1e-3
+        # Of thirty steps each is in by its own coin of 0.1: so many clipping norms are in the sums of all.
+        assert sum(taken) / len(taken) == pytest.approx(30 * 0.1, rel=0.1)
+        assert all(abs(one - round(one)) < 1e-3 for one in taken)
 
 
 def test_the_same_file_after_a_stop(audited, data, finished, tmp_path):

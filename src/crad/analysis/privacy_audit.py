@@ -10,11 +10,20 @@ from pathlib import Path
 from crad.config import Experiment
 from crad.errors import ConfigError, RunError
 from crad.privacy.accountant import plan_of
-from crad.privacy.audit import GUESSED_SHARES, Bound, Guesses, best_bound, count_guesses
+from crad.privacy.audit import (
+    GUESSED_IN,
+    GUESSED_SHARES,
+    Bound,
+    Guesses,
+    best_bound,
+    count_guesses,
+    count_guesses_in,
+)
 from crad.runs.canaries_record import CANARIES_FILE
 from crad.runs.directory import RunDirectory
 from crad.runs.records import Record
 
+SCORES = ("scores", "step_scores")  # by the published weights; by the sums of all steps without the records' part
 TOO_MANY_FAILURES = 0.1  # of canaries, on average, that delta alone allows
 
 
@@ -55,9 +64,9 @@ class PrivacyAudit:
         """Say what that means."""
         if self.broken:
             line = max(self.broken, key=lambda one: one.epsilon_lower_bound - one.claimed_epsilon)
-            whose = "of the run" if line.client is None else f"of client {line.client}"
+            who = "the run" if line.client is None else f"client {line.client}"
             return (
-                f"BROKEN: the published weights {whose} prove epsilon of at least {line.epsilon_lower_bound:.2f}, and "
+                f"BROKEN: what {who} releases proves epsilon of at least {line.epsilon_lower_bound:.2f}, and "
                 f"{line.claimed_epsilon:.2f} is claimed: noise, clipping, sampling or the account is wrong."
             )
         whole = self.whole
@@ -92,10 +101,7 @@ def audit_run(path: Path, *, confidence: float = 0.95, delta: float | None = Non
     entries = _entries(directory)
     claims = _claims(directory, experiment, delta=delta)
     error, delta = (1 - confidence) / 2, experiment.delta if delta is None else delta
-    guessed = {
-        entry["client"]: [count_guesses(entry["scores"], entry["is_included"], share=share) for share in GUESSED_SHARES]
-        for entry in entries
-    }
+    guessed = {entry["client"]: _guesses(entry) for entry in entries}
     whole = [reduce(add, column) for column in zip(*guessed.values(), strict=True)]
     return PrivacyAudit(
         confidence,
@@ -106,6 +112,13 @@ def audit_run(path: Path, *, confidence: float = 0.95, delta: float | None = Non
             for client, own in guessed.items()
         ),
     )
+
+
+def _guesses(entry: Record) -> list[Guesses]:
+    """Return what was guessed of a client's canaries, in all ways that were fixed in advance."""
+    ways = [(entry[scores], share) for scores in SCORES for share in GUESSED_SHARES]
+    both = [count_guesses(scores, entry["is_included"], share=share) for scores, share in ways]
+    return [*both, count_guesses_in(entry["step_scores"], entry["is_included"], share=GUESSED_IN)]
 
 
 def _claims(directory: RunDirectory, experiment: Experiment, *, delta: float | None) -> dict[int, float]:
@@ -134,10 +147,10 @@ def _entries(directory: RunDirectory) -> list[Record]:
 
 
 def _is_entry(entry: object) -> bool:
-    if not isinstance(entry, dict) or not {"client", "scores", "is_included"} <= entry.keys():
+    if not isinstance(entry, dict) or not {"client", "is_included", *SCORES} <= entry.keys():
         return False
-    scores, coins = entry["scores"], entry["is_included"]
-    return isinstance(scores, list) and isinstance(coins, list) and len(scores) == len(coins)
+    lists = [entry["is_included"], *(entry[scores] for scores in SCORES)]
+    return all(isinstance(one, list) and len(one) == len(lists[0]) for one in lists)
 
 
 def _line(client: int | None, candidates: list[Guesses], *, claim: float, delta: float, confidence: float) -> AuditLine:

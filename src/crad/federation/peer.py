@@ -35,7 +35,7 @@ from crad.models import (
     load_first_weights,
 )
 from crad.randomness import torch_seed
-from crad.training.canaries import COINS, FIRST, SCORES, Canaries, draw_canaries
+from crad.training.canaries import COINS, FIRST, SCORES, STEP_SCORES, Canaries, draw_canaries
 from crad.training.evaluation import ClassScore, score_with_priors
 from crad.training.losses import log_count_shares, log_shares
 from crad.training.optimizer import make_optimizer, optimizer_tensors
@@ -192,6 +192,12 @@ class Peer:
         if self.canaries is not None and FIRST not in self.memory:
             self.memory[FIRST] = self.canaries.weights_of(self.model)
             self.memory[COINS] = self.canaries.is_included_K.to(torch.uint8)
+            self.memory[STEP_SCORES] = torch.zeros(len(self.canaries))
+
+    def watch_canaries(self, released_W: Tensor) -> None:
+        """Add to the canaries' scores what a private step released beside its records."""
+        assert self.canaries is not None, "asked where there are some"
+        self.memory[STEP_SCORES] = self.memory[STEP_SCORES] + self.canaries.step_scores(released_W)
 
     @cached_property
     def expected_batch(self) -> float:

@@ -117,6 +117,7 @@ def train_peer(peer: Peer, block: Block, loss_of: BlockLoss, meter: LossMeter) -
                 *peer.learned_from,
             ),
             meter=meter,
+            watch=None if peer.canaries is None else peer.watch_canaries,
         )
         peer.private_steps += 1
         return

@@ -14,7 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 HALVINGS = 40  # of the interval in which the bound lies
-GUESSED_SHARES = (0.1, 1 / 3, 1.0)  # of the canaries, fixed in advance: tails for much noise, all for none
+# Of the canaries, fixed in advance: tails for much noise, all for none.
+GUESSED_SHARES = (0.1, 1 / 3, 1.0)
+# Only that some were in: without noise an included one that no batch has drawn looks as if it had been left out.
+GUESSED_IN = 1 / 3
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,13 @@ def count_guesses(scores: Sequence[float], is_included: Sequence[bool], *, share
     correct = sum(not is_included[place] for place in order[:each])
     correct += sum(bool(is_included[place]) for place in order[-each:])
     return Guesses(len(order), 2 * each, correct)
+
+
+def count_guesses_in(scores: Sequence[float], is_included: Sequence[bool], *, share: float) -> Guesses:
+    """Guess that the highest scores, this share of all canaries, were included; leave the others open."""
+    order = sorted(range(len(scores)), key=lambda place: (scores[place], place))
+    count = int(share * len(order))
+    return Guesses(len(order), count, sum(bool(is_included[place]) for place in order[len(order) - count :]))
 
 
 def best_bound(candidates: Sequence[Guesses], *, delta: float, confidence: float) -> Bound:

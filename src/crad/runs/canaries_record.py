@@ -1,4 +1,4 @@
-"""`canaries.json`: how far every canary of a privacy audit has moved its weight, and whether it was included."""
+"""`canaries.json`: how far every canary of a privacy audit has moved its weight and the sums, and whether it was in."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from crad.federation.roster import Roster
 from crad.federation.tasks import load_tensors
 from crad.runs.records import Record
-from crad.training.canaries import COINS, SCORES
+from crad.training.canaries import COINS, SCORES, STEP_SCORES
 
 CANARIES_FILE = "canaries.json"
 SCHEMA = 1
@@ -21,8 +21,9 @@ def canaries_record(roster: Roster) -> Record:
     for slot in roster.own():
         tensors = {} if slot.state is None else load_tensors(slot.state)
         if f"memory.{SCORES}" in tensors:
-            scores, coins = (tensors[f"memory.{name}"].tolist() for name in (SCORES, COINS))
-            clients.append({"client": slot.index, "scores": scores, "is_included": [bool(one) for one in coins]})
+            scores, steps, coins = (tensors[f"memory.{name}"].tolist() for name in (SCORES, STEP_SCORES, COINS))
+            included = [bool(one) for one in coins]
+            clients.append({"client": slot.index, "scores": scores, "step_scores": steps, "is_included": included})
     return {"schema": SCHEMA, "clients": clients}
 
 

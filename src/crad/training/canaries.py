@@ -1,9 +1,11 @@
 """Canaries of a privacy audit: made-up records whose gradients are known, in the data or not by a coin.
 
-Shapes: K canaries, B of them at once.
+Shapes: K canaries, B of them at once, W weights.
 
 A canary's gradient points along one weight of its own, up or down, and is far longer than the clipping norm: the
-production step clips it like any record's. Whether it was there shows in how far that weight has moved, if anywhere.
+production step clips it like any record's. Whether it was there shows in how far that weight has moved, if anywhere;
+and, to one who knows all records and takes their part out, in the noised sums of all steps, which the account takes for
+published.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from crad.errors import ConfigError
 from crad.randomness import torch_stream
 
 LENGTH = 10.0  # of a canary's gradient before it is clipped, in clipping norms
-# In a peer's memory, of every canary: its weight before training, its coin, and how far the weight has moved.
+# In a peer's memory, of every canary: its weight before training, its coin, how far the weight has moved, and how far
+# the released sums of all steps have, without the records' part.
 FIRST, COINS, SCORES = "canaries.first", "canaries.coins", "canaries.scores"
+STEP_SCORES = "canaries.step_scores"
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,10 @@ class Canaries:
     def scores(self, model: nn.Module, first_K: Tensor) -> Tensor:
         """Return how far the weights have moved against the canaries' gradients, as one who was included moves them."""
         return self.signs_K * (first_K.cpu() - self.weights_of(model))
+
+    def step_scores(self, released_W: Tensor) -> Tensor:
+        """Return how far one step's released sum, all weights in a row, goes along the canaries' gradients, [K]."""
+        return self.signs_K * released_W[self.places_K.to(released_W.device)].cpu()
 
 
 def draw_canaries(

@@ -73,8 +73,13 @@ def train_privately_on_block(
     expected_size: float,
     noise: Draws,
     meter: LossMeter,
+    watch: Callable[[Tensor], None] | None = None,
 ) -> None:
-    """Take one step along the noised mean of the block's clipped gradients; `expected_size` is no secret."""
+    """Take one step along the noised mean of the block's clipped gradients; `expected_size` is no secret.
+
+    `watch`, an audit's, is shown what one who knows all records sees of the rest: the released sum without theirs, all
+    weights in a row.
+    """
     model.train()
     with stopwatch.part("student"):
         sums = clipped_sums(model, block, loss_of=loss_of, max_norm=plan.max_grad_norm, meter=meter)
@@ -82,6 +87,8 @@ def train_privately_on_block(
         for name, parameter in _trained(model).items():
             drawn = standard_normal(parameter.shape, noise).to(parameter)  # on the CPU, so that devices agree
             parameter.grad = (sums[name] + deviation * drawn) / expected_size
+        if watch is not None:
+            watch(_without_records(model, block, sums, plan=plan, expected_size=expected_size))
         optimizer.step()
 
 
@@ -118,10 +125,32 @@ def clipped_sums(
         inputs = block.inputs[where]
         gradients = gradients_of(weights, inputs, _slopes(model, inputs, where, loss_of, meter))
         _add_clipped(sums, gradients, max_norm=max_norm)
-    if block.canaries is not None:
-        for gradients in canary_gradients(block.canaries, weights, max_norm=max_norm, at_once=together):
-            _add_clipped(sums, gradients, max_norm=max_norm)
+    _add_canaries(sums, block, weights, max_norm=max_norm)
     return sums
+
+
+def _add_canaries(sums: dict[str, Tensor], block: Block, weights: dict[str, Tensor], *, max_norm: float) -> None:
+    """Add the block's canaries to the sums, clipped like records."""
+    if block.canaries is None:
+        return
+    together = _samples_at_once(weights)
+    for gradients in canary_gradients(block.canaries, weights, max_norm=max_norm, at_once=together):
+        _add_clipped(sums, gradients, max_norm=max_norm)
+
+
+def _without_records(
+    model: nn.Module, block: Block, sums: dict[str, Tensor], *, plan: PrivacyPlan, expected_size: float
+) -> Tensor:
+    """Return the released sum of a step minus its records' part, all weights in a row: canaries and noise."""
+    trained = _trained(model)
+    weights = {name: parameter.detach() for name, parameter in trained.items()}
+    canaries = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+    _add_canaries(canaries, block, weights, max_norm=plan.max_grad_norm)
+    rest = []
+    for name, parameter in trained.items():
+        assert parameter.grad is not None, "set by the step"
+        rest.append((expected_size * parameter.grad - sums[name] + canaries[name]).flatten())
+    return torch.cat(rest)
 
 
 def _add_clipped(sums: dict[str, Tensor], gradients: dict[str, Tensor], *, max_norm: float) -> None:
