@@ -183,7 +183,7 @@ class Tab:
         """The whole page as a PNG, as long as it is."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], 16_000), "scale": 1}
-        data = self.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)["data"]
+        data = self.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True, optimizeForSpeed=True)["data"]
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(base64.b64decode(data))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import base64
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,10 +23,12 @@ from crad.network.agreement import Agreement, Member, agreement_to_toml, make_ag
 from crad.network.identity import Identity, create_identity, load_identity
 from crad.site.settings import template
 from crad.site.setup import member_entry
+from tests.forked import fork_or_start
 from tests.organisations import Authority
 from tests.ports import free_port
 
 SETTINGS = {"rounds": 3, "lr": 0.05, "batch_size": 16, "distill_weight": 0.4}
+CALL = "import base64, pickle, sys; call, args = pickle.loads(base64.b64decode(sys.argv[1])); call(*args)"
 SMALL = {"preset": "demo", "train_limit": 300, "test_limit": 50, "proxy_size": 0, "width": 0.125, "models": ("cnn6",)}
 
 
@@ -93,21 +96,18 @@ class Forked:
     """A call in a process forked from one that has everything imported, which is most of what a start costs."""
 
     def __init__(self, call: Callable[..., None], *args: object) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["tests.preloaded"])
-        self._process = context.Process(target=call, args=args)
-        self._process.start()
-        self.pid = self._process.pid or 0
+        word = base64.b64encode(pickle.dumps((call, args))).decode()
+        self._process = fork_or_start([sys.executable, "-c", CALL, word], text=True)
+        self.pid = self._process.pid
 
     def poll(self) -> int | None:
-        return self._process.exitcode
+        return self._process.poll()
 
     def kill(self) -> None:
         self._process.kill()
 
     def wait(self) -> int | None:
-        self._process.join()
-        return self._process.exitcode
+        return self._process.wait()
 
 
 def _join_here(site: Path, log: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -101,15 +102,16 @@ def test_nothing_unpickles_or_evaluates_except_the_restricted_cifar_reader():
     "arguments", [["--help"], ["run", "--help"], ["reproduce", "--help"], ["data", "list", "--json"]]
 )
 def test_help_and_listing_import_neither_torch_nor_templates(arguments: list[str]):
-    assert not {"torch", "jinja2"} & packages_imported_by(arguments)
+    assert not {"torch", "jinja2"} & packages_imported_by(*arguments)
 
 
 def test_the_list_of_verbs_needs_nothing_but_typer():
     heavy = {"torch", "numpy", "pydantic", "rich", "safetensors", "jinja2", "ray", "matplotlib"}
-    assert not heavy & packages_imported_by(["--help"])
+    assert not heavy & packages_imported_by("--help")
 
 
-def packages_imported_by(arguments: list[str]) -> set[str]:
+@functools.cache
+def packages_imported_by(*arguments: str) -> set[str]:
     """The top-level packages that a process has imported when the command line has done its work."""
     code = f"import sys; sys.argv = ['crad', *{arguments!r}]; from crad.cli import main\n"
     code += "try: main()\nfinally: print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)"

@@ -171,9 +171,9 @@ def mean_committee(result, x, y, *, clients, **asked):
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
-    """By attack: six clients with real digits and small networks, eight rounds alone; two of them attack."""
+    """By attack: six clients with real digits and small networks, four rounds alone; two of them attack."""
     folder = tmp_path_factory.mktemp("digits")
-    settings = {"models": ("cnn6",), "rounds": 8, "eval_every": 8, "test_limit": 300, "seed": 1}
+    settings = {"models": ("cnn6",), "rounds": 4, "eval_every": 4, "test_limit": 300, "seed": 1}
     base = crad.Experiment(preset="demo", method="committee", workers=1, device="cpu", metrics=False, **settings)
     attacks = ("noise", "inflated", "label-flip")
     runs: dict[str | None, crad.Experiment] = {None: base}
@@ -318,6 +318,7 @@ def test_without_tallies_it_falls_back_and_says_so(tiny):
     assert "this run did not count" in unmeasured.committee(0).about.note
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_interrupted_and_shared_runs_count_the_same(tiny, tmp_path):
     settings = change(
         tiny, committee=True, models=("cnn6",), active=2, rounds=3, eval_every=1, attack="noise", attackers=1

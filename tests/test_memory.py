@@ -15,17 +15,17 @@ MIB = 2**20
 CHILD = """
 import json, sys
 import crad
-result = crad.run(crad.Experiment(**json.loads(sys.argv[1])))
-print(result.summary["peak_memory_bytes"])
+for settings in sys.argv[1:]:
+    print(crad.run(crad.Experiment(**json.loads(settings))).summary["peak_memory_bytes"])
 """
 
 
-def peak(experiment: Experiment) -> int:
-    """Highest resident memory of a process that runs the experiment."""
-    command = [sys.executable, "-c", CHILD, experiment.model_dump_json()]
+def peaks(*experiments: Experiment) -> list[int]:
+    """Highest resident memory of a process after each of these, which it runs one after the other."""
+    command = [sys.executable, "-c", CHILD, *(experiment.model_dump_json() for experiment in experiments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    return int(done.stdout)
+    return [int(line) for line in done.stdout.splitlines()]
 
 
 def model_bytes(name: str, width: float) -> int:
@@ -41,7 +41,8 @@ def test_ten_times_the_clients_take_the_same_memory(tiny):
     held = (many - few) * model_bytes("resnet18", 0.5)
     room = 60 * MIB
     assert held > 3 * room
-    grown = peak(change(tiny, **settings, clients=many)) - peak(change(tiny, **settings, clients=few))
+    before, after = peaks(*(change(tiny, **settings, clients=clients) for clients in (few, many)))
+    grown = after - before
     assert grown < room, f"{many - few} more clients at rest take {grown / MIB:.0f} MiB"
 
 
@@ -55,5 +56,5 @@ def test_inactive_clients_have_no_file_until_they_have_learned(tiny, tmp_path):
 
 def test_peak_memory_covers_every_process(shallow):
     """Two workers are two more processes with torch in memory, which none holds in less than a hundred MiB."""
-    alone, together = (peak(change(shallow, rounds=1, workers=workers)) for workers in (1, 2))
+    alone, together = peaks(*(change(shallow, rounds=1, workers=workers) for workers in (1, 2)))
     assert together > alone + 2 * 100 * MIB

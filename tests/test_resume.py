@@ -197,7 +197,7 @@ def test_an_interrupted_command_says_how_to_go_on_and_goes_on(longer, longer_who
     assert process.returncode == code
     assert f"continue with crad run --resume {tmp_path / 'run'}" in errors
     assert "Traceback" not in errors
-    assert_resumes(tmp_path / "run", rounds=longer.rounds, start=start)
+    assert_resumes(tmp_path / "run", rounds=longer.rounds)
     assert_same_end(tmp_path / "run", longer_whole)
 
 
@@ -214,12 +214,12 @@ def test_a_run_killed_at_random_points_again_and_again_ends_the_same(experiment,
             break
         process = run_command(fork_or_start, "--resume", tmp_path / "run")
     process.communicate(timeout=120)
-    assert_resumes(tmp_path / "run", rounds=4, start=fork_or_start)
+    assert_resumes(tmp_path / "run", rounds=4)
     assert_same_end(tmp_path / "run", whole)
 
 
-def assert_resumes(run: Path, *, rounds: int, start: Callable[..., subprocess.Popen[str]]) -> None:
-    process = run_command(start, "--resume", run, "--json")
+def assert_resumes(run: Path, *, rounds: int) -> None:
+    process = run_command(fork_or_start, "--resume", run, "--json")
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert json.loads(out)["rounds"] == rounds

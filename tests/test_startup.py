@@ -6,6 +6,9 @@ import inspect
 import json
 import subprocess
 import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,44 +28,87 @@ HEAVY = (
 TINY = ["--preset=demo", "--clients=3", "--rounds=1", "--train-limit=60", "--test-limit=30", "--width=0.125"]
 
 
-def heavy_after(code: str, *arguments: str) -> list[str]:
-    """The modules of the list that are there after a program has run, in a process of its own."""
-    whole = f"import sys\n{code}\nprint('found', *[name for name in {HEAVY!r} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", whole, *arguments], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-1].split()[1:]
-
-
-def test_the_functions_are_there_before_anything_heavy_is():
-    assert heavy_after("import crad; crad.run, crad.aggregate, crad.Experiment") == []
-
-
-COUNTING = """
-import gc, json
+# A program counts from its beginning how often garbage is looked for, and says in the end what `shown` has become.
+COUNTING = f"""
+import gc, json, sys
 seen = []
 gc.callbacks.append(lambda phase, info: seen.append(info["generation"]) if phase == "start" else None)
+def heavy():
+    return [name for name in {HEAVY!r} if name in sys.modules]
+shown = {{}}
 """
 
 
-def after(code: str, shown: str) -> object:
-    """What an expression is after a program has run, in a process of its own."""
-    whole = f"{COUNTING}{code}\nprint(json.dumps({shown}))"
+def after(code: str) -> dict[str, Any]:
+    """What a program has noted in `shown`, in a process of its own."""
+    whole = f"{COUNTING}{code}\nprint(json.dumps(shown))"
     done = subprocess.run([sys.executable, "-c", whole], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
-def test_nobody_looks_for_garbage_in_what_is_being_imported():
-    assert after("import crad; crad.run", "[seen.count(2), gc.isenabled()]") == [0, True]
-    assert after("import gc; gc.disable(); import crad; crad.run", "gc.isenabled()") is False, "as its owner has it"
-    faulty = "import sys, crad; sys.modules['crad.api'] = None\ntry: crad.run\nexcept ImportError: pass"
-    assert after(faulty, "gc.isenabled()") is True
+@pytest.fixture(scope="module")
+def imported() -> dict[str, Any]:
+    """What a program sees that takes the functions, and then asks what networks of images cost."""
+    return after(
+        f"""
+import crad
+crad.run, crad.aggregate, crad.Experiment
+shown |= {{"whole": seen.count(2), "enabled": gc.isenabled(), "heavy": heavy()}}
+from crad.models import Architecture, InputShape, estimate_size
+for name in {list(FAMILIES["image"])!r}: estimate_size(Architecture(name, 0.125), InputShape(10, 3, (32, 32)))
+shown["heavy after counting"] = heavy()
+"""
+    )
 
 
-def test_a_command_imports_what_it_needs_while_nobody_looks_for_garbage(tmp_path):
-    words = ["crad", "run", *TINY, "--workers=1", "--quiet", f"--output={tmp_path / 'run'}"]
-    code = f"""
-import sys
+def test_the_functions_are_there_before_anything_heavy_is(imported):
+    assert imported["heavy"] == []
+
+
+def test_what_a_network_of_images_costs_is_known_without_the_compiler(imported):
+    """Whoever joins or asks the doctor waits for it."""
+    assert imported["heavy after counting"] == []
+
+
+def test_nobody_looks_for_garbage_in_what_is_being_imported(imported):
+    assert (imported["whole"], imported["enabled"]) == (0, True)
+    done = after(
+        """
+gc.disable()
+import crad
+sys.modules["crad.api"] = None
+try: crad.run
+except ImportError: shown["failed, disabled"] = gc.isenabled()
+gc.enable()
+try: crad.run
+except ImportError: shown["failed"] = gc.isenabled()
+gc.disable()
+del sys.modules["crad.api"]
+crad.run
+shown["disabled"] = gc.isenabled()
+"""
+    )
+    # As its owner has it, also where nothing could be imported.
+    assert done == {"failed, disabled": False, "failed": True, "disabled": False}
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory) -> tuple[dict[str, Any], Path]:
+    """What a program sees that is `crad run` with its page, and goes on with methods that have an optimiser.
+
+    In its cache is the script that pages draw with, as after the first page on a machine.
+    """
+    folder = tmp_path_factory.mktemp("startup")
+    cache = folder / "cache" / "crad"
+    cache.mkdir(parents=True)
+    (cache / f"vega-{metadata.version('vl-convert-python')}.js").write_text("// Vega")
+    words = ["crad", "run", *TINY, "--workers=1", "--quiet", f"--output={folder / 'run'}"]
+    shown = after(
+        f"""
+import os
+os.environ["XDG_CACHE_HOME"] = {str(folder / "cache")!r}
 while_importing = []
 def hear(phase, info):
     if phase == "start" and "torch" in sys.modules and gc.get_freeze_count() == 0:
@@ -72,17 +118,37 @@ sys.argv = {words!r}
 from crad.cli import main
 try: main()
 except SystemExit as end: assert not end.code
+shown |= {{"while importing": while_importing, "frozen": gc.get_freeze_count(), "enabled": gc.isenabled()}}
+shown["heavy"] = heavy()
+import crad
+for method in ("fedmd", "fedgd"):
+    crad.run(crad.Experiment(preset="demo", dataset="digits", clients=2, rounds=1, train_limit=60, test_limit=30,
+        width=0.125, models=("cnn6",), workers=1, proxy_size=20, method=method))
+shown["heavy after others"] = heavy()
 """
-    assert after(code, "[while_importing, gc.get_freeze_count() > 100_000]") == [[], True]
-
-
-def test_a_command_never_looks_through_its_imports_again():
-    frozen = after(
-        "from crad.cli.run import import_run_loop; import_run_loop()", "[gc.get_freeze_count(), gc.isenabled()]"
     )
-    assert isinstance(frozen, list)
-    assert frozen[0] > 100_000, "torch alone has more"
-    assert frozen[1] is True
+    return shown, folder / "run"
+
+
+def test_a_command_imports_what_it_needs_while_nobody_looks_for_garbage(whole_run):
+    assert whole_run[0]["while importing"] == []
+
+
+def test_a_command_never_looks_through_its_imports_again(whole_run):
+    shown, _ = whole_run
+    assert shown["frozen"] > 100_000, "torch alone has more"
+    assert shown["enabled"] is True
+
+
+def test_a_whole_small_run_with_its_page_imports_nothing_heavy(whole_run):
+    shown, run = whole_run
+    assert shown["heavy"] == []
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert '"accuracy":{"$schema"' in page  # the figures are there all the same
+
+
+def test_methods_with_an_optimiser_of_their_own_need_no_compiler_either(whole_run):
+    assert "torch._dynamo" not in whole_run[0]["heavy after others"]
 
 
 def test_a_network_is_planned_once_for_all_engines_of_a_run(tiny, tmp_path, monkeypatch):
@@ -97,43 +163,6 @@ def test_a_network_is_planned_once_for_all_engines_of_a_run(tiny, tmp_path, monk
     crad.run(change(tiny, rounds=1), output=tmp_path / "run")
     assert len(planned) == len(set(planned)) == len(tiny.models)
     assert (tmp_path / "run" / "inspection.json").is_file()
-
-
-@pytest.fixture
-def cached_script(tmp_path, monkeypatch):
-    """A cache that has the script pages draw with, as after the first page on a machine."""
-    from importlib import metadata
-
-    folder = tmp_path / "cache" / "crad"
-    folder.mkdir(parents=True)
-    (folder / f"vega-{metadata.version('vl-convert-python')}.js").write_text("// Vega")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-@pytest.mark.usefixtures("cached_script")
-def test_a_whole_small_run_with_its_page_imports_nothing_heavy(tmp_path):
-    code = "from crad.cli import make_app; make_app(sys.argv[1:])(sys.argv[1:], standalone_mode=False)"
-    assert heavy_after(code, "run", *TINY, "--workers=1", "-q", "-o", str(tmp_path / "run")) == []
-    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
-    assert '"accuracy":{"$schema"' in page  # the figures are there all the same
-
-
-def test_methods_with_an_optimiser_of_their_own_need_no_compiler_either():
-    code = (
-        "import crad\nfor method in ('fedmd', 'fedgd'): "
-        "crad.run(crad.Experiment(preset='demo', dataset='digits', clients=2, rounds=1, train_limit=60, "
-        "test_limit=30, width=0.125, models=('cnn6',), workers=1, proxy_size=20, method=method))"
-    )
-    assert "torch._dynamo" not in heavy_after(code)
-
-
-def test_what_a_network_of_images_costs_is_known_without_the_compiler():
-    """Whoever joins or asks the doctor waits for it."""
-    code = (
-        "from crad.models import Architecture, InputShape, estimate_size\n"
-        "for name in sys.argv[1:]: estimate_size(Architecture(name, 0.125), InputShape(10, 3, (32, 32)))"
-    )
-    assert heavy_after(code, *FAMILIES["image"]) == []
 
 
 # --- optimisers without torch's compiler

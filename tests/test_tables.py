@@ -295,6 +295,7 @@ def test_inputs_are_changed_column_by_column(wards, distill_augment):
     assert crad.run(change(wards, distill_augment=distill_augment)).summary["global_accuracy"] > 50
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_two_processes_give_the_same_bits(wards, tmp_path):
     crad.run(wards, output=tmp_path / "one")
     crad.run(change(wards, engine="processes", workers=2), output=tmp_path / "two")
