@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from crad.config import Device
 from crad.errors import ConfigError
@@ -26,6 +27,16 @@ def choose_device(wanted: Device) -> str:
         present = ", ".join(name for name, is_there in available.items() if is_there)
         raise ConfigError(f"device {wanted!r} is not available on this machine; available: {present}")
     return wanted
+
+
+def as_double(tensor: Tensor) -> Tensor:
+    """Return a tensor as float64: where it is, or on the CPU if its device has no such numbers (MPS)."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether a device had no memory left: CUDA has a class for that, MPS only words."""
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
 
 
 # Freed activations stay with the process instead of being returned and faulted in again by the next batch.

@@ -178,12 +178,13 @@ class FedGd(DigestSpec):
 
     def _sheet(self, peer: Peer) -> bytes:
         """Draw one row per class (the first ten), one column per image."""
-        images, labels_B = self._bank(peer)
+        painted, labels_B = self._bank(peer)
+        images = painted.cpu()
         rows = [images[labels_B == label][:SHEET_COLUMNS] for label in range(min(SHEET_CLASSES, peer.num_classes))]
         rows = [row for row in rows if len(row)]  # a small bank has no image of some classes
         columns = min(len(row) for row in rows)
         pixels = torch.cat([row[:columns] for row in rows])
-        return contact_sheet(pixels.permute(0, 2, 3, 1).cpu().numpy(), columns=columns, scale=2)
+        return contact_sheet(pixels.permute(0, 2, 3, 1).numpy(), columns=columns, scale=2)
 
     def _keep_images(self, peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
         shape = (self.transfer_size, peer.data.dataset.in_channels, *peer.data.dataset.image_size)
