@@ -91,11 +91,21 @@ def available_memory_bytes(device: str) -> int | None:
     """Return what a program can still have on this device, None where the system does not say."""
     if device == "cuda":
         return int(torch.cuda.mem_get_info()[0])
+    if device == "mps":
+        return max(0, int(torch.mps.recommended_max_memory()) - int(torch.mps.driver_allocated_memory()))
     with suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return min(int(line.split()[1]) * 1024, _left_in_container())
     return None
+
+
+def resident_bytes(device: str) -> int:
+    """Return how much may stay on a GPU for later, of data or of prepared teachers: a quarter of what is free now.
+
+    Zero on the CPU, whose memory holds the data already.
+    """
+    return 0 if device == "cpu" else (available_memory_bytes(device) or 0) // 4
 
 
 def _left_in_container() -> int:

@@ -23,7 +23,7 @@ from crad.inference.fused import FusedPlan, fill_slots, is_fusible, make_fused_p
 from crad.inference.winograd import Workspace
 
 TEACHER_BATCH = 64  # larger ones are slower on a CPU
-GPU_TEACHER_BATCH = 512  # a small batch leaves a GPU waiting for the next launch
+GPU_TEACHER_BATCH = 1024  # a small batch leaves a GPU waiting for the next launch
 
 Run = Callable[[Tensor], Tensor]  # inputs [B,D,H,W] to logits [B,C]
 Plans = dict[str, FusedPlan | None]  # by architecture; None: it has no plan and runs as it is
