@@ -16,7 +16,7 @@ from torch import nn
 
 from crad.data.contact_sheet import GAP, contact_sheet
 from crad.methods.dfml import Dfml, alpha_at, others_mean
-from crad.methods.fedgd import Critic, FedGd, criticise
+from crad.methods.fedgd import Critic, FedGd, criticise, loss_parts
 from crad.methods.fedmd import consensus
 from crad.methods.fedmkd import pooled, two_teacher_loss
 from crad.methods.msfkd import entropy, select
@@ -297,7 +297,8 @@ def test_going_through_one_critic_at_a_time_gives_the_gradient_of_the_whole_loss
     whole, parts = pixels.clone().requires_grad_(), pixels.clone().requires_grad_()
     expected = slow_generator_loss(models, whole * 2 - 1, labels, weight)
     expected.backward()
-    numbers = criticise([Critic(model, model) for model in models], parts * 2 - 1, labels, weight=weight)
+    row = criticise([Critic(model, model) for model in models], parts * 2 - 1, labels, weight=weight)
+    numbers = loss_parts(row.tolist(), weight=weight)
     assert numbers["total"] == pytest.approx(expected.item(), rel=1e-5)
     assert numbers["total"] == pytest.approx(numbers["cross_entropy"] + weight * numbers["statistics"])
     assert parts.grad is not None

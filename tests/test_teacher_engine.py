@@ -401,7 +401,18 @@ def test_an_unknown_precision_is_refused():
     for precision in ("bf16", "int4"):
         with pytest.raises(ConfigError, match=f"precision '{precision}' is not available on 'cpu'; available: fp32"):
             TeacherEngine(device="cpu", precision=precision)
-    TeacherEngine(device="cuda", precision="bf16")
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+def test_bf16_is_refused_where_a_gpu_emulates_it(monkeypatch, is_native):
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: is_native or including_emulation
+    )
+    if is_native:
+        TeacherEngine(device="cuda", precision="bf16")
+        return
+    with pytest.raises(ConfigError, match="precision 'bf16' is not available on 'cuda'; available: fp32"):
+        TeacherEngine(device="cuda", precision="bf16")
 
 
 def test_soft_predictions_are_the_softened_logits_of_each_teacher():

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from crad.config import Device
 from crad.errors import ConfigError
@@ -26,6 +27,16 @@ def choose_device(wanted: Device) -> str:
         present = ", ".join(name for name, is_there in available.items() if is_there)
         raise ConfigError(f"device {wanted!r} is not available on this machine; available: {present}")
     return wanted
+
+
+def as_double(tensor: Tensor) -> Tensor:
+    """Return a tensor as float64: where it is, or on the CPU if its device has no such numbers (MPS)."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether a device had no memory left: CUDA has a class for that, MPS only words."""
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
 
 
 # Freed activations stay with the process instead of being returned and faulted in again by the next batch.
@@ -80,11 +91,21 @@ def available_memory_bytes(device: str) -> int | None:
     """Return what a program can still have on this device, None where the system does not say."""
     if device == "cuda":
         return int(torch.cuda.mem_get_info()[0])
+    if device == "mps":
+        return max(0, int(torch.mps.recommended_max_memory()) - int(torch.mps.driver_allocated_memory()))
     with suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return min(int(line.split()[1]) * 1024, _left_in_container())
     return None
+
+
+def resident_bytes(device: str) -> int:
+    """Return how much may stay on a GPU for later, of data or of prepared teachers: a quarter of what is free now.
+
+    Zero on the CPU, whose memory holds the data already.
+    """
+    return 0 if device == "cpu" else (available_memory_bytes(device) or 0) // 4
 
 
 def _left_in_container() -> int:

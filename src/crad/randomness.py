@@ -10,12 +10,17 @@ from __future__ import annotations
 import hashlib
 import json
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     import torch
+
+
+# What "fp32" is on GPUs from Ampere on: in convolutions 10 bits of mantissa, as torch has it and about eight times as
+# fast; in matrix products all 23. Said here, so that neither torch nor a user's program decides it.
+TF32 = {"convolutions": True, "matrix_products": False}
 
 
 def stream(seed: int, *purpose: str | int) -> np.random.Generator:
@@ -54,12 +59,30 @@ def repeatable(seed: int, *purpose: str | int, device: str) -> ExitStack:
         for name, value in (("deterministic", True), ("benchmark", False)):
             before.callback(setattr, cudnn, name, getattr(cudnn, name))
             setattr(cudnn, name, value)
+        if device == "cuda":
+            backends: dict[str, Any] = {"convolutions": cudnn, "matrix_products": torch.backends.cuda.matmul}
+            for name, backend in backends.items():
+                before.callback(setattr, backend, "allow_tf32", backend.allow_tf32)
+                backend.allow_tf32 = TF32[name]
         # Our models draw nothing while they train, but a user's may have dropout.
-        gpus = range(torch.cuda.device_count()) if device == "cuda" else []
-        before.enter_context(torch.random.fork_rng(devices=gpus))
+        before.enter_context(forked_generators(device))
         torch.default_generator.manual_seed(number)
         if device == "cuda":
             torch.cuda.manual_seed_all(number)
+        elif device == "mps":
+            torch.mps.manual_seed(number)
+        return before.pop_all()
+
+
+def forked_generators(device: str) -> ExitStack:
+    """Put torch's own generators, the CPU's and the device's, back at the end of a block as they were at its start."""
+    import torch
+
+    with ExitStack() as before:
+        gpus = range(torch.cuda.device_count()) if device.startswith("cuda") else []
+        before.enter_context(torch.random.fork_rng(devices=gpus))
+        if device == "mps":
+            before.callback(torch.mps.set_rng_state, torch.mps.get_rng_state())
         return before.pop_all()
 
 

@@ -19,6 +19,7 @@ from crad.data.partition import Shard, Sites, class_counts, make_partition, reco
 from crad.data.preprocessing import ImageSet, Preprocessor
 from crad.data.readers.table_file import options_of
 from crad.data.subsets import split_proxy
+from crad.device import resident_bytes
 from crad.randomness import stream
 
 if TYPE_CHECKING:
@@ -44,7 +45,18 @@ class FederatedData:
 
     def images(self, indices: NDArray[np.int64]) -> ImageSet:
         """Return the training images at these indices, on the device."""
+        if (resident := self._resident) is not None:
+            chosen = torch.from_numpy(indices).to(resident.labels.device)
+            return ImageSet(resident.images[chosen], resident.labels[chosen])
         return self._image_set(self.dataset.train_samples[indices], self.dataset.train_labels[indices])
+
+    @cached_property
+    def _resident(self) -> ImageSet | None:
+        """Return all training images on a GPU that has room for them, where they are taken up once; elsewhere None."""
+        device, size = self.preprocessor.device.type, self.dataset.train_samples.nbytes
+        if size > resident_bytes(device):
+            return None
+        return self._image_set(self.dataset.train_samples, self.dataset.train_labels)
 
     @cached_property
     def proxy_inputs(self) -> Tensor:

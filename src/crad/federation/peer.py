@@ -282,7 +282,11 @@ class Peer:
     def load_state(self, tensors: Mapping[str, Tensor], evaluation: Evaluation, *, with_optimizer: bool = True) -> None:
         """Take up exactly where `state` left off; what the optimiser keeps is for those who will train."""
         self.model.load_state_dict(_under("model.", tensors))
-        self.memory = {name: tensor.to(self.context.device) for name, tensor in _under("memory.", tensors).items()}
+        # A number stays on the CPU: there Adam reads its count of steps without waiting for the device.
+        self.memory = {
+            name: tensor.to(self.context.device) if tensor.dim() else tensor
+            for name, tensor in _under("memory.", tensors).items()
+        }
         for name, tensor in _under("variant.", tensors).items():
             variant, _, weight = name.partition(".")
             self.variants.setdefault(variant, {})[weight] = tensor

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from crad.device import resident_bytes
 from crad.errors import SnapshotError, printable
 from crad.federation.context import RunContext
 from crad.federation.message import Message, Statistics, read_body, read_manifest
@@ -14,7 +15,8 @@ from crad.federation.peer import SNAPSHOT, new_model
 from crad.inference.engine import TEACHER_BATCH, PreparedTeacher, TeacherEngine
 from crad.models import ARCHITECTURES, Architecture, other_than_agreed
 
-# Of prepared teachers kept for the next student of the round: the smaller six of ten full-width ones.
+# Of prepared teachers kept for the next student of the round: the smaller six of ten full-width ones. On a GPU with
+# room all of them stay.
 PREPARED_BYTES = 128 * 2**20
 
 
@@ -39,6 +41,7 @@ class TeacherCache:
         self._ours: set[str] = set()  # of these architectures, those that are built in
         self._decoded: dict[int, tuple[Message, Snapshot]] = {}
         self._prepared: dict[int, tuple[Snapshot, PreparedTeacher]] = {}
+        self._room = resident_bytes(context.device)  # as it is before anything was prepared
         self._engine = TeacherEngine(
             device=context.device,
             precision=context.experiment.teacher_precision,
@@ -92,7 +95,7 @@ class TeacherCache:
         model.load_state_dict(snapshot.tensors, assign=is_ours and self._context.device == "cpu")
         prepared = self._engine.prepare(model, key=snapshot.architecture)
         held = sum(other.nbytes for _, other in self._prepared.values())
-        if held + prepared.nbytes <= PREPARED_BYTES:
+        if held + prepared.nbytes <= max(PREPARED_BYTES, self._room):
             self._prepared[snapshot.peer] = (snapshot, prepared)
         return prepared
 
@@ -130,14 +133,16 @@ class TeacherCache:
 
 
 def _expected_samples(context: RunContext) -> int:
-    """Return how many inputs of one client one architecture's teachers will see in the whole run, about.
+    """Return how many inputs one architecture's teachers will see in the whole run in one process, about.
 
-    With a process for each client that is all a compiler can earn on; with fewer it earns more. The number of workers
-    is no part of it: a serial run and a parallel one must choose alike, or their last bits would differ.
+    On a CPU those of one client: with a process for each that is all a compiler can earn on; with fewer it earns more.
+    On a GPU those of all clients, whom one process serves. The number of workers is no part of it: a serial run and a
+    parallel one must choose alike, or their last bits would differ.
     """
     experiment = context.experiment
     active = experiment.active or experiment.clients
-    images = sum(len(shard.train) for shard in context.data.shards) / max(1, len(context.data.shards))
+    served = max(1, len(context.data.shards)) if context.device == "cpu" else 1
+    images = sum(len(shard.train) for shard in context.data.shards) / served
     teachers = (active - 1) / len(experiment.models)
     return int(images * teachers * experiment.local_epochs * experiment.rounds * active / experiment.clients)
 

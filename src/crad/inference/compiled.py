@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from crad.models.operations import CountedOperations
+from crad.randomness import forked_generators
 
 COMPILE_SECONDS = 60.0  # for one architecture in one process; measured 10-46
 SAVED = 0.1  # share of the plain module's time; measured 0.07-0.20
@@ -64,8 +65,7 @@ class SharedModule:
 
     def _try(self, plain: Forward, zeros_BDHW: Tensor) -> Forward | None:
         # On zeros and copies, random state put back: it must not matter which process is the one to try.
-        devices = range(torch.cuda.device_count()) if self._device.startswith("cuda") else ()
-        with warnings.catch_warnings(), torch.random.fork_rng(devices=devices):
+        with warnings.catch_warnings(), forked_generators(self._device):
             warnings.simplefilter("ignore")
             try:
                 flops = _flops_per_sample(copy.deepcopy(plain), zeros_BDHW[:2])

@@ -16,14 +16,14 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from crad.device import stopwatch
+from crad.device import is_out_of_memory, stopwatch
 from crad.errors import ConfigError
 from crad.inference.compiled import SharedModule
 from crad.inference.fused import FusedPlan, fill_slots, is_fusible, make_fused_plan
 from crad.inference.winograd import Workspace
 
 TEACHER_BATCH = 64  # larger ones are slower on a CPU
-GPU_TEACHER_BATCH = 512  # a small batch leaves a GPU waiting for the next launch
+GPU_TEACHER_BATCH = 1024  # a small batch leaves a GPU waiting for the next launch
 
 Run = Callable[[Tensor], Tensor]  # inputs [B,D,H,W] to logits [B,C]
 Plans = dict[str, FusedPlan | None]  # by architecture; None: it has no plan and runs as it is
@@ -94,7 +94,9 @@ class TeacherEngine:
 
 def check_precision(precision: str, device: str) -> None:
     """Refuse numbers that the device cannot compute with."""
-    known = ("fp32", "bf16") if device.startswith("cuda") else ("fp32",)
+    # Emulated, as on GPUs before Ampere, bf16 is slower than fp32 and no better.
+    has_bf16 = device.startswith("cuda") and torch.cuda.is_bf16_supported(including_emulation=False)
+    known = ("fp32", "bf16") if has_bf16 else ("fp32",)
     if precision not in known:
         raise ConfigError(f"precision {precision!r} is not available on {device!r}; available: {', '.join(known)}")
 
@@ -130,8 +132,8 @@ class PlainForward:
         """Return logits [B,C] of one chunk."""
         try:
             return self._logits(inputs_BDHW)
-        except RuntimeError:
-            if self._layout == torch.contiguous_format:
+        except RuntimeError as error:
+            if self._layout == torch.contiguous_format or is_out_of_memory(error):
                 raise
             self._layout = torch.contiguous_format  # some modules take views that channels-last maps do not have
             self.model.to(memory_format=torch.contiguous_format)

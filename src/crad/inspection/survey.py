@@ -145,5 +145,5 @@ def _spread(first: Sequence[int], others: Sequence[int], *, limit: int) -> list[
 
 
 def _rounded(values: Tensor) -> list[object]:
-    nested: list[object] = np.round(values.double().cpu().numpy(), DIGITS).tolist()
+    nested: list[object] = np.round(values.cpu().double().numpy(), DIGITS).tolist()
     return nested

@@ -29,7 +29,7 @@ from crad.methods.distillation import PROBED_IMAGES, decode_all, publish_snapsho
 from crad.methods.local_training import train_epochs
 from crad.randomness import stream
 from crad.training.digest import logits_on
-from crad.training.epoch import Block, epoch_blocks
+from crad.training.epoch import Block, epoch_blocks, fetched, sum_in_turn
 from crad.training.losses import log_shares, private_cross_entropy, softened_divergence
 from crad.training.optimizer import make_optimizer
 
@@ -137,14 +137,14 @@ def mutual_epochs(
     experiment = peer.experiment
     if len(models) < 2:
         return 0.0
-    sizes = [float(sum(parameter.numel() for parameter in model.parameters())) for model in models.values()]
-    weights_M = torch.tensor(sizes if is_by_size else [1.0] * len(sizes), dtype=torch.float64)
+    parameters = [float(sum(parameter.numel() for parameter in model.parameters())) for model in models.values()]
+    weights_M = torch.tensor(parameters if is_by_size else [1.0] * len(parameters), dtype=torch.float64)
     weights_M = (weights_M / weights_M.sum()).float().to(peer.context.device)
     trained = [
         _Trained(model, make_optimizer(model, experiment, round_index=context.round_index)) for model in models.values()
     ]
     log_share_C = log_shares(peer.train.labels, num_classes=peer.num_classes)
-    total, samples = 0.0, 0
+    losses, sizes = [], []  # of every model, and of every batch
     for epoch in range(epochs):
         blocks = epoch_blocks(
             peer.train,
@@ -156,11 +156,14 @@ def mutual_epochs(
         for block in blocks:
             for where in _batches(block, experiment.batch_size):
                 inputs, labels_B = block.inputs[where], block.labels[where]
-                loss = _mutual_step(
+                losses += _mutual_step(
                     trained, inputs, labels_B, weights_M, log_share_C, alpha=alpha, clip_norm=experiment.clip_norm
                 )
-                total, samples = total + loss * len(labels_B), samples + len(labels_B)
-    return total / max(1, samples)
+                sizes.append(len(labels_B))
+    total, numbers = 0.0, iter(fetched(losses))
+    for size in sizes:
+        total += sum_in_turn(next(numbers) for _ in trained) / len(trained) * size
+    return total / max(1, sum(sizes))
 
 
 @dataclass(frozen=True)
@@ -178,12 +181,12 @@ def _mutual_step(
     *,
     alpha: float,
     clip_norm: float,
-) -> float:
-    """Take one step of every model, towards the others' outputs before the step."""
+) -> list[Tensor]:
+    """Take one step of every model, towards the others' outputs before the step; return their losses."""
     logits = [one.model.train()(inputs) for one in trained]
     with torch.no_grad():
         targets_MBC = others_mean(torch.softmax(torch.stack(logits), dim=2), weights_M)
-    total = 0.0
+    losses = []
     for one, logits_BC, target_BC in zip(trained, logits, targets_MBC, strict=True):
         private = private_cross_entropy(logits_BC, labels_B, log_share_C)
         mutual = softened_divergence(logits_BC, target_BC, temperature=1.0)
@@ -192,8 +195,8 @@ def _mutual_step(
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(one.model.parameters(), clip_norm)
         one.optimizer.step()
-        total += float(loss.detach())
-    return total / len(trained)
+        losses.append(loss.detach())
+    return losses
 
 
 def _batches(block: Block, batch_size: int) -> list[slice]:

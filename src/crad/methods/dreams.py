@@ -119,7 +119,7 @@ def _dream(
         first = torch.randn((len(labels_B), *own.shape[1:]), generator=draws).to(own.device)
     moved = in_usual_layout(first.clone()).requires_grad_()
     optimizer = uncompiled(torch.optim.Adam)([moved], lr=plan.lr)
-    last = 0.0
+    last = moved.new_zeros(())
     for _ in range(plan.steps):
         drawn = torch.randperm(len(experts), generator=draws)[: plan.experts]
         loss = dream_loss([experts[int(one)] for one in drawn], moved * deviation + mean, labels_B, plan)
@@ -129,8 +129,8 @@ def _dream(
         optimizer.step()
         with torch.no_grad():
             moved.copy_(torch.minimum(torch.maximum(moved, lowest), highest))
-        last = float(loss.detach())
-    return (moved.detach() * deviation + mean), last
+        last = loss.detach()
+    return (moved.detach() * deviation + mean), float(last)
 
 
 def dream_loss(experts: Sequence[_Expert], inputs: Tensor, labels_B: Tensor, plan: DreamPlan) -> Tensor:

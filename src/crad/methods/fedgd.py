@@ -40,6 +40,7 @@ from crad.models.generator import LATENT, Generator
 from crad.randomness import torch_stream
 from crad.training.batch_statistics import watched_statistics
 from crad.training.digest import logits_on, restore_optimizer, store_optimizer
+from crad.training.epoch import sum_in_turn
 from crad.training.evaluation import evaluation_mode
 from crad.training.losses import softened_divergence
 from crad.training.uncompiled import uncompiled
@@ -142,20 +143,21 @@ class FedGd(DigestSpec):
         if not critics:
             return {}
         draws = torch_stream(peer.experiment.seed, *context.purpose(peer, "latents"))
-        sums = {"total": 0.0, "cross_entropy": 0.0, "statistics": 0.0}
+        losses = []
         generator.train()
         for _ in range(self.generator_steps):
             latents_BL = torch.randn(self.generator_batch, LATENT, generator=draws).to(device)
             labels_B = torch.randint(data.num_classes, (self.generator_batch,), generator=draws).to(device)
             images = generator(latents_BL, labels_B)
             seen = images.detach().requires_grad_()
-            parts = criticise(critics, as_inputs(seen, data.preprocessor), labels_B, weight=self.statistics_weight)
+            inputs = as_inputs(seen, data.preprocessor)
+            losses.append(criticise(critics, inputs, labels_B, weight=self.statistics_weight))
             optimizer.zero_grad(set_to_none=True)
             images.backward(seen.grad)
             optimizer.step()
-            sums = {name: sums[name] + value for name, value in parts.items()}
         store_optimizer(peer.memory, GENERATOR, generator, optimizer)
-        return {name: value / self.generator_steps for name, value in sums.items()}
+        steps = [loss_parts(row, weight=self.statistics_weight) for row in torch.stack(losses).tolist()]
+        return {name: sum_in_turn(parts[name] for parts in steps) / self.generator_steps for name in steps[0]}
 
     def _paint(self, peer: Peer, context: RoundContext) -> Message:
         images, _ = self._bank(peer)
@@ -178,12 +180,13 @@ class FedGd(DigestSpec):
 
     def _sheet(self, peer: Peer) -> bytes:
         """Draw one row per class (the first ten), one column per image."""
-        images, labels_B = self._bank(peer)
+        painted, labels_B = self._bank(peer)
+        images = painted.cpu()
         rows = [images[labels_B == label][:SHEET_COLUMNS] for label in range(min(SHEET_CLASSES, peer.num_classes))]
         rows = [row for row in rows if len(row)]  # a small bank has no image of some classes
         columns = min(len(row) for row in rows)
         pixels = torch.cat([row[:columns] for row in rows])
-        return contact_sheet(pixels.permute(0, 2, 3, 1).cpu().numpy(), columns=columns, scale=2)
+        return contact_sheet(pixels.permute(0, 2, 3, 1).numpy(), columns=columns, scale=2)
 
     def _keep_images(self, peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
         shape = (self.transfer_size, peer.data.dataset.in_channels, *peer.data.dataset.image_size)
@@ -233,18 +236,19 @@ class Critic:
     run: Run
 
 
-def criticise(critics: Sequence[Critic], inputs: Tensor, labels_B: Tensor, *, weight: float) -> dict[str, float]:
-    """Return the generator's loss as numbers; its gradient is added to what the inputs were made from.
+def criticise(critics: Sequence[Critic], inputs: Tensor, labels_B: Tensor, *, weight: float) -> Tensor:
+    """Return what the generator's loss is made of; its gradient is added to what the inputs were made from.
 
     Cross-entropy of the mean logits, plus the distance to the running statistics. The mean couples all critics, so it
-    is computed first without gradients; then each critic is gone through alone: one graph in memory at a time.
+    is computed first without gradients; then each critic is gone through alone: one graph in memory at a time. What is
+    returned, the cross-entropy and each critic's distance in a row, stays on the device: see `loss_parts`.
     """
     with torch.no_grad():
         mean_BC = torch.stack([critic.run(inputs) for critic in critics]).mean(dim=0)
     mean_BC.requires_grad_()
     cross_entropy = F.cross_entropy(mean_BC, labels_B)
     [gradient_BC] = torch.autograd.grad(cross_entropy, mean_BC)
-    distance = 0.0
+    found = [cross_entropy.detach()]
     leaf = inputs.detach().requires_grad_()
     for critic in critics:
         with watched_statistics(critic.model) as distances:
@@ -253,11 +257,17 @@ def criticise(critics: Sequence[Critic], inputs: Tensor, labels_B: Tensor, *, we
         surrogate = (logits_BC * gradient_BC).sum() + weight * own
         if surrogate.requires_grad:  # a user's module may let no gradient through
             (surrogate / len(critics)).backward()
-        distance += float(own.detach()) / len(critics)
+        found.append(own.detach())
     gradient = torch.zeros_like(inputs) if leaf.grad is None else leaf.grad
     inputs.backward(gradient)  # type: ignore[no-untyped-call]
-    total = float(cross_entropy.detach()) + weight * distance
-    return {"total": total, "cross_entropy": float(cross_entropy.detach()), "statistics": distance}
+    return torch.stack(found)
+
+
+def loss_parts(row: Sequence[float], *, weight: float) -> dict[str, float]:
+    """Return the generator's loss by name from what `criticise` returned, as numbers."""
+    cross_entropy, distances = row[0], row[1:]
+    distance = sum_in_turn(one / len(distances) for one in distances)
+    return {"total": cross_entropy + weight * distance, "cross_entropy": cross_entropy, "statistics": distance}
 
 
 def _publish_logits(peer: Peer, context: RoundContext) -> Message | None:

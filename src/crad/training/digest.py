@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from crad.data.preprocessing import in_usual_layout
 from crad.randomness import torch_stream
-from crad.training.evaluation import EVALUATION_BATCH, evaluation_mode
+from crad.training.epoch import weighed_sum
+from crad.training.evaluation import evaluation_batch, evaluation_mode
 
 DigestLoss = Callable[[Tensor, Tensor], Tensor]  # logits [B,C] and targets [B,C] to a mean
 
@@ -22,7 +23,8 @@ DigestLoss = Callable[[Tensor, Tensor], Tensor]  # logits [B,C] and targets [B,C
 def logits_on(model: nn.Module, inputs_BDHW: Tensor) -> Tensor:
     """Return the model's raw logits in evaluation mode, [B,C]."""
     with evaluation_mode(model):
-        return torch.cat([model(chunk) for chunk in torch.split(inputs_BDHW, EVALUATION_BATCH)])
+        chunks = torch.split(inputs_BDHW, evaluation_batch(inputs_BDHW.device))
+        return torch.cat([model(chunk) for chunk in chunks])
 
 
 def absolute_difference(logits_BC: Tensor, target_BC: Tensor) -> Tensor:
@@ -44,7 +46,7 @@ def digest(
 ) -> float:
     """Train one epoch towards the targets in a seeded order; return the mean loss. A last batch of one is dropped."""
     order = torch.randperm(len(inputs_BDHW), generator=torch_stream(seed, *purpose, "shuffle"))
-    total, samples = 0.0, 0
+    losses: list[tuple[Tensor, int]] = []
     model.train()
     for chosen in torch.split(order.to(inputs_BDHW.device), batch_size):
         if len(chosen) < 2:
@@ -55,9 +57,8 @@ def digest(
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
         optimizer.step()
-        total += float(loss.detach()) * len(chosen)
-        samples += len(chosen)
-    return total / max(1, samples)
+        losses.append((loss.detach(), len(chosen)))
+    return weighed_sum(losses) / max(1, sum(size for _, size in losses))
 
 
 def store_optimizer(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -45,18 +45,40 @@ class LossMeter:
     """Running means of the losses over the samples of an epoch."""
 
     samples: int = 0
-    sums: dict[str, float] = field(default_factory=dict)
+    losses: dict[str, list[tuple[Tensor, int]]] = field(default_factory=dict)  # of every batch, and its size
 
     def add(self, loss: Loss, samples: int) -> None:
-        """Count one batch."""
+        """Count one batch; nothing is read, so a GPU need not be waited for."""
         self.samples += samples
         parts = {"total": loss.total, "cross_entropy": loss.cross_entropy, "distillation": loss.distillation}
         for name, part in {**parts, **loss.parts}.items():
-            self.sums[name] = self.sums.get(name, 0.0) + float(part.detach()) * samples
+            self.losses.setdefault(name, []).append((part.detach(), samples))
 
     def means(self) -> dict[str, float]:
-        """Return the mean per sample of every part."""
-        return {name: total / max(1, self.samples) for name, total in self.sums.items()}
+        """Return the mean per sample of every part, summed in double precision in the order of the batches."""
+        return {name: weighed_sum(batches) / max(1, self.samples) for name, batches in self.losses.items()}
+
+
+def weighed_sum(batches: Sequence[tuple[Tensor, int]]) -> float:
+    """Return the sum of numbers times sizes; what lies on a device is fetched at once."""
+    if not batches:
+        return 0.0
+    numbers = fetched([number for number, _ in batches])
+    return sum_in_turn(number * size for number, (_, size) in zip(numbers, batches, strict=True))
+
+
+def sum_in_turn(numbers: Iterable[float]) -> float:
+    """Return the sum, one number after the other; Python's own rounds otherwise from 3.12 on."""
+    total = 0.0
+    for number in numbers:
+        total += number
+    return total
+
+
+def fetched(numbers: Sequence[Tensor]) -> list[float]:
+    """Return numbers from a device, all in one copy."""
+    values: list[float] = torch.stack([number.reshape(()) for number in numbers]).tolist() if numbers else []
+    return values
 
 
 def epoch_blocks(

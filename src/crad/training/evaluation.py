@@ -16,6 +16,7 @@ from crad.device import stopwatch
 from crad.inference.engine import Run
 
 EVALUATION_BATCH = 64  # larger ones are slower on a CPU
+GPU_EVALUATION_BATCH = 1024  # a small batch leaves a GPU waiting for the next launch
 PREPARED_FROM = 256  # images; below, folding and packing cost more than they save
 
 
@@ -59,6 +60,11 @@ def score(
     return plain
 
 
+def evaluation_batch(device: torch.device) -> int:
+    """Return how many samples go through a network at once; on the CPU always as many, or last bits would change."""
+    return EVALUATION_BATCH if device.type == "cpu" else GPU_EVALUATION_BATCH
+
+
 @torch.no_grad()
 def score_with_priors(
     model: nn.Module,
@@ -72,37 +78,49 @@ def score_with_priors(
 ) -> list[ClassScore]:
     """Return the scores of one model under several class priors, each a vector [C] added to its logits.
 
-    None adds nothing. The logits themselves go into `keep`, batch by batch, where somebody wants them.
+    None adds nothing. The logits themselves go into `keep`, on the CPU, where somebody wants them. What comes out stays
+    on the device until the last batch is through.
     """
-    num_images = len(images.labels)
-    counts = torch.bincount(images.labels, minlength=num_classes)
-    tallies = [_FaceTally(num_classes, images.labels.device) for _ in faces]
+    num_images, at_once = len(images.labels), evaluation_batch(images.labels.device)
+    tallies, said = [_FaceTally() for _ in faces], []
     with stopwatch.part("evaluation"), evaluation_mode(model):
         is_large = num_images >= PREPARED_FROM
         run = prepare(model) if prepare is not None and is_large else model
-        for start in range(0, num_images, EVALUATION_BATCH):
-            chunk = slice(start, start + EVALUATION_BATCH)
+        for start in range(0, num_images, at_once):
+            chunk = slice(start, start + at_once)
             labels = images.labels[chunk]
             logits = run(preprocessor.inputs(images.images[chunk]))
             if keep is not None:
-                keep.append(logits.cpu())
+                said.append(logits)
             for tally, log_prior_C in zip(tallies, faces, strict=True):
                 tally.add(logits if log_prior_C is None else logits + log_prior_C, labels)
-    return [ClassScore(_tuple(counts), _tuple(tally.hits), tuple(tally.cross_entropies.tolist())) for tally in tallies]
+        if keep is not None and said:
+            keep.append(torch.cat(said).cpu())
+        labels_B = images.labels.cpu()
+        return [tally.score(labels_B, num_classes) for tally in tallies]
 
 
 class _FaceTally:
-    """Hits and cross-entropies per class so far."""
+    """Whether each sample was classified correctly, and its cross-entropy, batch by batch."""
 
-    def __init__(self, num_classes: int, device: torch.device) -> None:
-        self.hits = torch.zeros(num_classes, dtype=torch.int64, device=device)
-        # Summed in double on the CPU: the order of samples is fixed, and MPS has no double.
-        self.cross_entropies = torch.zeros(num_classes, dtype=torch.float64)
+    def __init__(self) -> None:
+        self._is_hit: list[Tensor] = []
+        self._losses: list[Tensor] = []
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
-        self.hits += torch.bincount(labels[logits.argmax(dim=1) == labels], minlength=len(self.hits))
-        losses = F.cross_entropy(logits, labels, reduction="none").cpu().double()
-        self.cross_entropies.index_add_(0, labels.cpu(), losses)
+        self._is_hit.append(logits.argmax(dim=1) == labels)
+        self._losses.append(F.cross_entropy(logits, labels, reduction="none"))
+
+    def score(self, labels_B: Tensor, num_classes: int) -> ClassScore:
+        """Return the figures by class; the labels are on the CPU, and in the order of what was added."""
+        # Summed in double on the CPU: the order of samples is fixed, and MPS has no double.
+        sums = torch.zeros(num_classes, dtype=torch.float64)
+        hits = torch.zeros(num_classes, dtype=torch.int64)
+        if self._losses:
+            sums.index_add_(0, labels_B, torch.cat(self._losses).cpu().double())
+            hits = torch.bincount(labels_B[torch.cat(self._is_hit).cpu()], minlength=num_classes)
+        counts = torch.bincount(labels_B, minlength=num_classes)
+        return ClassScore(_tuple(counts), _tuple(hits), tuple(sums.tolist()))
 
 
 @contextmanager

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from crad.device import as_double
+
 SMALLEST_LOG = -1e9  # of the share of a class that is not there
 LARGEST_CLASS_WEIGHT = 10.0  # of a rare class among samples that are weighed, however rare it is
 
@@ -142,13 +144,16 @@ def private_mass(labels: BatchLabels, num_classes: int, log_prior_C: Tensor | No
     mass_BC = labels.mass(num_classes)
     if log_prior_C is None:
         return mass_BC
-    balance_C = (-log_prior_C.double() - math.log(num_classes)).exp().clamp(max=LARGEST_CLASS_WEIGHT)
+    balance_C = (-as_double(log_prior_C) - math.log(num_classes)).exp().clamp(max=LARGEST_CLASS_WEIGHT)
     return mass_BC * balance_C.to(mass_BC)
 
 
 def sharpened(target_BC: Tensor, *, temperature: float) -> Tensor:
-    """Return probabilities at temperature T as they would be at temperature 1: to the power of T, normalised."""
-    return torch.softmax(temperature * target_BC.double().clamp(min=1e-30).log(), dim=1)
+    """Return probabilities at temperature T as they would be at temperature 1: to the power of T, normalised, float64.
+
+    On the CPU where the device has no float64.
+    """
+    return torch.softmax(temperature * as_double(target_BC).clamp(min=1e-30).log(), dim=1)
 
 
 def private_loss(logits_BC: Tensor, labels_B: Tensor | BatchLabels, log_prior_C: Tensor | None = None) -> Loss:

@@ -24,7 +24,8 @@ def missing_class_weights(target_BC: Tensor, lacking_C: Tensor, *, strength: flo
 
     The mass is the target's at temperature 1: softened, every target has some of everything.
     """
-    mass_B = sharpened(target_BC, temperature=temperature) @ lacking_C.to(target_BC.device)
+    sharp_BC = sharpened(target_BC, temperature=temperature)
+    mass_B = sharp_BC @ lacking_C.to(sharp_BC)
     weight_B = 1 + strength * mass_B
     return (weight_B / weight_B.mean()).to(target_BC)
 
@@ -36,5 +37,5 @@ def sure_weights(target_BC: Tensor, is_changed_B: Tensor | None, *, threshold: f
     """
     if is_changed_B is None:
         return torch.ones_like(target_BC[:, 0])
-    top_B = sharpened(target_BC, temperature=temperature).amax(dim=1)
-    return (~is_changed_B | (top_B >= threshold)).to(target_BC)
+    is_sure_B = sharpened(target_BC, temperature=temperature).amax(dim=1) >= threshold
+    return (~is_changed_B | is_sure_B.to(is_changed_B.device)).to(target_BC)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from crad.device import as_double
 from crad.models.family import Builder, FirstLayer, InputShape, scale_channels
 from crad.models.group_norm import with_group_norm
 from crad.models.networks import cnn6, resnet
@@ -49,7 +50,7 @@ class SignalScaler(OwnStatistics):
     @torch.no_grad()
     def fit(self, samples: Tensor) -> None:
         """Take mean and deviation of every channel from samples [N,D,T]."""
-        values_NDT = samples.double()
+        values_NDT = as_double(samples)
         is_known_NDT = ~torch.isnan(values_NDT)
         count_D = is_known_NDT.sum(dim=(0, 2)).clamp(min=1)
         mean_D = torch.where(is_known_NDT, values_NDT, 0.0).sum(dim=(0, 2)) / count_D
@@ -111,7 +112,7 @@ class MelSpectrogram(OwnStatistics):
     def fit(self, samples: Tensor) -> None:
         """Take mean and deviation of every band from waves [N,D,T]."""
         parts = [self.loudness(block).transpose(1, 2).flatten(2) for block in torch.split(samples, FIT_AT_ONCE)]
-        by_band_MN = torch.cat(parts).double().transpose(0, 1).flatten(1)
+        by_band_MN = as_double(torch.cat(parts)).transpose(0, 1).flatten(1)
         mean_M = by_band_MN.mean(dim=1)
         self.mean.copy_(mean_M)
         self.scale.copy_(_inverse(by_band_MN.std(dim=1, correction=0), mean_M))

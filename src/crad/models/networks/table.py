@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from crad.device import as_double
 from crad.errors import ConfigError
 from crad.models.family import Builder, FirstLayer, InputShape, scale_channels
 from crad.models.own_statistics import MAX_DEVIATIONS, OwnStatistics, Prepared
@@ -78,7 +79,7 @@ class TableEncoder(OwnStatistics):
     def fit(self, samples: Tensor) -> None:
         """Take mean and deviation from rows [N,F], and note what is never seen in them."""
         rows_NF = samples
-        numbers_NF = rows_NF[:, self.numbers].double()
+        numbers_NF = as_double(rows_NF[:, self.numbers])
         is_known_NF = ~torch.isnan(numbers_NF)
         count_F = is_known_NF.sum(dim=0).clamp(min=1)
         mean_F = torch.where(is_known_NF, numbers_NF, 0.0).sum(dim=0) / count_F
@@ -90,7 +91,7 @@ class TableEncoder(OwnStatistics):
         is_seen_F = torch.isnan(rows_NF).any(dim=0)
         is_seen_P = (rows_NF[:, self.place_column] == self.place_code).any(dim=0)
         self.mean.copy_(mean_F)
-        self.scale.copy_(torch.cat([inverse_F, is_seen_F.double(), is_seen_P.double()]))
+        self.scale.copy_(torch.cat([inverse_F, is_seen_F.to(inverse_F), is_seen_P.to(inverse_F)]))
 
 
 def fit_agreed_ranges(model: nn.Module, ranges: Sequence[tuple[float, float] | None]) -> None:
