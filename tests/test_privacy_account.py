@@ -8,14 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import crad
 from crad.errors import ConfigError, RunError
 from crad.federation.message import encode
 from crad.federation.peer import new_model
 from crad.federation.peer_evaluation import PrivateReleases
 from crad.files import append_line
 from crad.privacy.accountant import PrivacyPlan, composed_epsilon, gaussian_epsilon, plan_of, training_epsilon
+from crad.runs.records import records_fingerprint
 from crad.site.doctor import Findings
 from crad.site.doctor.privacy import check_privacy
 from crad.site.local_peer import DIVISION, prepare_local_peer
@@ -193,6 +196,26 @@ def test_nobody_writes_while_another_process_does(tmp_path):
     thread.join(5)
     assert done.is_set()
     assert second.agreements == 2
+
+
+def test_who_hangs_with_the_account_is_not_waited_for_without_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("crad.site.privacy_account.LOCK_TIMEOUT_S", 0.05)
+    with (
+        account(tmp_path).alone(),
+        pytest.raises(RunError, match=r"another process has kept the privacy account .*: look for a crad peer join"),
+        account(tmp_path, run="r2").alone(),
+    ):
+        pass
+
+
+def test_the_same_records_are_the_same_data_in_any_order_and_number_of_parts():
+    rng = np.random.default_rng(3)
+    x, y = rng.integers(0, 255, (8, 8, 8, 1), dtype=np.uint8), np.arange(8) % 2
+    first, test = crad.Dataset.from_arrays(x, y, x[:2], y[:2]), (x[:1], y[:1])
+    order = rng.permutation(8)
+    assert records_fingerprint(crad.Dataset.from_arrays(x[order], y[order], *test)) == records_fingerprint(first)
+    assert records_fingerprint(crad.Dataset.from_arrays(x, 1 - y, *test)) != records_fingerprint(first)
+    assert records_fingerprint(crad.Dataset.from_arrays(x[:7], y[:7], *test)) != records_fingerprint(first)
 
 
 def test_composition_of_one_kind_is_that_of_so_many_steps():
@@ -377,6 +400,18 @@ def test_an_agreement_whose_claim_is_none_is_refused(tmp_path, settings, line):
     clinics = found_clinics(tmp_path, exchange=(tmp_path / "store").as_uri(), settings={**PRIVATE, **settings})
     with pytest.raises(ConfigError, match=line):
         prepare_local_peer(clinics.agreement, read_site(clinics.site(0)))
+
+
+def test_a_file_is_the_same_however_its_path_is_spelled(tmp_path):
+    clinics = found_clinics(tmp_path, exchange=(tmp_path / "store").as_uri(), settings=PRIVATE)
+    site = read_site(clinics.site(0))
+    roundabout = site.data.parent / "." / ".." / site.data.parent.name / site.data.name
+    parts = [
+        prepare_local_peer(clinics.agreement, site.model_copy(update={"data": path}))
+        for path in (site.data, roundabout)
+    ]
+    sources = {part.account.source for part in parts if part.account is not None}
+    assert sources == {str(site.data.resolve())}
 
 
 def test_a_member_is_reminded_that_first_weights_from_a_file_are_not_covered(tmp_path):

@@ -26,6 +26,7 @@ from crad.privacy.accountant import PrivacyPlan, composed_epsilon, gaussian_rele
 from crad.runs.records import Record
 
 ACCOUNT = "privacy.jsonl"
+LOCK_TIMEOUT_S, LOCK_PAUSE_S = 60.0, 0.02
 
 
 @dataclass(frozen=True)
@@ -82,11 +83,26 @@ class PrivacyAccount:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            self._lock(handle)
             self._read()
             yield
         finally:
             os.close(handle)
+
+    def _lock(self, handle: int) -> None:
+        """Wait for who else is writing, a few milliseconds each; not for one that hangs."""
+        until = time.monotonic() + LOCK_TIMEOUT_S
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError as error:
+                if time.monotonic() > until:
+                    raise RunError(
+                        f"another process has kept the privacy account {self.path} for {LOCK_TIMEOUT_S:g} s: look for "
+                        "a crad peer join that hangs and end it, then join again"
+                    ) from error
+                time.sleep(LOCK_PAUSE_S)
 
     @property
     def agreements(self) -> int:
