@@ -4,9 +4,9 @@ Most of what a process of `crad` computes in a small test is the import of torch
 already. It behaves like one that was started in everything that the tests look at: its own signals, exit code, streams,
 folder, environment, open files, and what it does at its end. Not where imports, memory or the start are what is tested.
 
-It is forked from a template, a process that has imported torch and crad and done nothing else: a fork of pytest itself
-would have the locks, the threads' remains and the libraries of whatever was tested before. By a double fork it becomes
-a child of the process that asks.
+It is forked from a template, a process that has imported torch, crad and what members of a federation need, and done
+nothing else: a fork of pytest itself would have the locks, the threads' remains and the libraries of whatever was
+tested before. By a double fork it becomes a child of the process that asks.
 """
 
 from __future__ import annotations
