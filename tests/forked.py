@@ -4,9 +4,9 @@ Most of what a process of `crad` computes in a small test is the import of torch
 already. It behaves like one that was started in everything that the tests look at: its own signals, exit code, streams,
 folder, environment, open files, and what it does at its end. Not where imports, memory or the start are what is tested.
 
-It is forked from a template, a process that has imported torch and crad and done nothing else: a fork of pytest itself
-would have the locks, the threads' remains and the libraries of whatever was tested before. By a double fork it becomes
-a child of the process that asks.
+It is forked from a template, a process that has imported torch, crad and what members of a federation need, and done
+nothing else: a fork of pytest itself would have the locks, the threads' remains and the libraries of whatever was
+tested before. By a double fork it becomes a child of the process that asks.
 """
 
 from __future__ import annotations
@@ -101,6 +101,13 @@ class Template:
             finally:
                 _adopt_orphans(is_on=False)
 
+    def import_too(self, modules: Sequence[str]) -> None:
+        """Have it import more, for all that are forked from now on."""
+        with self._lock:
+            self._line.send(json.dumps({"import": list(modules)}).encode())
+            self._line.settimeout(PATIENCE_S)
+            assert self._line.recv(LONGEST) == BORN, "the template has gone"
+
     def close(self) -> None:
         """End it; those forked from it go on."""
         if self._owner == os.getpid():
@@ -139,6 +146,12 @@ def serve(number: int) -> None:
         if not content:
             return
         order = json.loads(content)
+        if "import" in order:
+            for module in order["import"]:
+                importlib.import_module(module)
+            gc.freeze()
+            line.send(BORN)
+            continue
         between = os.fork()
         if between == 0:
             parent = os.getpid()
@@ -177,9 +190,17 @@ def _become(order: Mapping[str, Any], fds: list[int]) -> NoReturn:
 
 def fork_or_start(args: list[str], **options: Any) -> subprocess.Popen[str]:
     """Return a forked process; where torch has a GPU, which no fork may use, one that was started."""
-    if torch.cuda.is_available() or sys.platform != "linux":
-        return subprocess.Popen(args, **options)
-    return ForkedPopen(args, **options)
+    return ForkedPopen(args, **options) if _may_fork() else subprocess.Popen(args, **options)
+
+
+def import_before_forking(*modules: str) -> None:
+    """Have what is forked from now on find these imported, where several processes of a test would each import them."""
+    if _may_fork():
+        _template().import_too(modules)
+
+
+def _may_fork() -> bool:
+    return sys.platform == "linux" and not torch.cuda.is_available()
 
 
 def _work_of(args: list[str]) -> Callable[[], object]:

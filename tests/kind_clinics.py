@@ -23,6 +23,7 @@ from crad.site.settings import read_site, template
 from crad.site.setup import draft_agreement, member_entry
 from tests.clinics import Clinics
 from tests.conftest import change
+from tests.forked import import_before_forking
 from tests.ports import free_port
 
 LEARNING = {"rounds": 2, "batch_size": 16, "optimizer": "adamw", "lr": 0.01}
@@ -163,6 +164,7 @@ def series_members(pumps: crad.Dataset, **changes: Any) -> Kind:
 
 def tree_members(wards: Experiment, **changes: Any) -> Kind:
     """Three wards, two of them with trees."""
+    import_before_forking("sklearn.ensemble")  # which two of three members need, a second each
     simulated = as_members(wards, ("gradient-boosting@0.1", "mlp@0.25", "random-forest@0.1"), **changes)
     # The second ward's laboratory has another unit; the range has room for both, so that nothing is converted.
     table = crad.data.readers.table_file.options_of(change(simulated, site=None, ranges=("lab=0:300",)))

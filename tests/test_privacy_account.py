@@ -33,6 +33,7 @@ from crad.site.privacy_account import (
 from crad.site.settings import read_site
 from crad.site.status import read_status, status_line
 from tests.clinics import SETTINGS, Clinics, found_clinics
+from tests.forked import import_before_forking
 
 PLAN = PrivacyPlan(
     epsilon=4.0,
@@ -279,6 +280,7 @@ def write_budget(clinics: Clinics, number: int, budget: float) -> None:
 def federation(tmp_path_factory):
     """Three members through a folder; the budget of the last one allows the first two messages."""
     folder = tmp_path_factory.mktemp("private")
+    import_before_forking("opacus.accountants")  # which all three need, a second and a half each
     clinics = found_clinics(folder, exchange=(folder / "store").as_uri(), settings=PRIVATE, deadline_s=5.0, quorum=1)
     plan = plan_of(clinics.agreement.experiment(dataset="own.npz", device="cpu"))
     assert plan is not None
