@@ -116,7 +116,7 @@ def test_every_benchmark_runs(name, one_thread, tmp_path, capsys):
 def test_the_study_of_audits_runs(has_noise, real_data, monkeypatch, capsys):
     monkeypatch.setenv("CRAD_DATA", str(real_data))
     audits = study("audit")
-    small = {"rounds": 2, "eval_every": 2, "canaries": 50}
+    small = {"rounds": 2, "eval_every": 2, "canaries": 50, "noise_multiplier": 3.0, "accountant": "rdp"}
     key = {"dataset": "heart", "seed": 1, "epsilon": 4.0, "has_noise": has_noise}
     found = audits.measure("heart", 1, 4.0, has_noise=has_noise, settings=small)
     assert found["canaries"] == 4 * 50
