@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import subprocess
 import threading
+import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,9 +42,11 @@ from crad.models.networks.series import MelSpectrogram, SignalScaler
 from crad.models.networks.table import TableEncoder
 from crad.randomness import TF32, repeatable
 from crad.runs.summary import hardware
-from crad.training.evaluation import EVALUATION_BATCH
+from crad.training.digest import absolute_difference, digest, restore_optimizer
+from crad.training.evaluation import EVALUATION_BATCH, score_with_priors
 from crad.training.losses import BatchLabels, StudentLoss, distillation_loss, log_shares, private_mass
 from crad.training.sample_weights import lacking_classes, missing_class_weights, sure_weights
+from crad.training.uncompiled import uncompiled
 from tests.conftest import change
 from tests.federation import Federation
 from tests.pretend_device import Crossings, PretendTensor, pretended_device
@@ -108,6 +112,58 @@ def test_no_method_mixes_devices_or_waits_for_the_device_step_by_step(name, worl
     few = two_rounds(change(world, batch_size=8, **settings_of(name)))
     many = two_rounds(change(world, batch_size=4, **settings_of(name, more=True)))
     assert many.waits == few.waits
+    # Some numbers of every step come back, and what a generator is fed goes there; no weights, no samples.
+    assert many.bytes_to_host < few.bytes_to_host + 1_000
+    assert many.bytes_to_device < few.bytes_to_device + 50_000
+
+
+def test_evaluation_reads_once_however_many_chunks_there_are(world, monkeypatch):
+    def waits(at_once: int) -> Counter[str]:
+        monkeypatch.setattr("crad.training.evaluation.GPU_EVALUATION_BATCH", at_once)
+        with pretended_device() as crossings:
+            context = build_run_context(world)
+            images, model = context.data.global_test, nn.Flatten().to("cuda")
+            said: list[Tensor] = []
+            crossings.waits.clear()
+            priors = [None, torch.zeros(64, device="cuda")]
+            preprocessor = context.data.preprocessor
+            score_with_priors(model, images, priors, preprocessor=preprocessor, num_classes=64, keep=said)
+            assert [len(one) for one in said] == [6]
+        return crossings.waits
+
+    assert waits(2) == waits(6)
+    assert waits(6).total() == 6  # labels and logits, and of each prior hits and losses
+
+
+def test_digesting_reads_once_however_many_batches_there_are_also_with_moments_of_the_round_before(world):
+    def waits(batch_size: int) -> Counter[str]:
+        with pretended_device() as crossings:
+            federation = Federation(change(world, method="fedmd", batch_size=8))
+            federation.next_round()
+            peer = federation.peer(0)
+            counts = [tensor for tensor in peer.memory.values() if not tensor.dim()]
+            assert counts
+            assert not any(isinstance(count, PretendTensor) for count in counts)
+            [name] = {label.split("/")[0] for label, tensor in peer.memory.items() if not tensor.dim()}
+            optimizer = uncompiled(torch.optim.Adam)(peer.model.parameters())
+            restore_optimizer(peer.memory, name, peer.model, optimizer)
+            assert optimizer.state
+            inputs, targets = torch.rand(8, 1, 8, 8).to("cuda"), torch.rand(8, 3).to("cuda")
+            crossings.waits.clear()
+            digest(
+                peer.model,
+                optimizer,
+                inputs,
+                targets,
+                loss_of=absolute_difference,
+                batch_size=batch_size,
+                clip_norm=1.0,
+                seed=1,
+                purpose=("test",),
+            )
+        return crossings.waits
+
+    assert waits(2).total() == waits(4).total() == 1
 
 
 def test_a_pretended_run_gives_the_numbers_of_a_real_one(world):
@@ -392,6 +448,7 @@ def test_beside_a_gpu_states_are_written_in_the_background_and_are_there_when_a_
 
     def write(path: Path, content: bytes | memoryview) -> None:
         writers.append(threading.current_thread().name)
+        time.sleep(0.2)  # a slow disk
         write_whole(path, content)
 
     monkeypatch.setattr("crad.files.write_whole", write)
