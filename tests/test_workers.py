@@ -301,7 +301,7 @@ def patient_run(shallow, monkeypatch, *, seconds, **settings):
     monkeypatch.setattr(PatientEngine.__init__, "__kwdefaults__", {"clock": Clock(seconds)})
     begin = _Worker.__init__
 
-    def counted(worker):
+    def counted(worker, gpu=None):
         started.append(worker)
         begin(worker)
 

@@ -294,7 +294,7 @@ class _Simulation:
         loop = RunLoop(self._method, roster, exchange=MemoryExchange(), engine=engine, directory=self._directory)
         records = [] if is_new else loop.restore()
         self._check_networks(roster)
-        tell = partial(self._tell, workers=engine.workers)
+        tell = partial(self._tell, engine=engine)
         self._callback.on_partition(self._partition)
         tell(records)  # what a resumed run has already
         reset_peak_memory(self._context.device)
@@ -306,7 +306,7 @@ class _Simulation:
         self._models = with_statistics(self._models, self._context, loop.best_evaluations(records))
         metrics = loop.measure(records)
         found = None if metrics is None else metrics_record(metrics)
-        run = self._finish(self._records(records, workers=engine.workers, metrics=found))
+        run = self._finish(self._records(records, engine=engine, metrics=found))
         models = RunModels(
             self._experiment,
             self._models,
@@ -344,18 +344,19 @@ class _Simulation:
         directory.write_json(MODELS_FILE, self._models)
         directory.write_text("partition.svg", partition_picture(self._partition))
 
-    def _tell(self, rounds: list[Record], *, workers: int) -> None:
+    def _tell(self, rounds: list[Record], *, engine: Engine) -> None:
         if self._callback.wants_records and best_round(rounds) is not None:
-            self._callback.on_records(self._records(rounds, workers=workers))
+            self._callback.on_records(self._records(rounds, engine=engine))
 
-    def _records(self, rounds: list[Record], *, workers: int, metrics: Record | None = None) -> RunRecords:
+    def _records(self, rounds: list[Record], *, engine: Engine, metrics: Record | None = None) -> RunRecords:
         """Return the run so far; the summary is of the rounds that are there."""
         summary = summarise(
             self._experiment,
             rounds=rounds,
             partition=self._partition,
-            device=self._context.device,
-            workers=workers,
+            device=engine.device,
+            workers=engine.workers,
+            gpus=engine.gpus,
             about={
                 "is_reconstruction": self._method.is_reconstruction,
                 "payload_counts": self._method.payload,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import resource
 import sys
 import time
@@ -27,6 +28,20 @@ def choose_device(wanted: Device) -> str:
         present = ", ".join(name for name, is_there in available.items() if is_there)
         raise ConfigError(f"device {wanted!r} is not available on this machine; available: {present}")
     return wanted
+
+
+def visible_gpus() -> list[str]:
+    """Return, for each GPU that this process sees, the CUDA_VISIBLE_DEVICES with which another sees it alone."""
+    count, named = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = [name.strip() for name in named.split(",") if name.strip()] or [str(number) for number in range(count)]
+    return names[:count]
+
+
+def gpu_names(device: str) -> list[str]:
+    """Return the GPUs that this process sees, by name, where it computes on them."""
+    return (
+        [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())] if device == "cuda" else []
+    )
 
 
 def as_double(tensor: Tensor) -> Tensor:
@@ -85,6 +100,11 @@ def peak_memory_bytes(device: str) -> int:
                 return int(line.split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def peak_host_bytes(device: str) -> int | None:
+    """Return the highest resident memory beside a GPU's own; None on the CPU, where that is the peak memory."""
+    return None if device == "cpu" else peak_memory_bytes("cpu")
 
 
 def available_memory_bytes(device: str) -> int | None:

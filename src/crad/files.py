@@ -8,7 +8,9 @@ from __future__ import annotations
 import errno
 import os
 import tomllib
+from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -66,6 +68,28 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
     """Write a file that is whole as soon as it has its name; not flushed to the disk."""
     with replacing(path) as beside:
         beside.write_bytes(content)
+
+
+class BackgroundWriter:
+    """Writes files as `write_whole` does, in a thread of its own, while the caller computes; a few wait at most."""
+
+    def __init__(self, *, most: int = 2) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="crad-writer")
+        self._most = most
+        self._waiting: deque[Future[None]] = deque()
+
+    def write(self, path: Path, content: bytes | memoryview) -> None:
+        """Have a file written; wait for earlier ones where too many of them are still in memory."""
+        self._wait_until(self._most - 1)
+        self._waiting.append(self._thread.submit(write_whole, path, content))
+
+    def finish(self) -> None:
+        """Wait until all files have their names; what went wrong is raised here."""
+        self._wait_until(0)
+
+    def _wait_until(self, left: int) -> None:
+        while len(self._waiting) > left:
+            self._waiting.popleft().result()
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from crad.config import Experiment
+from crad.device import gpu_names
 from crad.engines.serial import SerialEngine
 from crad.errors import ConfigError
 from crad.federation.context import RunContext
@@ -16,7 +17,8 @@ from crad.plugins import OBJECT, is_object
 
 
 def make_engine(context: RunContext, method: Method, *, notice: Callable[[str], None] = lambda text: None) -> Engine:
-    """Make the engine that the settings ask for; `auto` takes one process per core once that is worth starting them.
+    """Make the engine that the settings ask for; `auto` takes one process per core, or per GPU, once that is
+    worth starting them.
 
     `notice` hears of what went wrong and was put right, such as a worker that died.
     """
@@ -65,10 +67,11 @@ def count_workers(context: RunContext) -> int:
     experiment = context.experiment
     if experiment.engine == "serial":
         return 1
-    wanted = experiment.workers
-    if wanted == "auto":
+    if experiment.workers != "auto":
+        wanted = experiment.workers
+    else:
         # A GPU is shared badly by processes; on a CPU one single-threaded process per core is the fastest.
-        wanted = count_cores() if context.device == "cpu" else 1
+        wanted = count_cores() if context.device == "cpu" else max(1, len(gpu_names(context.device)))
     return min(wanted, experiment.active or experiment.clients)
 
 

@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from crad.device import peak_memory_bytes
 from crad.engines.processes import ProcessEngine, forget_what_was_paid, kept_workers_wait, paid_before
 from crad.engines.serial import SerialEngine
 from crad.federation.context import RunContext
@@ -35,7 +34,7 @@ class PatientEngine:
         clock: Callable[[], float] = time.process_time,  # a busy machine starts workers later, too
     ) -> None:
         self._context, self._notice, self._clock = context, notice, clock
-        self._wanted = workers
+        self._wanted, self.device = workers, context.device
         forget_what_was_paid()
         self._here: SerialEngine | None = SerialEngine(context, method)
         self._there: ProcessEngine | None = None
@@ -58,7 +57,22 @@ class PatientEngine:
 
     def peak_memory_bytes(self) -> int:
         """Return the highest memory of all processes together."""
-        return peak_memory_bytes(self._context.device) if self._there is None else self._there.peak_memory_bytes()
+        return self._at_work.peak_memory_bytes()
+
+    @property
+    def gpus(self) -> Sequence[str]:
+        """Return the names of the GPUs that are used, by now."""
+        return self._at_work.gpus
+
+    def peak_host_bytes(self) -> int | None:
+        """Return the highest memory beside GPUs."""
+        return self._at_work.peak_host_bytes()
+
+    @property
+    def _at_work(self) -> SerialEngine | ProcessEngine:
+        engine = self._here if self._there is None else self._there
+        assert engine is not None, "one of them is"
+        return engine
 
     def close(self) -> None:
         """End the workers, if there are any."""

@@ -1,4 +1,7 @@
-"""One single-threaded process per core. Tasks go out longest first; a worker that dies is replaced, its task redone."""
+"""One single-threaded process per core, or one per GPU.
+
+Tasks go out longest first; a worker that dies is replaced, its task redone.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from socket import socketpair
 from typing import IO, Any
 
 from crad import errors
-from crad.device import MALLOC_SETTINGS, peak_memory_bytes
+from crad.device import MALLOC_SETTINGS, gpu_names, peak_host_bytes, peak_memory_bytes, visible_gpus
 from crad.engines.shared_arrays import describe_dataset, write_arrays
 from crad.engines.task_json import outcome_from_bytes, task_to_bytes
 from crad.errors import RunError
@@ -49,19 +52,24 @@ class ProcessEngine:
                 "dataset": describe_dataset(context.data.dataset),
             }
         ).encode()
-        self.workers = workers
-        self._peaks = [0] * workers
+        self.workers, self.device = workers, context.device
+        # One GPU each, in turn: with more workers than GPUs some share one.
+        self._visible = visible_gpus() if context.device == "cuda" else []
+        self.gpus = gpu_names(context.device)[:workers]
+        self._peaks, self._host_peaks = [0] * workers, [0] * workers
         self._workers: list[_Worker] = []
         try:
-            for _ in range(workers):
-                self._workers.append(self._start())
+            for place in range(workers):
+                self._workers.append(self._start(place))
         except BaseException:
             self.close()
             raise
 
     def each(self, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
         """Return the outcomes as they come."""
-        self._workers = [worker if worker.is_there else self._start() for worker in self._workers]
+        self._workers = [
+            worker if worker.is_there else self._start(place) for place, worker in enumerate(self._workers)
+        ]
         waiting = deque(sorted(tasks, key=lambda task: -task.cost))
         deaths: Counter[int] = Counter()
         try:
@@ -87,7 +95,12 @@ class ProcessEngine:
 
     def peak_memory_bytes(self) -> int:
         """Return the sum of every process's peak, at most: pages that several of them look into count for each."""
-        return peak_memory_bytes("cpu") + sum(self._peaks)
+        return peak_memory_bytes(self.device) + sum(self._peaks)
+
+    def peak_host_bytes(self) -> int | None:
+        """Return the same beside GPUs, where they are used."""
+        own = peak_host_bytes(self.device)
+        return None if own is None else own + sum(self._host_peaks)
 
     def close(self) -> None:
         """End all workers and wait until they are gone; free ones are kept where `kept_workers` says so."""
@@ -99,14 +112,19 @@ class ProcessEngine:
         self._workers = []
         self._data.close()
 
-    def _start(self) -> _Worker:
-        worker = _kept.pop() if _kept else _Worker()
+    def _start(self, place: int) -> _Worker:
+        gpu = self._visible[place % len(self._visible)] if self._visible else None
+        kept = next((one for one in _kept or () if one.gpu == gpu), None)  # another's GPU was chosen when it started
+        if kept is not None and _kept is not None:
+            _kept.remove(kept)
+        worker = kept or _Worker(gpu)
         worker.begin(self._order, self._data.fileno())
         return worker
 
     def _note_peak(self, worker: _Worker, outcome: TaskOutcome) -> None:
         place = self._workers.index(worker)
         self._peaks[place] = max(self._peaks[place], outcome.peak_memory_bytes)
+        self._host_peaks[place] = max(self._host_peaks[place], outcome.peak_host_bytes)
 
     def _readable(self) -> list[_Worker]:
         by_connection = {worker.connection: worker for worker in self._workers if not worker.is_free}
@@ -126,7 +144,8 @@ class ProcessEngine:
                 "workers; engine serial shows an error that a worker cannot"
             )
         self._notice(f"worker {worker.pid} died {work} ({how}); a new one does it again")
-        self._workers[self._workers.index(worker)] = self._start()
+        place = self._workers.index(worker)
+        self._workers[place] = self._start(place)
         return [] if task is None else [task]
 
 
@@ -170,16 +189,17 @@ def kept_workers() -> Iterator[None]:
 
 
 class _Worker:
-    """The parent's end of one worker process."""
+    """The parent's end of one worker process; it sees one GPU, if any is named."""
 
-    def __init__(self) -> None:
+    def __init__(self, gpu: str | None = None) -> None:
+        self.gpu = gpu
         mine, theirs = socketpair()
         leash_theirs, self._leash = os.pipe()
         inherited = (theirs.fileno(), leash_theirs)
         self._process = subprocess.Popen(  # noqa: S603  # our own module, no shell
             [sys.executable, "-c", PROGRAM, _import_path(), *map(str, inherited)],
             pass_fds=inherited,
-            env={**os.environ, **MALLOC_SETTINGS, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            env=worker_environment(gpu),
             stdin=subprocess.DEVNULL,
             process_group=0,  # Ctrl-C in a terminal reaches the parent alone
         )
@@ -240,6 +260,12 @@ class _Worker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()
+
+
+def worker_environment(gpu: str | None) -> dict[str, str]:
+    """Return the environment of a worker: one thread, and one GPU or whatever this process has."""
+    seen = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+    return {**os.environ, **MALLOC_SETTINGS, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **seen}
 
 
 def _import_path() -> str:

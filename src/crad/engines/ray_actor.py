@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 import crad
 from crad.config import Experiment
-from crad.device import peak_memory_bytes, tune_malloc
+from crad.device import gpu_names, tune_malloc
 from crad.engines.shared_arrays import assemble_dataset
 from crad.errors import ConfigError
 from crad.federation.context import build_run_context
 from crad.federation.message import Message
-from crad.federation.tasks import Task, TaskOutcome, TaskRunner
+from crad.federation.tasks import Task, TaskOutcome, TaskRunner, with_peaks
 from crad.methods import resolve_method
 
 Reference = Any  # ray.ObjectRef; Ray's own types are not read by mypy
@@ -42,11 +42,22 @@ class Order:
     versions: dict[str, str]
 
 
+@dataclass(frozen=True)
+class Place:
+    """What an actor computes on."""
+
+    device: str
+    gpus: tuple[str, ...]
+
+
 class Host:
     """The actor. Nothing is done on creation, so that every error comes out of a call."""
 
-    def set_up(self, order: Order, *arrays: NDArray[Any]) -> None:
-        """Take up the data, which all hosts of a node share, and divide it as the driver did."""
+    def set_up(self, order: Order, *arrays: NDArray[Any]) -> Place:
+        """Take up the data, which all hosts of a node share, and divide it as the driver did; return on what it works.
+
+        Which device that is, of the kind that the driver has asked the cluster for, is decided here.
+        """
         check_same_versions(order.versions)
         tune_malloc()
         torch.set_num_threads(1)
@@ -54,9 +65,11 @@ class Host:
         experiment = Experiment(**order.experiment)
         dataset = assemble_dataset(order.dataset, dict(zip(order.arrays, arrays, strict=True)))
         method = resolve_method(experiment.method, experiment.method_settings)
-        self._runner = TaskRunner(build_run_context(experiment, dataset), method)
+        self._runner = TaskRunner(build_run_context(experiment, dataset, is_worker=True), method)
         self._messages: dict[Reference, Message] = {}
         self._batch: tuple[int, int] = (0, 0)
+        device = self._runner.device
+        return Place(device, tuple(gpu_names(device)[:1]))
 
     def do(self, task: Task, state: Raw | None, letters: Letters) -> TaskOutcome:
         """Do a task whose state and messages were taken out of it to travel on their own."""
@@ -73,7 +86,7 @@ class Host:
                 messages={sender: self._messages[body] for sender, (_, body) in letters.items()},
             )
         )
-        return replace(outcome, peak_memory_bytes=peak_memory_bytes(self._runner.device))
+        return with_peaks(outcome, self._runner.device)
 
     def _fetch(self, letters: Letters) -> None:
         """Fetch every body once per round: the same object is decoded once, whoever learns from it here."""

@@ -26,7 +26,7 @@ from ray.exceptions import RayError, RayTaskError
 from crad.device import peak_memory_bytes
 from crad.engines import count_cores
 from crad.engines.processes import GRACE_SECONDS, MAX_DEATHS
-from crad.engines.ray_actor import Host, Order, Raw, Reference, own_versions
+from crad.engines.ray_actor import Host, Order, Place, Raw, Reference, own_versions
 from crad.engines.shared_arrays import arrays_of, describe_dataset
 from crad.errors import ConfigError, CradError, RunError
 from crad.federation.context import RunContext
@@ -52,14 +52,15 @@ class RayEngine:
         self._notice = notice
         self._seats: list[_Seat] = []
         self._bodies: dict[int, tuple[Message, Reference]] = {}
-        self._peak = 0
+        self._peak, self._host_peak = 0, 0
+        self._gpus_each = 0.0  # of the cluster, for one actor
         most = context.experiment.active or context.experiment.clients
         wanted = most if workers == "auto" else min(workers, most)
         cpus = min(wanted, count_cores()) if workers == "auto" else wanted
         self._membership = Membership(address=address, cpus=cpus)
         try:
             self.workers = self._count_workers(wanted, is_asked_for=workers != "auto")
-            self._order = _order_for(context)
+            self._order = _order_for(context, has_gpus=self._gpus_each > 0)
             self._arrays = [ray.put(np.ascontiguousarray(array)) for array in arrays_of(context.data.dataset).values()]
             self._fill_seats()
         except BaseException:
@@ -85,6 +86,7 @@ class RayEngine:
                     continue
                 if outcome is not None:
                     self._peak = max(self._peak, sum(seat.peak_memory_bytes for seat in self._seats))
+                    self._host_peak = max(self._host_peak, sum(seat.peak_host_bytes for seat in self._seats))
                     yield outcome
         finally:
             # The caller has lost interest, or a client has failed: what is still going on is of no use.
@@ -92,11 +94,25 @@ class RayEngine:
                 self._remove(seat)
 
     def peak_memory_bytes(self) -> int:
-        """Return this process's peak and the sum of the actors', at most.
+        """Return this process's peak and the sum of the actors', at most; where these have GPUs, the sum there.
 
         Pages that several look into count for each.
         """
-        return peak_memory_bytes("cpu") + self._peak
+        return self._peak if self._gpus_each else peak_memory_bytes("cpu") + self._peak
+
+    def peak_host_bytes(self) -> int | None:
+        """Return the same beside GPUs, where the actors have some."""
+        return peak_memory_bytes("cpu") + self._host_peak if self._gpus_each else None
+
+    @property
+    def device(self) -> str:
+        """Return what the actors compute on, as they say; before the first has set up, what they were asked for."""
+        return next((seat.place.device for seat in self._seats if seat.place), str(self._order.experiment["device"]))
+
+    @property
+    def gpus(self) -> list[str]:
+        """Return the names of the GPUs that actors have said, in their order."""
+        return [name for seat in self._seats if seat.place for name in seat.place.gpus]
 
     def close(self) -> None:
         """End the actors, and Ray itself if it was started here."""
@@ -111,19 +127,23 @@ class RayEngine:
             self._membership.leave()
 
     def _count_workers(self, wanted: int, *, is_asked_for: bool) -> int:
-        resources = ray.cluster_resources()
-        kinds = ["CPU", "GPU"] if self._context.device == "cuda" else ["CPU"]
-        present = min(int(resources.get(kind, 0)) for kind in kinds)
-        if present == 0:
+        """Return how many actors fit. Each has a GPU to itself where there are any; more that were asked for share."""
+        resources, device = ray.cluster_resources(), self._context.experiment.device
+        cpus, gpus = (int(resources.get(kind, 0)) for kind in ("CPU", "GPU"))
+        kinds = ["CPU", "GPU"] if device == "cuda" else ["CPU"]
+        if cpus == 0 or (gpus == 0 and device == "cuda"):
             raise ConfigError(f"the Ray cluster has no {' or no '.join(kinds)} to give: ray status shows what it has")
+        present = cpus
+        if gpus and device in ("auto", "cuda"):
+            sharing = -(-wanted // gpus) if is_asked_for else 1
+            self._gpus_each, present = 1 / sharing, min(cpus, gpus * sharing)
         if is_asked_for and present < wanted:
-            self._notice(f"the Ray cluster has {present} {kinds[-1]}s: {present} workers instead of {wanted}")
+            self._notice(f"the Ray cluster has {present} CPUs: {present} workers instead of {wanted}")
         return min(wanted, present)
 
     def _fill_seats(self) -> None:
         """Start new actors for those that are gone; the cluster has them as soon as it has a CPU for each."""
-        gpus = 1 if self._context.device == "cuda" else 0
-        kind = ray.remote(Host).options(num_cpus=1, num_gpus=gpus, max_restarts=0)
+        kind = ray.remote(Host).options(num_cpus=1, num_gpus=self._gpus_each, max_restarts=0)
         while len(self._seats) < self.workers:
             self._seats.append(_Seat(kind.remote(), self._order, self._arrays))
 
@@ -182,8 +202,9 @@ class _Seat:
         self._actor = actor
         self._is_ready = False
         self.task: Task | None = None
-        self.answer: futures.Future[TaskOutcome | None] | None = None
-        self.peak_memory_bytes = 0
+        self.answer: futures.Future[TaskOutcome | Place] | None = None
+        self.peak_memory_bytes, self.peak_host_bytes = 0, 0
+        self.place: Place | None = None
         self._ask(actor.set_up.remote(order, *arrays))
 
     @property
@@ -201,16 +222,19 @@ class _Seat:
         """Take its answer: an outcome whose content is stored, or None when it has set up; raise what it raised."""
         assert self.answer is not None, "it was asked"
         try:
-            outcome: TaskOutcome | None = self.answer.result()
+            outcome = self.answer.result()
         except RayTaskError as error:
             if isinstance(error.cause, RayError):
                 raise error.cause from None  # what it needed was lost with a node
             raise _raised_by_work(error) from None
         self.answer = None
         self._is_ready = True
-        if self.task is None or outcome is None:
+        if isinstance(outcome, Place):
+            self.place = outcome
             return None
+        assert self.task is not None, "it answers to one"
         self.peak_memory_bytes = max(self.peak_memory_bytes, outcome.peak_memory_bytes)
+        self.peak_host_bytes = max(self.peak_host_bytes, outcome.peak_host_bytes)
         if outcome.content is not None and self.task.save_to is not None:
             write_whole(self.task.save_to, outcome.content)
             outcome = replace(outcome, content=None)
@@ -233,16 +257,18 @@ class _Seat:
         self._listener.start()
 
 
-def _listen(reference: Reference, answer: futures.Future[TaskOutcome | None]) -> None:
+def _listen(reference: Reference, answer: futures.Future[TaskOutcome | Place]) -> None:
     try:
         answer.set_result(ray.get(reference))
     except BaseException as error:
         answer.set_exception(error)
 
 
-def _order_for(context: RunContext) -> Order:
+def _order_for(context: RunContext, *, has_gpus: bool) -> Order:
+    # Of one kind everywhere: an actor that finds no GPU on its node must not go on with a CPU by itself.
+    device = "cuda" if has_gpus else "cpu" if context.experiment.device == "auto" else context.experiment.device
     return Order(
-        experiment={**context.experiment.model_dump(), "device": context.device},
+        experiment={**context.experiment.model_dump(), "device": device},
         dataset=describe_dataset(context.data.dataset),
         arrays=tuple(arrays_of(context.data.dataset)),
         path=tuple(str(Path(entry).absolute()) for entry in sys.path),

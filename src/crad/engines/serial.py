@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from crad.device import peak_memory_bytes, tune_malloc
+from crad.device import gpu_names, peak_host_bytes, peak_memory_bytes, tune_malloc
 from crad.federation.context import RunContext
 from crad.federation.method import Method
 from crad.federation.tasks import Task, TaskOutcome, TaskRunner
+from crad.files import BackgroundWriter, write_whole
 
 
 class SerialEngine:
@@ -18,16 +19,29 @@ class SerialEngine:
     def __init__(self, context: RunContext, method: Method) -> None:
         if context.device == "cpu":
             tune_malloc()
-        self.runner = TaskRunner(context, method)
-        self._device = context.device
+        # While a GPU works for the next client, the last one's state is written.
+        self._writer = None if context.device == "cpu" else BackgroundWriter()
+        write = write_whole if self._writer is None else self._writer.write
+        self.runner = TaskRunner(context, method, write=write)
+        self.device, self.gpus = context.device, gpu_names(context.device)[:1]
 
     def each(self, tasks: Sequence[Task]) -> Iterator[TaskOutcome]:
-        """Return the outcomes in the order of the tasks, each as soon as it is there."""
-        return (self.runner.do(task) for task in tasks)
+        """Return the outcomes in the order of the tasks, each as soon as it is there.
+
+        After the last one all files are there, too.
+        """
+        for task in tasks:
+            yield self.runner.do(task)
+        if self._writer is not None:
+            self._writer.finish()
 
     def peak_memory_bytes(self) -> int:
-        """Return the highest memory of this process."""
-        return peak_memory_bytes(self._device)
+        """Return the highest memory of this process, or of its GPU."""
+        return peak_memory_bytes(self.device)
+
+    def peak_host_bytes(self) -> int | None:
+        """Return the highest memory of this process beside a GPU."""
+        return peak_host_bytes(self.device)
 
     def close(self) -> None:
         """Do nothing: nothing was started."""

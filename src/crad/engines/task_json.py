@@ -69,6 +69,7 @@ def outcome_to_bytes(outcome: TaskOutcome) -> bytes:
         "receiver": outcome.receiver,
         "seconds": outcome.seconds,
         "peak_memory_bytes": outcome.peak_memory_bytes,
+        "peak_host_bytes": outcome.peak_host_bytes,
     }
     return json.dumps(entry).encode()
 
@@ -85,6 +86,7 @@ def outcome_from_bytes(content: bytes) -> TaskOutcome:
         receiver=entry["receiver"],
         seconds=entry["seconds"],
         peak_memory_bytes=entry["peak_memory_bytes"],
+        peak_host_bytes=entry["peak_host_bytes"],
     )
 
 

@@ -15,18 +15,17 @@ import sys
 import threading
 import traceback
 from contextlib import suppress
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from typing import Any
 
 from crad.config import Experiment
-from crad.device import peak_memory_bytes, reset_peak_memory
+from crad.device import reset_peak_memory
 from crad.engines.shared_arrays import assemble_dataset, map_arrays
 from crad.engines.task_json import outcome_to_bytes, task_from_bytes
 from crad.errors import CradError
 from crad.federation.context import build_run_context
-from crad.federation.tasks import TaskRunner
+from crad.federation.tasks import TaskRunner, with_peaks
 from crad.methods import resolve_method
 
 ORDER = b'{"experiment"'  # how an order begins; a task begins otherwise
@@ -50,8 +49,7 @@ def main() -> None:
                     runner, answer = _set_up(json.loads(content), data), b"{}"
                 else:
                     assert runner is not None, "a run is ordered before its tasks"
-                    outcome = runner.do(task_from_bytes(content))
-                    answer = outcome_to_bytes(replace(outcome, peak_memory_bytes=peak_memory_bytes(runner.device)))
+                    answer = outcome_to_bytes(with_peaks(runner.do(task_from_bytes(content)), runner.device))
             except Exception as error:
                 answer = _error_to_bytes(error)
             connection.send_bytes(answer)

@@ -130,15 +130,16 @@ def input_shape_of(dataset: Dataset) -> InputShape:
     )
 
 
-def build_run_context(experiment: Experiment, dataset: Dataset | None = None) -> RunContext:
+def build_run_context(experiment: Experiment, dataset: Dataset | None = None, *, is_worker: bool = False) -> RunContext:
     """Build a simulation's context. Everything that can be refused is refused here.
 
-    Another process of the same run hands over the data set as it was loaded and limited there.
+    Another process of the same run hands over the data set as it was loaded and limited there. What computes on a Ray
+    cluster is for its actors to say (`is_worker`): a GPU of this machine says nothing about its nodes.
     """
-    # A GPU of this machine says nothing about the nodes of a cluster.
-    is_elsewhere = experiment.engine == "ray" and experiment.device == "auto"
+    is_elsewhere = experiment.engine == "ray" and not is_worker
     device = choose_device("cpu" if is_elsewhere else experiment.device)
-    check_precision(experiment.teacher_precision, device)
+    if not is_elsewhere:
+        check_precision(experiment.teacher_precision, device)
     context = RunContext(build_federated_data(experiment, dataset, device=device), experiment, device)
     _ = context.committee_rule  # refused now, if it is none
     return context

@@ -59,7 +59,8 @@ class Round:
     is_preparation: bool  # its models are not yet what the method is about
     measured: tuple[int, ...]  # whose figures are new since the round before
     seconds: float
-    peak_memory_bytes: int
+    peak_memory_bytes: int  # of the GPUs, where they are used
+    peak_host_bytes: int | None  # beside them; None where there are none
     committee: CommitteeScore | None = None  # how all do together, where the round was tested and that is measured
 
 
@@ -128,6 +129,7 @@ class RoundRunner:
             measured=tuple(sorted({*participants.clients, *tested, *first} & self._roster.here)),
             seconds=time.perf_counter() - started,
             peak_memory_bytes=self._engine.peak_memory_bytes(),
+            peak_host_bytes=self._engine.peak_host_bytes(),
             committee=committee,
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol
@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from crad.device import peak_host_bytes, peak_memory_bytes
 from crad.errors import RunError
 from crad.federation.context import RunContext
 from crad.federation.message import Message, encode, map_file, read_state
@@ -28,6 +29,7 @@ from crad.inference.engine import TeacherEngine
 from crad.models import ARCHITECTURES
 from crad.randomness import repeatable
 
+Write = Callable[[Path, bytes | memoryview], None]  # has a file written, whole as soon as it has its name
 Verb = Literal["begin", "publish", "learn", "test", "predict"]
 
 
@@ -60,7 +62,8 @@ class TaskOutcome:
     manifest: bytes | None = None  # of the message that was published
     content: bytes | None = None  # the new state or the message's body, where no file was named for it
     seconds: float = 0.0
-    peak_memory_bytes: int = 0  # of the other process that did it, so far
+    peak_memory_bytes: int = 0  # of the other process that did it, so far; where it uses a GPU, there
+    peak_host_bytes: int = 0  # and beside that GPU
     receiver: int | None = None  # whom the message is for, if not for all
 
 
@@ -76,8 +79,22 @@ class Engine(Protocol):
         """Return the outcomes as they come, in any order."""
         ...
 
+    @property
+    def device(self) -> str:
+        """Return what tasks are computed on."""
+        ...
+
+    @property
+    def gpus(self) -> Sequence[str]:
+        """Return the names of the GPUs that tasks are computed on."""
+        ...
+
     def peak_memory_bytes(self) -> int:
-        """Return the highest memory of all processes together."""
+        """Return the highest memory of all processes together; of those that use GPUs, there."""
+        ...
+
+    def peak_host_bytes(self) -> int | None:
+        """Return the highest memory beside the GPUs; None where there are none."""
         ...
 
     def close(self) -> None:
@@ -88,8 +105,9 @@ class Engine(Protocol):
 class TaskRunner:
     """Does tasks, one at a time: only the peer at work has its model in memory."""
 
-    def __init__(self, context: RunContext, method: Method) -> None:
-        self._context = context
+    def __init__(self, context: RunContext, method: Method, *, write: Write = write_whole) -> None:
+        """Set up; `write` has new states and messages written, by the end of the tasks that are done together."""
+        self._context, self._write = context, write
         self._method = method
         self._members = {member.index: member for member in method.roster(context)}
         self._models: dict[str, torch.nn.Module] = {}  # of the last peer of an architecture: the next one overwrites it
@@ -151,7 +169,7 @@ class TaskRunner:
         publish = self._method.phases[task.phase].publish
         assert publish is not None, "only phases that publish are asked to"
         message = publish(peer, RoundContext(task.round_index, self.teachers, task.receiver))
-        content = None if message is None else _write_or_return(message.body, task.save_to)
+        content = None if message is None else _write_or_return(message.body, task.save_to, self._write)
         return TaskOutcome(
             task.verb,
             peer.index,
@@ -174,7 +192,7 @@ class TaskRunner:
             totals = {"validation": sum(sums)} if self._context.privacy is None else _sums_of_weights(peer)
             _check_converging(peer, totals, task.round_index)
         peer.account_for(is_measured=task.is_measured)
-        content = _write_or_return(encode(peer.state()), task.save_to)
+        content = _write_or_return(encode(peer.state()), task.save_to, self._write)
         return TaskOutcome(task.verb, peer.index, peer.evaluation, learned=learned, content=content)
 
     def _test(self, peer: Peer, task: Task) -> TaskOutcome:
@@ -188,6 +206,11 @@ class TaskRunner:
         logits = peer.test_logits(task.round_index, as_member=task.has_logits)
         content = _write_or_return(encode(logits), task.save_to)
         return TaskOutcome(task.verb, peer.index, peer.evaluation, content=content)
+
+
+def with_peaks(outcome: TaskOutcome, device: str) -> TaskOutcome:
+    """Return an outcome with the memory that this process has taken so far."""
+    return replace(outcome, peak_memory_bytes=peak_memory_bytes(device), peak_host_bytes=peak_host_bytes(device) or 0)
 
 
 def load_tensors(stored: Path | memoryview) -> dict[str, Tensor]:
@@ -209,15 +232,15 @@ def _name_of_inputs(peer: Peer, task: Task) -> str:
     return digest.hexdigest()[:32]
 
 
-def _write_or_return(content: bytes | memoryview, path: Path | None) -> bytes | None:
-    if path is None:
-        return bytes(content)
-    write_whole(path, content)
-    return None
-
-
 def _sums_of_weights(peer: Peer) -> dict[str, float]:
     return {"weights'": sum(float(one.detach().abs().double().sum()) for one in peer.model.parameters())}
+
+
+def _write_or_return(content: bytes | memoryview, path: Path | None, write: Write = write_whole) -> bytes | None:
+    if path is None:
+        return bytes(content)
+    write(path, content)
+    return None
 
 
 def _check_converging(peer: Peer, losses: Mapping[str, float], round_index: int) -> None:

@@ -94,11 +94,15 @@ class TeacherEngine:
 
 def check_precision(precision: str, device: str) -> None:
     """Refuse numbers that the device cannot compute with."""
-    # Emulated, as on GPUs before Ampere, bf16 is slower than fp32 and no better.
-    has_bf16 = device.startswith("cuda") and torch.cuda.is_bf16_supported(including_emulation=False)
-    known = ("fp32", "bf16") if has_bf16 else ("fp32",)
+    known = known_precisions(device)
     if precision not in known:
         raise ConfigError(f"precision {precision!r} is not available on {device!r}; available: {', '.join(known)}")
+
+
+def known_precisions(device: str) -> tuple[str, ...]:
+    """Return the numbers that a device computes with; emulated, as on GPUs before Ampere, bf16 only takes longer."""
+    has_bf16 = device.startswith("cuda") and torch.cuda.is_bf16_supported(including_emulation=False)
+    return ("fp32", "bf16") if has_bf16 else ("fp32",)
 
 
 class PreparedTeacher:

@@ -68,8 +68,8 @@ def margins(panel: Panel, student: int, q_NBC: Tensor, labels_B: Tensor) -> tupl
     rows_B = torch.arange(len(labels_B), device=labels_B.device)
     target_B = trace.target[rows_B, labels_B]
     uniform_B = q_NBC[chosen].mean(dim=0)[rows_B, labels_B]
-    counts_KC = panel.stats(student).speaking_KC.to(labels_B.device)
-    specialist_B = counts_KC.argmax(dim=0)[labels_B]
+    counts_KC = panel.stats(student).speaking_KC  # float64, which stays on the CPU: MPS has none
+    specialist_B = counts_KC.argmax(dim=0).to(labels_B.device)[labels_B]
     states_B = trace.state[specialist_B.cpu().numpy(), np.arange(len(labels_B)), labels_B.cpu().numpy()]
     is_lost_B = torch.from_numpy(states_B == "outlier").to(labels_B.device)
     said_B = trace.corrected[specialist_B, rows_B, labels_B]

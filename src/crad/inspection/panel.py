@@ -24,7 +24,7 @@ from crad.federation.peer import Peer, training_images, untrained_model
 from crad.federation.roster import PeerSlot, Roster
 from crad.federation.tasks import load_tensors
 from crad.federation.teachers import Snapshot
-from crad.inference.engine import PreparedTeacher, TeacherEngine, soft_predictions
+from crad.inference.engine import PreparedTeacher, TeacherEngine, known_precisions, soft_predictions
 from crad.methods import resolve_method
 from crad.methods.experts import teachers_in
 from crad.randomness import repeatable
@@ -65,9 +65,10 @@ class Panel:
         directory.check_same_data(partition_record(self.context.data))
         self.roster = Roster(self.context, method.roster(self.context), directory.checkpoint_folder)
         load_checkpoint(self.roster, round_index=self.round_index)
-        self._engine = TeacherEngine(
-            device=self.context.device, precision=self.experiment.teacher_precision, plans=self.context.plans
-        )
+        # After a run on a cluster this machine may have no such numbers.
+        wanted, device = self.experiment.teacher_precision, self.context.device
+        precision = wanted if wanted in known_precisions(device) else "fp32"
+        self._engine = TeacherEngine(device=device, precision=precision, plans=self.context.plans)
         # With partial participation some have never learned; nobody has been taught by them either. An attacker
         # stands here with what it published, not with what it knows.
         if method.teachers == "experts":

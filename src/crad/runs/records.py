@@ -97,7 +97,11 @@ def round_record(done: Round, roster: Roster) -> Record:
         **({} if done.committee is None else {"committee": _committee_record(done.committee)}),
         "clients": clients,
         **({"helpers": [_helper_record(place, done) for place in helpers]} if helpers else {}),
-        "timing": {"seconds": done.seconds, "peak_memory_bytes": done.peak_memory_bytes},
+        "timing": {
+            "seconds": done.seconds,
+            "peak_memory_bytes": done.peak_memory_bytes,
+            **({} if done.peak_host_bytes is None else {"peak_host_bytes": done.peak_host_bytes}),
+        },
     }
 
 

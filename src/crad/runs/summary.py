@@ -10,8 +10,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from crad.config import Experiment
 from crad.federation.attacks import draw_attackers
+from crad.randomness import TF32
 from crad.runs.metrics_record import summary_metrics
 from crad.runs.names import display_name
 from crad.runs.records import Record
@@ -27,12 +30,14 @@ def summarise(
     partition: Mapping[str, Any],
     device: str,
     workers: int = 1,
+    gpus: Sequence[str] = (),
     about: Mapping[str, Any],
     metrics: Mapping[str, Any] | None = None,
 ) -> Record:
     """Return the summary of a complete run; accuracies in percent, means over all clients.
 
-    `about`: of the method; `metrics`: `metrics.json`, which is made when all rounds are there.
+    `gpus`: their names, one for each that was used; `about`: of the method; `metrics`: `metrics.json`, which is made
+    when all rounds are there.
     """
     best = best_round(rounds)
     assert best is not None, "the last round is always tested"
@@ -74,19 +79,21 @@ def summarise(
         "round_seconds": statistics.median(record["timing"]["seconds"] for record in rounds),
         "total_seconds": sum(record["timing"]["seconds"] for record in rounds),
         "peak_memory_bytes": max(record["timing"]["peak_memory_bytes"] for record in rounds),
+        **_host_memory(rounds),
         "train_images": partition["train_images"],
         "test_images": partition["global_test_size"],
         "proxy_size": partition["proxy_size"],
         "data_sha256": partition["data_sha256"],
-        "hardware": {**hardware(device), "workers": workers},
-        "versions": versions(),
+        "hardware": {**hardware(device, gpus), "workers": workers},
+        "versions": {**versions(), **(gpu_libraries() if device == "cuda" else {})},
     }
 
 
-def hardware(device: str) -> Record:
-    """Return what the run was computed on."""
+def hardware(device: str, gpus: Sequence[str] = ()) -> Record:
+    """Return what the run was computed on; with CUDA also which GPUs, and where fp32 stands for TF32."""
     return {
         "device": device,
+        **({"gpus": list(gpus), "tf32": TF32} if device == "cuda" else {}),
         "processor": _processor(),
         "cores": os.cpu_count(),
         "memory_bytes": _memory_bytes(),
@@ -98,6 +105,17 @@ def versions() -> dict[str, str]:
     """Return the versions that numbers may depend on."""
     packages = ("crad", "torch", "numpy", "safetensors", "pydantic")
     return {"python": platform.python_version(), **{name: metadata.version(name) for name in packages}}
+
+
+def gpu_libraries() -> dict[str, str]:
+    """Return the versions of what computes on a GPU, as far as this process's torch knows."""
+    return {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}  # type: ignore[no-untyped-call]
+
+
+def _host_memory(rounds: Sequence[Record]) -> Record:
+    """Return the highest memory beside GPUs, where they were used."""
+    peaks = [one["timing"]["peak_host_bytes"] for one in rounds if "peak_host_bytes" in one["timing"]]
+    return {"peak_host_bytes": max(peaks)} if peaks else {}
 
 
 def _spread(clients: Sequence[Mapping[str, Any]], key: str) -> float:
