@@ -35,9 +35,11 @@ from crad.federation.roster import PeerSlot
 from crad.federation.tasks import load_tensors
 from crad.federation.teachers import _expected_samples
 from crad.files import BackgroundWriter, write_whole
-from crad.inference.engine import PlainForward
+from crad.inference.engine import PlainForward, TeacherEngine
+from crad.inference.folding import find_pairs
 from crad.inspection.survey import _rounded
 from crad.methods import METHODS
+from crad.models import Architecture, build_model
 from crad.models.networks.series import MelSpectrogram, SignalScaler
 from crad.models.networks.table import TableEncoder
 from crad.randomness import TF32, repeatable
@@ -286,7 +288,37 @@ def test_a_run_on_mps_sees_no_float64_and_is_inspected(world, tmp_path):
         result = crad.run(change(world, device="mps", batch_size=8, rounds=1), output=tmp_path / "run")
     assert result.summary["hardware"]["device"] == "mps"
     assert (tmp_path / "run" / "inspection.json").is_file()
-    assert result.summary["peak_host_bytes"] > 0
+    assert "peak_host_bytes" not in result.summary  # its memory is the host's
+
+
+@pytest.mark.parametrize("name", ["cnn6", "cnn6-wide", "resnet18", "resnet18-half"])
+def test_on_a_gpu_batch_norms_are_folded_into_convolutions_for_every_snapshot_of_an_architecture(name):
+    generator = torch.Generator().manual_seed(4)
+    inputs = torch.randn(3, 3, 16, 16, generator=generator)
+    with pretended_device():
+        engine, before = TeacherEngine(device="cuda"), 0.0
+        for seed in (1, 2):
+            model = build_model(
+                Architecture.parse(name, width=0.125), num_classes=4, in_channels=3, image_size=(16, 16), seed=seed
+            )
+            for module in model.modules():
+                if isinstance(module, nn.BatchNorm2d) and module.running_mean is not None:
+                    module.running_mean.copy_(torch.randn(module.num_features, generator=generator))
+            frozen = model.eval().requires_grad_(False).to("cuda")
+            expected = frozen(inputs.to("cuda")).cpu()
+            prepared = engine.prepare(frozen, key=name)
+            torch.testing.assert_close(prepared(inputs.to("cuda")).cpu(), expected, rtol=1e-4, atol=1e-5)
+            assert float(expected.sum()) != before
+            before = float(expected.sum())
+            run: Any = prepared._forward
+            assert not any(isinstance(module, nn.BatchNorm2d) for module in run.model.modules())
+            assert any(isinstance(module, nn.BatchNorm2d) for module in frozen.modules())  # it is left as it was
+        pairs = find_pairs(frozen)
+    assert len(pairs) == sum(isinstance(module, nn.BatchNorm2d) for module in frozen.modules())
+
+
+def test_a_network_of_ones_own_is_not_folded():
+    assert find_pairs(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))) == ()
 
 
 class Crowded(nn.Module):
@@ -349,9 +381,16 @@ def test_every_worker_gets_a_gpu_of_its_own_and_shares_where_there_are_fewer(see
         context = build_run_context(change(world, workers="auto", engine="auto"))
         assert count_workers(context) == 2  # never more than clients
         assert count_workers(replace(context, experiment=change(context.experiment, clients=9))) == 4
-        engine = ProcessEngine(context, workers=6)
+        notices: list[str] = []
+        engine = ProcessEngine(context, workers=6, notice=notices.append)
         assert engine.gpus == ["Pretended GPU"] * 4
+        assert notices == []
         engine.close()
+        del started[6:]
+        monkeypatch.setattr("torch.cuda.get_device_name", lambda number: ("H100", "A100")[number % 2])
+        ProcessEngine(context, workers=2, notice=notices.append).close()
+        assert notices == ["GPUs of several kinds (A100, H100): last bits depend on which of them serves whom"]
+        del started[6:]
     assert [env["CUDA_VISIBLE_DEVICES"] for env in started] == expected
     started.clear()
     ProcessEngine(build_run_context(change(world, device="cpu")), workers=1).close()

@@ -7,7 +7,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Literal
@@ -42,6 +42,14 @@ def gpu_names(device: str) -> list[str]:
     return (
         [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())] if device == "cuda" else []
     )
+
+
+def kinds_notice(gpus: Sequence[str]) -> str | None:
+    """Return what to say of GPUs of several kinds; None: all are alike."""
+    kinds = sorted(set(gpus))
+    if len(kinds) < 2:
+        return None
+    return f"GPUs of several kinds ({', '.join(kinds)}): last bits depend on which of them serves whom"
 
 
 def as_double(tensor: Tensor) -> Tensor:
@@ -103,8 +111,8 @@ def peak_memory_bytes(device: str) -> int:
 
 
 def peak_host_bytes(device: str) -> int | None:
-    """Return the highest resident memory beside a GPU's own; None on the CPU, where that is the peak memory."""
-    return None if device == "cpu" else peak_memory_bytes("cpu")
+    """Return the highest resident memory beside a GPU's own; None where a GPU has none of its own, or there is none."""
+    return peak_memory_bytes("cpu") if device == "cuda" else None
 
 
 def available_memory_bytes(device: str) -> int | None:

@@ -634,7 +634,7 @@ class Experiment(BaseModel):
     workers: Annotated[
         Workers,
         Setting(
-            "Processes, one client at a time each; auto: one per core, in short runs one",
+            "Processes, one client at a time each; auto: one per core or GPU, in short runs one",
             "Execution",
             "execution",
             "private",

@@ -20,7 +20,7 @@ from socket import socketpair
 from typing import IO, Any
 
 from crad import errors
-from crad.device import MALLOC_SETTINGS, gpu_names, peak_host_bytes, peak_memory_bytes, visible_gpus
+from crad.device import MALLOC_SETTINGS, gpu_names, kinds_notice, peak_host_bytes, peak_memory_bytes, visible_gpus
 from crad.engines.shared_arrays import describe_dataset, write_arrays
 from crad.engines.task_json import outcome_from_bytes, task_to_bytes
 from crad.errors import RunError
@@ -56,6 +56,8 @@ class ProcessEngine:
         # One GPU each, in turn: with more workers than GPUs some share one.
         self._visible = visible_gpus() if context.device == "cuda" else []
         self.gpus = gpu_names(context.device)[:workers]
+        if (warning := kinds_notice(self.gpus)) is not None:
+            notice(warning)
         self._peaks, self._host_peaks = [0] * workers, [0] * workers
         self._workers: list[_Worker] = []
         try:

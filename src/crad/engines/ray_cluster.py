@@ -23,7 +23,7 @@ from crad.engines.ray_session import Membership  # isort: split
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from crad.device import peak_memory_bytes
+from crad.device import kinds_notice, peak_memory_bytes
 from crad.engines import count_cores
 from crad.engines.processes import GRACE_SECONDS, MAX_DEATHS
 from crad.engines.ray_actor import Host, Order, Place, Raw, Reference, own_versions
@@ -53,6 +53,7 @@ class RayEngine:
         self._seats: list[_Seat] = []
         self._bodies: dict[int, tuple[Message, Reference]] = {}
         self._peak, self._host_peak = 0, 0
+        self._has_warned = False  # of GPUs that are not alike
         self._gpus_each = 0.0  # of the cluster, for one actor
         most = context.experiment.active or context.experiment.clients
         wanted = most if workers == "auto" else min(workers, most)
@@ -84,6 +85,9 @@ class RayEngine:
                 except RayError as error:
                     waiting.extendleft(self._bury(seat, error, deaths))
                     continue
+                if outcome is None and (warning := kinds_notice(self.gpus)) is not None and not self._has_warned:
+                    self._has_warned = True
+                    self._notice(warning)
                 if outcome is not None:
                     self._peak = max(self._peak, sum(seat.peak_memory_bytes for seat in self._seats))
                     self._host_peak = max(self._host_peak, sum(seat.peak_host_bytes for seat in self._seats))

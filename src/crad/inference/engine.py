@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from crad.device import is_out_of_memory, stopwatch
 from crad.errors import ConfigError
 from crad.inference.compiled import SharedModule
+from crad.inference.folding import Pairs, find_pairs, fold_norms
 from crad.inference.fused import FusedPlan, fill_slots, is_fusible, make_fused_plan
 from crad.inference.winograd import Workspace
 
@@ -59,6 +60,7 @@ class TeacherEngine:
         self._device, self._precision, self._samples = device, precision, expected_samples
         self._plans: Plans = {} if plans is None else plans
         self._shared: dict[str, SharedModule] = {}
+        self._pairs: dict[str, Pairs] = {}
         self._workspace = Workspace()
 
     def prepare(self, model: nn.Module, *, key: str) -> PreparedTeacher:
@@ -67,7 +69,9 @@ class TeacherEngine:
             model.eval()
         plan = self._plan_for(model, key) if self._device == "cpu" and is_fusible(model) else None
         if plan is None:
-            plain = PlainForward(model, device=self._device, precision=self._precision)
+            plain = PlainForward(
+                model, device=self._device, precision=self._precision, pairs=self._pairs_for(model, key)
+            )
             held = list(plain.model.state_dict().values())
             forward: Run = partial(self._shared_for(key).run, plain) if self._samples else plain
             return PreparedTeacher(forward, held, batch=self._batch)
@@ -82,6 +86,13 @@ class TeacherEngine:
         if key not in self._shared:
             self._shared[key] = SharedModule(device=self._device, samples=self._samples, batch=self._batch)
         return self._shared[key]
+
+    def _pairs_for(self, model: nn.Module, key: str) -> Pairs:
+        if self._device == "cpu":
+            return ()
+        if key not in self._pairs:
+            self._pairs[key] = find_pairs(model)
+        return self._pairs[key]
 
     def _plan_for(self, model: nn.Module, key: str) -> FusedPlan | None:
         if key not in self._plans:
@@ -125,10 +136,15 @@ class PreparedTeacher:
 
 
 class PlainForward:
-    """A copy of the module itself, run channels-last: for other devices and for what has no plan."""
+    """A copy of the module itself, run channels-last: for other devices and for what has no plan.
 
-    def __init__(self, model: nn.Module, *, device: str, precision: str) -> None:
-        self.model = copy.deepcopy(model).to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    `pairs`: the batch norms to fold.
+    """
+
+    def __init__(self, model: nn.Module, *, device: str, precision: str, pairs: Pairs = ()) -> None:
+        copied = copy.deepcopy(model)
+        fold_norms(copied, pairs)
+        self.model = copied.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._device, self._layout = device, torch.channels_last
         self._is_bf16 = precision == "bf16"
 

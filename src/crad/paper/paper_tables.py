@@ -279,7 +279,9 @@ def _listed(values: Iterable[object]) -> str:
 
 def _hardware(run: RunRecords) -> str:
     found = run.summary["hardware"]
-    return f"{found.get('processor', 'an unknown processor')} ({found.get('device')}, {found.get('cores')} cores)"
+    processor = found.get("processor", "an unknown processor")
+    device = " ".join([str(found.get("device")), *dict.fromkeys(found.get("gpus", ()))])
+    return f"{processor} ({device}, {found.get('cores')} cores)"
 
 
 def tidy_rows(paper: PaperExperiment, cells: Sequence[PlannedCell], finished: Finished) -> list[dict[str, str]]:

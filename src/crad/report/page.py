@@ -134,6 +134,7 @@ def _facts(summary: Mapping[str, Any]) -> Mapping[str, str]:
         [
             str(hardware["processor"]),
             f"device {hardware['device']}",
+            *dict.fromkeys(hardware.get("gpus", ())),
             *([f"{hardware['cores']} cores"] if "cores" in hardware else []),
             *([f"{mib(memory)} MiB of memory"] if memory else []),
             *([f"{hardware['workers']} worker processes"] if "workers" in hardware else []),
