@@ -547,6 +547,21 @@ class Experiment(BaseModel):
             words={"remove": "priors removed", "keep": "priors kept"},
         ),
     ] = None
+    snapshot_average: Annotated[
+        float | None,
+        Field(ge=0, lt=1),
+        Setting(
+            "Publish an average of the model over its rounds, in which what was there before keeps this share each "
+            "round; 0: the model as it is (the method's)",
+            "Distillation",
+            "recipe",
+            "agreed",
+            before=0.0,
+            is_unsaid_before=True,
+            is_of_teachers=True,
+            metavar="SHARE",
+        ),
+    ] = None
     attack: Annotated[
         AttackKind | None,
         Setting(

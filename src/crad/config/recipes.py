@@ -16,6 +16,7 @@ class Recipe:
     filter: FilterKind | None = None  # None: the rule's own
     distill_augment: DistillAugment = "same"
     teacher_prior: TeacherPrior = "keep"
+    snapshot_average: float = 0.0
 
 
 PUBLISHED = Recipe()

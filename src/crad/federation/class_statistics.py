@@ -24,8 +24,7 @@ def class_statistics(
     context: RunContext, peer: int, evaluation: Evaluation, *, with_cross_entropy: bool = False
 ) -> Statistics:
     """Return what a peer publishes of itself per class, from its validation half; counts noised if private."""
-    # Others run the model without its owner's prior, so that is what is measured for them.
-    scores = evaluation.validation if evaluation.plain is None else evaluation.plain
+    scores = evaluation.seen_by_others
     own = scores[0] if len(scores) == 1 else sum_scores(scores, num_classes=context.data.num_classes)
     counts = private_counts(context, peer, own.counts)
     if context.privacy is not None:
@@ -61,8 +60,7 @@ def release_hits(
     if round_index is None or not is_due:
         return replace(evaluation, private=now)
     assert before.releases < plan.statistics_releases, "more releases than were accounted for"
-    scores = evaluation.validation if evaluation.plain is None else evaluation.plain
-    own = sum_scores(scores, num_classes=context.data.num_classes)
+    own = sum_scores(evaluation.seen_by_others, num_classes=context.data.num_classes)
     # A release of its own noise, named by the release: who repeats a round repeats it to the bit, and spends nothing.
     rng = stream(context.noise_seed, "peer", peer, "private-hits", before.releases, *learned_from)
     noised = np.asarray(own.hits) + plan.statistics_sigma * rng.standard_normal(len(own.hits))

@@ -9,6 +9,8 @@ from typing import Any
 from crad.aggregation.member_tally import MemberTally
 from crad.training.evaluation import ClassScore
 
+AVERAGE = "average"  # among a peer's variants: its weights over the rounds, which it publishes in place of its own
+
 
 @dataclass(frozen=True)
 class PrivateReleases:
@@ -33,6 +35,17 @@ class Evaluation:
     triggered: ClassScore | None = None  # how far a simulated backdoor's trigger works, where that is measured
     private: PrivateReleases | None = None  # in private training, from its first round on
     tallies: tuple[MemberTally, ...] | None = None  # what every client counts of what it publishes, by client
+
+    @property
+    def as_published(self) -> Evaluation:
+        """Return how the model that the others get does: this one, unless an average of it is published."""
+        return self.variants.get(AVERAGE, self)
+
+    @property
+    def seen_by_others(self) -> tuple[ClassScore, ...]:
+        """Return the validation scores of what is published, as others run it: without its owner's prior."""
+        published = self.as_published
+        return published.validation if published.plain is None else published.plain
 
 
 def evaluation_to_json(evaluation: Evaluation) -> dict[str, Any]:

@@ -186,6 +186,7 @@ class TaskRunner:
         learned = self._method.phases[task.phase].learn(peer, task.messages, context)
         _check_converging(peer, learned.losses, task.round_index)
         if task.is_measured:
+            peer.update_average()
             peer.revalidate()
             sums = [total for one in peer.evaluation.validation for total in one.cross_entropy_sums]
             # Under privacy one record must not decide whether a member goes on: its weights alone do.

@@ -21,6 +21,7 @@ from crad.federation.context import RunContext, build_run_context
 from crad.federation.message import Statistics
 from crad.federation.method import Method
 from crad.federation.peer import Peer, training_images, untrained_model
+from crad.federation.peer_evaluation import AVERAGE
 from crad.federation.roster import PeerSlot, Roster
 from crad.federation.tasks import load_tensors
 from crad.federation.teachers import Snapshot
@@ -150,7 +151,7 @@ class Panel:
         peer = Peer(self.context, slot.member, model=model)
         if slot.state is not None:
             peer.load_state(load_tensors(slot.state), slot.measured)
-        if self.is_liar(slot.index):
+        if self.is_liar(slot.index) or AVERAGE in peer.variants:
             peer.model.load_state_dict(peer.published_weights(self.round_index + 1))
         return self._engine.prepare(peer.model.eval().requires_grad_(False), key=slot.member.architecture.id)
 
