@@ -67,6 +67,11 @@ def _in_private_training(experiment: Experiment) -> str | None:
             f"{said}: evidence = {recipe.evidence!r} counts teachers' hits on the student's training samples, which is "
             "not noised: set evidence = 'reported'"
         )
+    if recipe.calibration != "none":
+        return (
+            f"{said}: calibration = {recipe.calibration!r} publishes a temperature fitted on validation samples, "
+            "which is not noised: leave calibration out"
+        )
     if recipe.distill_augment == "strong":
         return f"{said}: distill_augment = 'strong' is not built for it: set distill_augment = 'same'"
     if recipe.distill_augment != "same":

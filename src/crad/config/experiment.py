@@ -26,6 +26,7 @@ from crad.config.setting import (
     Accountant,
     AtLeastOne,
     AttackKind,
+    Calibration,
     Device,
     DistillAugment,
     EngineKind,
@@ -39,6 +40,7 @@ from crad.config.setting import (
     OptimizerKind,
     Pairs,
     PartitionKind,
+    Pooling,
     Positive,
     Role,
     Setting,
@@ -560,6 +562,33 @@ class Experiment(BaseModel):
             is_unsaid_before=True,
             is_of_teachers=True,
             metavar="SHARE",
+        ),
+    ] = None
+    calibration: Annotated[
+        Calibration | None,
+        Setting(
+            "How sure teachers are taken to be: none, as they are; temperature, by one that each publishes, fitted on "
+            "its own validation half (the method's)",
+            "Distillation",
+            "recipe",
+            "agreed",
+            before="none",
+            is_unsaid_before=True,
+            is_of_teachers=True,
+            words={"temperature": "calibrated", "none": "not calibrated"},
+        ),
+    ] = None
+    pooling: Annotated[
+        Pooling | None,
+        Setting(
+            "How those who are kept are averaged: mean, their probabilities, or log, the logarithms (the method's)",
+            "Distillation",
+            "recipe",
+            "agreed",
+            before="mean",
+            is_unsaid_before=True,
+            is_of_teachers=True,
+            words={"log": "log pooling", "mean": "mean pooling"},
         ),
     ] = None
     attack: Annotated[

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from crad.config.setting import DistillAugment, EvidenceSource, FilterKind, LocalLoss, TeacherPrior
+from crad.config.setting import (
+    Calibration,
+    DistillAugment,
+    EvidenceSource,
+    FilterKind,
+    LocalLoss,
+    Pooling,
+    TeacherPrior,
+)
 
 
 @dataclass(frozen=True)
@@ -17,6 +25,8 @@ class Recipe:
     distill_augment: DistillAugment = "same"
     teacher_prior: TeacherPrior = "keep"
     snapshot_average: float = 0.0
+    calibration: Calibration = "none"
+    pooling: Pooling = "mean"
 
 
 PUBLISHED = Recipe()

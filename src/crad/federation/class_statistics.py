@@ -33,6 +33,7 @@ def class_statistics(
         counts=tuple(counts.tolist()),
         accuracies=own.class_accuracies,
         cross_entropies=tuple(own.class_cross_entropies()) if with_cross_entropy else None,
+        temperature=evaluation.as_published.temperature,
     )
     return context.adversary.published_statistics(peer, measured)
 
@@ -95,6 +96,12 @@ def stack_statistics(statistics: Sequence[Statistics]) -> TeacherStats:
         accuracies_KC=torch.tensor([one.accuracies for one in statistics], dtype=torch.float64),
         cross_entropies_KC=torch.tensor(columns, dtype=torch.float64) if is_complete else None,
     )
+
+
+def own_temperatures(statistics: Sequence[Statistics]) -> list[float] | None:
+    """Return by what each teacher's logits are divided to make it as sure as it should be; None: by nothing."""
+    found = [one.temperature for one in statistics]
+    return None if all(one is None for one in found) else [1.0 if one is None else one for one in found]
 
 
 def count_noise(context: RunContext, peer: int) -> NDArray[np.float64]:

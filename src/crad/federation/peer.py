@@ -36,6 +36,7 @@ from crad.models import (
 )
 from crad.randomness import torch_seed, torch_stream
 from crad.training.batch_statistics import renew_statistics
+from crad.training.calibration import fit_temperature
 from crad.training.canaries import COINS, FIRST, SCORES, STEP_SCORES, Canaries, draw_canaries
 from crad.training.evaluation import ClassScore, score_with_priors
 from crad.training.losses import log_count_shares, log_shares
@@ -337,10 +338,24 @@ class Peer:
         held_out = [self.data.images(shard.validation) for shard in self._shards]
         shards = [adversary.as_believed(self.index, images) for images in held_out]
         prior_C = self.missing_prior_C
+        said: list[Tensor] | None = None if self.context.recipe.calibration == "none" else []
         if prior_C is None:
-            return Evaluation(validation=tuple(self._score(model, images) for images in shards))
-        faces = [self._scores(model, images, [prior_C, None]) for images in shards]
-        return Evaluation(validation=tuple(own for own, _ in faces), plain=tuple(plain for _, plain in faces))
+            validation = tuple(self._score(model, images, keep=said) for images in shards)
+            return Evaluation(validation, temperature=self._temperature(said, shards))
+        faces = [self._scores(model, images, [prior_C, None], keep=said) for images in shards]
+        return Evaluation(
+            validation=tuple(own for own, _ in faces),
+            plain=tuple(plain for _, plain in faces),
+            temperature=self._temperature(said, shards),
+        )
+
+    def _temperature(self, said: Sequence[Tensor] | None, shards: Sequence[ImageSet]) -> float | None:
+        """Return the temperature that fits what a model said of the validation halves; None: nobody has asked."""
+        if said is None:
+            return None
+        logits_BC = torch.cat([torch.empty(0, self.num_classes), *said])
+        labels_B = torch.cat([torch.empty(0, dtype=torch.int64), *(images.labels.cpu() for images in shards)])
+        return fit_temperature(logits_BC, labels_B, log_prior_C=self.missing_prior_C)
 
     def _tested(self, evaluation: Evaluation, model: nn.Module, keep: list[Tensor] | None = None) -> Evaluation:
         triggered = self.context.adversary.triggered_images()

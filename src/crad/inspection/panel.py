@@ -16,7 +16,7 @@ from torch import Tensor
 from crad.aggregation import Tally, TeacherStats, Trace, check_evidence, correct, known_stats, remove_prior, trace
 from crad.data.preprocessing import ImageSet
 from crad.errors import RunError
-from crad.federation.class_statistics import class_statistics, stack_statistics
+from crad.federation.class_statistics import class_statistics, own_temperatures, stack_statistics
 from crad.federation.context import RunContext, build_run_context
 from crad.federation.message import Statistics
 from crad.federation.method import Method
@@ -98,6 +98,7 @@ class Panel:
                 [partial(self._run_of, slot) for slot in self.teachers],
                 self.context.data.preprocessor.inputs(self.context.data.global_test.images[where]),
                 temperature=self.experiment.temperature,
+                own=own_temperatures(self.statistics),
             )
 
     def of_student(self, student: int) -> list[int]:
@@ -120,7 +121,8 @@ class Panel:
             temperature=self.experiment.temperature,
             published_KC=self._published(self.of_student(student)).counts_KC,
         )
-        return trace(evidence, self._rule, unsupported=self.experiment.unsupported)
+        pooling = self.experiment.recipe.pooling
+        return trace(evidence, self._rule, unsupported=self.experiment.unsupported, pooling=pooling)
 
     def corrected(self, q_NBC: Tensor) -> Tensor | None:
         """Return what is heard of every client's word once its own class shares are out; None where they stay in."""

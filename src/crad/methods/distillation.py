@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from crad.aggregation import Combination, Rule, TeacherFindings, TeacherJudge, resolve_rule
-from crad.federation.class_statistics import stack_statistics
+from crad.federation.class_statistics import own_temperatures, stack_statistics
 from crad.federation.context import RunContext
 from crad.federation.message import Message
 from crad.federation.method import Learned, Method, Phase, RoundContext
@@ -107,7 +107,12 @@ def learn_from(
         blocks = local_blocks(peer, context, distill_augment=recipe.distill_augment, sample_values=sample_values)
     published = stack_statistics([snapshot.statistics for snapshot in snapshots])
     judge = TeacherJudge.begin(
-        rule, published, filter_kind=recipe.filter, source=recipe.evidence, teacher_prior=recipe.teacher_prior
+        rule,
+        published,
+        filter_kind=recipe.filter,
+        source=recipe.evidence,
+        teacher_prior=recipe.teacher_prior,
+        pooling=recipe.pooling,
     )
     for block in blocks:
         if not len(block.labels):  # a Poisson batch of private training: nobody to ask about, and noise alone
@@ -177,7 +182,8 @@ def make_target(
     """Combine the predictions of all teachers for a block, [B,C]; None where no teacher gives numbers."""
     experiment = peer.experiment
     teachers = [partial(cache.get, snapshot) for snapshot in snapshots]
-    q_KBC = soft_predictions(teachers, block.inputs, temperature=experiment.temperature)
+    own = own_temperatures([snapshot.statistics for snapshot in snapshots])
+    q_KBC = soft_predictions(teachers, block.inputs, temperature=experiment.temperature, own=own)
     combine = partial(
         judge.combine,
         min_support=experiment.min_support,

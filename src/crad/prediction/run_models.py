@@ -27,7 +27,7 @@ from crad.errors import ConfigError, CradError, RunError
 from crad.federation.attacks import published_weights
 from crad.federation.class_statistics import class_statistics
 from crad.federation.context import RunContext, build_run_context
-from crad.federation.message import Statistics
+from crad.federation.message import Statistics, statistics_to_json
 from crad.federation.peer import PeerSpec, fit_statistics, log_prior, training_images, training_indices
 from crad.federation.peer_evaluation import AVERAGE, Evaluation
 from crad.federation.tasks import load_tensors
@@ -112,7 +112,7 @@ def with_statistics(record: Record, context: RunContext, evaluations: Mapping[in
         evaluation = evaluations[peer["index"]]
         said = _said_of_itself(context, peer["index"], evaluation)
         counted = {} if evaluation.tallies is None else {"tallies": [asdict(one) for one in evaluation.tallies]}
-        peers.append({**peer, "statistics": said.model_dump(mode="json"), **counted})
+        peers.append({**peer, "statistics": statistics_to_json(said), **counted})
     return {**record, "peers": peers}
 
 
