@@ -79,8 +79,8 @@ def aggregate(
 
     `support`, `false_alarms` and `others` [K,C] are what a student counted itself; see docs/methods/crad-plus.md.
     `teacher_prior="remove"` divides each teacher's class shares, by its counts, out of what it says at `temperature`
-    before it is filtered and weighed; see docs/methods/teacher-prior.md. `pooling="log"` averages logarithms, a weighted
-    geometric mean; see docs/methods/student-settings.md.
+    before it is filtered and weighed; see docs/methods/teacher-prior.md. `pooling="log"` averages logarithms; see
+    docs/methods/student-settings.md.
 
     Example:
         >>> import crad, torch

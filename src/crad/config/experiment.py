@@ -591,6 +591,19 @@ class Experiment(BaseModel):
             words={"log": "log pooling", "mean": "mean pooling"},
         ),
     ] = None
+    missing_weight: Annotated[
+        NotNegative | None,
+        Setting(
+            "How much more a sample counts in the distillation, beyond 1, where its target is on classes that the "
+            "client lacks (the method's)",
+            "Distillation",
+            "recipe",
+            "agreed",
+            before=0.0,
+            is_unsaid_before=True,
+            is_of_teachers=True,
+        ),
+    ] = None
     attack: Annotated[
         AttackKind | None,
         Setting(

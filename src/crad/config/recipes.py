@@ -27,6 +27,7 @@ class Recipe:
     snapshot_average: float = 0.0
     calibration: Calibration = "none"
     pooling: Pooling = "mean"
+    missing_weight: float = 0.0
 
 
 PUBLISHED = Recipe()

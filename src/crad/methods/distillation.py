@@ -29,6 +29,7 @@ from crad.models import Architecture
 from crad.training.digest import logits_on
 from crad.training.epoch import Block, LossMeter
 from crad.training.losses import StudentLoss
+from crad.training.sample_weights import lacking_classes, missing_class_weights
 
 PROBED_IMAGES = 16  # enough to see that a model gives numbers
 
@@ -122,7 +123,8 @@ def learn_from(
         if target_BC is None:
             loss_of = own_labels(block, log_prior_C=peer.log_prior_C)
         elif loss_towards is None:
-            loss_of = student_loss(peer, block, target_BC)
+            weight_B = weigh_lacking(peer, target_BC, recipe.missing_weight) if recipe.missing_weight else None
+            loss_of = student_loss(peer, block, target_BC, weight_B)
         else:
             loss_of = loss_towards(block, target_BC, judge.trust.teachers)
         train_peer(peer, block, loss_of, meter)
@@ -168,6 +170,13 @@ def student_loss(peer: Peer, block: Block, target_BC: Tensor, weight_B: Tensor |
         log_prior_C=peer.log_prior_C,
         weight_B=weight_B,
     )
+
+
+def weigh_lacking(peer: Peer, target_BC: Tensor, strength: float) -> Tensor:
+    """Return how much each sample counts in the distillation, [B]: more where its target is on what the peer lacks."""
+    counts_C = torch.bincount(peer.train.labels.cpu(), minlength=peer.num_classes)
+    temperature = peer.experiment.temperature
+    return missing_class_weights(target_BC, lacking_classes(counts_C), strength=strength, temperature=temperature)
 
 
 def make_target(

@@ -87,6 +87,9 @@ class Experts(StudentSpec):
                 f"evidence = {experiment.recipe.evidence!r}: a student of {name!r} would judge its own expert on the "
                 "samples that it was trained on; leave evidence out"
             )
+        own, of_run = self.missing_weight, experiment.recipe.missing_weight
+        if own and of_run and own != of_run:
+            return f"missing_weight is {of_run:g} for the run and {own:g} among the settings of {name!r}: say it once"
         return None
 
     # --- who does what in a round

@@ -19,7 +19,9 @@ STEPS_PER_OCTAVE = 32  # of the grid: 2.2 % between two of its values
 # ln t is expected about 0, with a deviation of 1/2: nothing is fitted to no samples, and little to a few.
 EXPECTED_DEVIATION = 0.5
 # Nearest to one first: of equals that one is taken.
-GRID = sorted((2.0 ** (step / STEPS_PER_OCTAVE) for step in range(-64, 97)), key=lambda t: (max(t, 1 / t), t))
+GRID: list[float] = sorted(
+    (2.0 ** (step / STEPS_PER_OCTAVE) for step in range(-64, 97)), key=lambda t: (max(t, 1 / t), t)
+)
 
 
 def fit_temperature(logits_BC: Tensor, labels_B: Tensor, *, log_prior_C: Tensor | None = None) -> float:
