@@ -167,17 +167,13 @@ def findings_to_notes(found: TeacherFindings, snapshots: Sequence[Snapshot]) -> 
 def student_loss(peer: Peer, block: Block, target_BC: Tensor, weight_B: Tensor | None = None) -> BlockLoss:
     """Return Eq. 9 on the labels of a block and the targets for it, each weighed if so wished."""
     experiment, recipe = peer.experiment, peer.context.recipe
-    share: float | Tensor = experiment.distill_weight * schedule_factor(
+    lowest = experiment.distill_weight * schedule_factor(
         recipe.distill_schedule, round_index=peer.round_index, rounds=experiment.rounds
     )
-    if recipe.distill_by_class:
-        share = distill_weights(
-            target_BC,
-            lacking_of(peer),
-            lowest=share,
-            strength=recipe.distill_by_class,
-            temperature=experiment.temperature,
-        )
+    share: float | Tensor = lowest
+    if strength := recipe.distill_by_class:
+        temperature = experiment.temperature
+        share = distill_weights(target_BC, lacking_of(peer), lowest=lowest, strength=strength, temperature=temperature)
     return StudentLoss(
         block.batch_labels,
         target_BC,
