@@ -268,8 +268,9 @@ class _Simulation:
         self._partition = partition_record(context.data)
         self._members = method.roster(context)
         self._models = models_record(context, self._members)
-        if warning := untaught_warning(context.data.dataset):
-            callback.on_notice(warning)
+        for word in (untaught_warning(context.data.dataset), context.word_about_norms):
+            if word:
+                callback.on_notice(word)
         # Every kind of model is built and tried before anything is written: a faulty one leaves no directory behind.
         with repeatable(context.experiment.seed, "roster", device=context.device):
             for architecture in dict.fromkeys(member.architecture for member in self._members if not member.build):

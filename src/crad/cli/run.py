@@ -162,6 +162,8 @@ def report_outcome(result: Result, *, verdict: JoiningVerdict | None = None, is_
         Console().print(plain_table([title, "mean", "over clients"], rows))
         _print_metrics(summary)
         print_verdict(Console(), verdict)
+        if "privacy" in summary:
+            typer.echo("A simulation's noise follows its seed: it shows what privacy costs and protects nobody.")
     typer.echo(str(result.directory))
 
 

@@ -127,6 +127,15 @@ def check_noise(experiment: Experiment) -> None:
         )
 
 
+def check_delta(delta: float, records: int, *, whose: str) -> None:
+    """Refuse a delta with which a mechanism that now and then publishes a record whole would be private."""
+    if delta * records >= 1:
+        raise ConfigError(
+            f"delta = {delta:g}, and {whose} {records} records: with that chance any of them may be published whole; "
+            f"ask for less than {1 / records:.1g}"
+        )
+
+
 @functools.cache
 def _noise_within(target: float, *, delta: float, rate: float, steps: int, accountant: Accountant) -> float:
     """Search by halving: spending falls as the noise rises. What is returned never spends more than the target."""

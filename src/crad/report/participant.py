@@ -380,7 +380,7 @@ def privacy_sentence(account: Mapping[str, Any]) -> str:
     has_budget = account["budget"] is not None
     limit = account["budget"] if has_budget else account["target_epsilon"]
     several = f", by {account['agreements']} agreements on this data" if account["agreements"] > 1 else ""
-    stopped = "; the budget keeps us from publishing more" if account["is_stopped"] else ""
+    stopped = "; the budget keeps us from publishing anything new" if account["is_stopped"] else ""
     return (
         f"epsilon {account['epsilon']:.3g} of {limit:g} ({'the budget' if has_budget else 'agreed'}) spent, delta "
         f"{account['delta']:g}, per record{several}{stopped}"

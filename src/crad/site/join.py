@@ -65,8 +65,9 @@ def _join(agreement: Agreement, site: Site, *, callback: Callback) -> Joined:
     part = prepare_local_peer(agreement, site)
     for name, reason in part.named_left_out.items():
         callback.on_notice(f"{name} is left out as a teacher: {reason}")
-    if part.word_about_weights is not None:
-        callback.on_notice(part.word_about_weights)
+    for word in (part.context.word_about_norms, part.word_about_weights):
+        if word is not None:
+            callback.on_notice(word)
     disk = LedgerDisk(part.folder, notice=callback.on_notice)
     kept = KeptSnapshots(part.folder / KEPT) if agreement.committee else None
     with (

@@ -20,7 +20,7 @@ from crad.models import WEIGHTS
 from crad.models.families import FITTED
 from crad.models.networks.trees import IN_TREES
 from crad.network.agreement import Agreement
-from crad.privacy.accountant import check_noise
+from crad.privacy.accountant import check_delta, check_noise
 from crad.randomness import repeatable, stream
 from crad.runs.records import records_fingerprint
 from crad.site.permission import (
@@ -128,12 +128,7 @@ def _account(agreement: Agreement, site: Site, context: RunContext) -> PrivacyAc
             )
         return None
     check_noise(context.experiment)
-    delta, records = context.privacy.delta, len(context.data.dataset.train_labels)
-    if delta * records >= 1:
-        raise ConfigError(
-            f"delta = {delta:g} in the agreement, and we hold {records} records: with that chance any of them may be "
-            f"published whole; agree on less than {1 / records:.1g}"
-        )
+    check_delta(context.privacy.delta, len(context.data.dataset.train_labels), whose="we hold")
     assert context.secret is not None, "a member has one"
     return PrivacyAccount(
         site.state / ACCOUNT,

@@ -21,9 +21,10 @@ from crad.runs.callbacks import Callback, CallbackList, LambdaCallback
 from crad.runs.directory import PARTITION_FILE, WEIGHTS_FILE, RunDirectory
 from crad.runs.loop import RunLoop
 from crad.runs.records import Record, partition_record, weights_record
+from crad.site.accounted_exchange import AccountedExchange, LastPublished
 from crad.site.local_peer import LocalPeer
-from crad.site.privacy_account import AccountedExchange, PrivacyAccount, account_record
-from crad.site.state_folder import STATUS
+from crad.site.privacy_account import PrivacyAccount, account_record
+from crad.site.state_folder import LAST_PUBLISHED, STATUS
 from crad.site.status import Status
 from crad.site.unused_teachers import UnusedTeachers
 from crad.training.metrics import ClassificationMetrics
@@ -152,6 +153,7 @@ def _train(
             account,
             private=lambda: roster[part.number].measured.private,
             notice=callback.on_notice,
+            last=LastPublished(folder / LAST_PUBLISHED),
         )
     with directory.locked(), closing(SerialEngine(part.context, method)) as engine:
         loop = RunLoop(method, roster, exchange=exchange, engine=engine, directory=directory, has_gaps=True)
