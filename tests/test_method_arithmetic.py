@@ -22,6 +22,7 @@ from crad.methods.fedmkd import pooled, two_teacher_loss
 from crad.methods.msfkd import entropy, select
 from crad.models.generator import LATENT, Generator
 from crad.training.batch_statistics import watched_statistics
+from crad.training.clipping import Clipper
 from crad.training.digest import absolute_difference, digest, logits_on, restore_optimizer, store_optimizer
 from crad.training.losses import log_shares, private_cross_entropy
 
@@ -62,7 +63,7 @@ def test_a_digest_draws_the_model_to_the_targets_and_sees_every_image_once():
             target,
             loss_of=loss_of,
             batch_size=4,
-            clip_norm=5.0,
+            clipper=Clipper(5.0),
             seed=1,
             purpose=("digest", epoch),
         )

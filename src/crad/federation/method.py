@@ -19,6 +19,7 @@ from crad.federation.message import Message
 from crad.federation.peer import Peer, PeerSpec
 from crad.federation.teachers import TeacherCache
 from crad.federation.topology import RoundParticipants, Routes, all_to_all
+from crad.training.clipping import ClippedSteps
 
 Payload = Literal["sent", "sent and received"]
 # Who teaches: the other clients' models as they stand; experts that clients keep beside their models; nobody, though
@@ -49,6 +50,7 @@ class Learned:
     trust: dict[int, list[float]] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
     artifacts: dict[str, bytes] = field(default_factory=dict)  # small files for people, by name
+    clipped: dict[str, ClippedSteps] = field(default_factory=dict)  # by what steps are for; filled in for the method
 
 
 @dataclass(frozen=True)

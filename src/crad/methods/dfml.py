@@ -28,6 +28,7 @@ from crad.methods.alone import own_labels
 from crad.methods.distillation import PROBED_IMAGES, decode_all, publish_snapshot, trainable_models
 from crad.methods.local_training import train_epochs
 from crad.randomness import stream
+from crad.training.clipping import MUTUAL, Clipper
 from crad.training.digest import logits_on
 from crad.training.epoch import Block, epoch_blocks, fetched, sum_in_turn
 from crad.training.losses import log_shares, private_cross_entropy, softened_divergence
@@ -157,7 +158,7 @@ def mutual_epochs(
             for where in _batches(block, experiment.batch_size):
                 inputs, labels_B = block.inputs[where], block.labels[where]
                 losses += _mutual_step(
-                    trained, inputs, labels_B, weights_M, log_share_C, alpha=alpha, clip_norm=experiment.clip_norm
+                    trained, inputs, labels_B, weights_M, log_share_C, alpha=alpha, clipper=peer.clipper
                 )
                 sizes.append(len(labels_B))
     total, numbers = 0.0, iter(fetched(losses))
@@ -180,7 +181,7 @@ def _mutual_step(
     log_share_C: Tensor,
     *,
     alpha: float,
-    clip_norm: float,
+    clipper: Clipper,
 ) -> list[Tensor]:
     """Take one step of every model, towards the others' outputs before the step; return their losses."""
     logits = [one.model.train()(inputs) for one in trained]
@@ -193,7 +194,7 @@ def _mutual_step(
         loss = (1 - alpha) * private + alpha * mutual
         one.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(one.model.parameters(), clip_norm)
+        clipper.clip(one.model, MUTUAL)
         one.optimizer.step()
         losses.append(loss.detach())
     return losses

@@ -100,7 +100,7 @@ def digest_targets(
             target_BC,
             loss_of=loss_of,
             batch_size=spec.digest_batch,
-            clip_norm=experiment.clip_norm,
+            clipper=peer.clipper,
             seed=experiment.seed,
             purpose=context.purpose(peer, DIGEST, epoch),
         )
