@@ -144,6 +144,8 @@ def report_outcome(result: Result, *, verdict: JoiningVerdict | None = None, is_
             ["time per round", f"{summary['round_seconds']:.2f} s", ""],
             ["peak memory", f"{mib(summary['peak_memory_bytes'])} MiB", ""],
         ]
+        if "clipped_share" in summary:
+            rows.append(["steps whose gradient was clipped", f"{100 * summary['clipped_share']:.1f} %", ""])
         if committee := summary.get("committee"):
             for key, what in ACCURACIES.items():
                 if committee[key] is not None:

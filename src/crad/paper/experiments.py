@@ -26,7 +26,10 @@ FIGURES = ("per_class", "convergence", "context", "cases")
 NAMES = (*TABLES, *FIGURES)
 GROUPS = {"figures": FIGURES, "all": NAMES}
 # Of this project, with no published figure: no part of `all`.
-OWN = ("beyond", "controls", "attacks", "committee", "committee_rules", "student", "kinds", "private")
+OWN = (
+    *("beyond", "controls", "attacks", "committee", "committee_rules", "student", "kinds", "private"),
+    *("strength", "digest", "clipping"),
+)
 CHOICES = (*NAMES, *OWN, *GROUPS)
 PAPER_PRESET = "paper"
 
