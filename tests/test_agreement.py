@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crad.config import RECIPES, with_stored_names
+from crad.config import RECIPES, names_of, setting_of, with_stored_names
 from crad.data.preprocessing import AUGMENTATIONS
 from crad.errors import ConfigError
 from crad.models import Architecture
@@ -57,7 +57,7 @@ def test_what_is_written_is_what_is_read(agreement, tmp_path):
 
 
 def test_defaults_are_written_in_full(agreement):
-    recipe = {"local_loss", "evidence", "filter", "distill_augment", "teacher_prior"}
+    recipe = set(names_of("recipe"))
     unset = {"active", "private_counts"} | recipe  # none by default
     younger = {
         "optimizer",
@@ -77,7 +77,8 @@ def test_a_recipe_is_written_in_full_where_it_is_not_the_published_one(identitie
     assert published.hash == agreement.hash, "saying what holds anyway changes nothing"
     plus = agreed(identities, settings={**agreement.settings, "method": "crad-plus", "local_loss": "plain"})
     expected = replace(RECIPES["crad-plus"], local_loss="plain")
-    stored = with_stored_names({name: one for name, one in asdict(expected).items() if name != "teacher_prior"})
+    said = {name: one for name, one in asdict(expected).items() if not setting_of(name).is_unsaid_before}
+    stored = with_stored_names(said)
     assert {name: plus.settings[name] for name in stored} == stored
     assert plus.experiment(dataset="own.npz", device="cpu").recipe == expected
     with pytest.raises(ConfigError, match="unknown setting 'liars'"):

@@ -91,6 +91,8 @@ def one_round(shallow):
         {"matching": "mixup"},
         {"matching": "strong"},
         {"teacher_prior": "remove"},
+        {"missing_weight": 4.0},
+        {"pooling": "log"},
         {"liars": 1},
     ],
     ids=lambda setting: "-".join(map(str, *setting.items())),

@@ -26,6 +26,7 @@ from crad.config.setting import (
     Accountant,
     AtLeastOne,
     AttackKind,
+    Calibration,
     ClipNorm,
     Device,
     DistillAugment,
@@ -40,6 +41,7 @@ from crad.config.setting import (
     OptimizerKind,
     Pairs,
     PartitionKind,
+    Pooling,
     Positive,
     Role,
     Setting,
@@ -553,6 +555,61 @@ class Experiment(BaseModel):
             is_unsaid_before=True,
             is_of_teachers=True,
             words={"remove": "priors removed", "keep": "priors kept"},
+        ),
+    ] = None
+    snapshot_average: Annotated[
+        float | None,
+        Field(ge=0, lt=1),
+        Setting(
+            "Publish an average of the model over its rounds, in which what was there before keeps this share each "
+            "round; 0: the model as it is (the method's)",
+            "Distillation",
+            "recipe",
+            "agreed",
+            before=0.0,
+            is_unsaid_before=True,
+            is_of_teachers=True,
+            metavar="SHARE",
+        ),
+    ] = None
+    calibration: Annotated[
+        Calibration | None,
+        Setting(
+            "How sure teachers are taken to be: none, as they are; temperature, by one that each publishes, fitted on "
+            "its own validation half (the method's)",
+            "Distillation",
+            "recipe",
+            "agreed",
+            before="none",
+            is_unsaid_before=True,
+            is_of_teachers=True,
+            words={"temperature": "calibrated", "none": "not calibrated"},
+        ),
+    ] = None
+    pooling: Annotated[
+        Pooling | None,
+        Setting(
+            "How those who are kept are averaged: mean, their probabilities, or log, the logarithms (the method's)",
+            "Distillation",
+            "recipe",
+            "agreed",
+            before="mean",
+            is_unsaid_before=True,
+            is_of_teachers=True,
+            words={"log": "log pooling", "mean": "mean pooling"},
+        ),
+    ] = None
+    missing_weight: Annotated[
+        NotNegative | None,
+        Setting(
+            "How much more a sample counts in the distillation, beyond 1, where its target is on classes that the "
+            "client lacks (the method's)",
+            "Distillation",
+            "recipe",
+            "agreed",
+            before=0.0,
+            is_unsaid_before=True,
+            is_of_teachers=True,
         ),
     ] = None
     attack: Annotated[

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from crad.aggregation import Combination, Rule, TeacherFindings, TeacherJudge, resolve_rule
-from crad.federation.class_statistics import stack_statistics
+from crad.federation.class_statistics import own_temperatures, stack_statistics
 from crad.federation.context import RunContext
 from crad.federation.message import Message
 from crad.federation.method import Learned, Method, Phase, RoundContext
@@ -29,6 +29,7 @@ from crad.models import Architecture
 from crad.training.digest import logits_on
 from crad.training.epoch import Block, LossMeter
 from crad.training.losses import StudentLoss
+from crad.training.sample_weights import lacking_classes, missing_class_weights
 
 PROBED_IMAGES = 16  # enough to see that a model gives numbers
 
@@ -107,7 +108,12 @@ def learn_from(
         blocks = local_blocks(peer, context, distill_augment=recipe.distill_augment, sample_values=sample_values)
     published = stack_statistics([snapshot.statistics for snapshot in snapshots])
     judge = TeacherJudge.begin(
-        rule, published, filter_kind=recipe.filter, source=recipe.evidence, teacher_prior=recipe.teacher_prior
+        rule,
+        published,
+        filter_kind=recipe.filter,
+        source=recipe.evidence,
+        teacher_prior=recipe.teacher_prior,
+        pooling=recipe.pooling,
     )
     for block in blocks:
         if not len(block.labels):  # a Poisson batch of private training: nobody to ask about, and noise alone
@@ -117,7 +123,8 @@ def learn_from(
         if target_BC is None:
             loss_of = own_labels(block, log_prior_C=peer.log_prior_C)
         elif loss_towards is None:
-            loss_of = student_loss(peer, block, target_BC)
+            weight_B = weigh_lacking(peer, target_BC, recipe.missing_weight) if recipe.missing_weight else None
+            loss_of = student_loss(peer, block, target_BC, weight_B)
         else:
             loss_of = loss_towards(block, target_BC, judge.trust.teachers)
         train_peer(peer, block, loss_of, meter)
@@ -165,6 +172,13 @@ def student_loss(peer: Peer, block: Block, target_BC: Tensor, weight_B: Tensor |
     )
 
 
+def weigh_lacking(peer: Peer, target_BC: Tensor, strength: float) -> Tensor:
+    """Return how much each sample counts in the distillation, [B]: more where its target is on what the peer lacks."""
+    counts_C = torch.bincount(peer.train.labels.cpu(), minlength=peer.num_classes)
+    temperature = peer.experiment.temperature
+    return missing_class_weights(target_BC, lacking_classes(counts_C), strength=strength, temperature=temperature)
+
+
 def make_target(
     peer: Peer,
     block: Block,
@@ -177,7 +191,8 @@ def make_target(
     """Combine the predictions of all teachers for a block, [B,C]; None where no teacher gives numbers."""
     experiment = peer.experiment
     teachers = [partial(cache.get, snapshot) for snapshot in snapshots]
-    q_KBC = soft_predictions(teachers, block.inputs, temperature=experiment.temperature)
+    own = own_temperatures([snapshot.statistics for snapshot in snapshots])
+    q_KBC = soft_predictions(teachers, block.inputs, temperature=experiment.temperature, own=own)
     combine = partial(
         judge.combine,
         min_support=experiment.min_support,
