@@ -25,7 +25,7 @@ from tests.conftest import change
 from tests.test_comparison import summary
 
 
-def with_gradient(*values: float) -> nn.Module:
+def with_gradient(*values: float) -> nn.Linear:
     model = nn.Linear(len(values), 1, bias=False)
     model.weight.grad = torch.tensor([values])
     return model

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -15,13 +17,21 @@ from crad.runs.resolution import resolve_experiment
 from tests.conftest import change
 from tests.federation import Federation
 
-SETTINGS_OF_BEFORE = {  # what experiment.toml of 0.2.0's first runs has
+SETTINGS_OF_BEFORE: dict[str, dict[str, Any]] = {  # what experiment.toml of 0.2.0's first runs has
     "dfml": {"mutual_epochs": 1, "teacher_weights": "size", "period": 10},
     "fedmd": {"digest_lr": 2e-4, "digest_batch": 128, "digest_epochs": 1, "pretrain_epochs": 0},
     "msfkd": {"digest_lr": 2e-4, "digest_batch": 128, "digest_epochs": 1, "keep_fraction": 0.5},
 }
-LATER = {"dfml": {"peaks": "both"}, "fedmd": {"digest_samples": 5000}, "msfkd": {"ties": "probability"}}
-USUAL = {"dfml": {"peaks": "cycle"}, "fedmd": {"digest_samples": 0}, "msfkd": {"ties": "lowest"}}
+LATER: dict[str, dict[str, Any]] = {
+    "dfml": {"peaks": "both"},
+    "fedmd": {"digest_samples": 5000},
+    "msfkd": {"ties": "probability"},
+}
+USUAL: dict[str, dict[str, Any]] = {
+    "dfml": {"peaks": "cycle"},
+    "fedmd": {"digest_samples": 0},
+    "msfkd": {"ties": "lowest"},
+}
 
 
 # --- settings that came later
