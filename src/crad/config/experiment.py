@@ -684,7 +684,7 @@ class Experiment(BaseModel):
     @property
     def clipping_limit(self) -> float | None:
         """Return the norm that gradients are clipped to; None: they are not."""
-        return None if self.clip_norm == NONE else self.clip_norm
+        return None if isinstance(self.clip_norm, str) else self.clip_norm
 
     @model_validator(mode="after")
     def _check_together(self) -> Experiment:
