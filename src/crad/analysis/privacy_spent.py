@@ -11,6 +11,8 @@ from crad.analysis.series import Row
 from crad.runs.records import Record
 from crad.runs.run_records import RunRecords
 
+EPSILON_LEFT = "epsilon_left"  # in what a member tells of a round: spent on its data by all that left
+
 
 @dataclass(frozen=True)
 class PrivacySpent:
@@ -34,7 +36,12 @@ def spent_by_client(rounds: Iterable[Record]) -> dict[int, Record]:
 
 
 def highest_epsilon(record: Record) -> float | None:
-    """Return the most that a client of one round's record has spent so far; None where nobody's training is private."""
+    """Return the most that a client of one round's record has spent so far; None where nobody's training is private.
+
+    A member says what has left, which is less than what its newest model has in it.
+    """
+    if EPSILON_LEFT in record:
+        return float(record[EPSILON_LEFT])
     return max((one["epsilon"] for one in spent_by_client([record]).values()), default=None)
 
 

@@ -39,7 +39,11 @@ What = Annotated[
 ]
 Seeds = Annotated[
     str | None,
-    typer.Option("--seeds", metavar="1,2,...", help="Seeds. Default: 1024 as in the paper; of ours as experiments/WHAT.toml says."),
+    typer.Option(
+        "--seeds",
+        metavar="1,2,...",
+        help="Seeds. Default: 1024 as in the paper; of ours as experiments/WHAT.toml says.",
+    ),
 ]
 Datasets = Annotated[
     str | None, typer.Option("--datasets", metavar="A,B,...", help="Only the runs that the paper has on these.")
