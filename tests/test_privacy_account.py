@@ -403,6 +403,28 @@ def test_noise_and_division_follow_a_secret_of_the_member(federation, monkeypatc
         assert not any(secret in one.read_bytes() for one in leaving)
 
 
+def test_noise_is_other_noise_as_soon_as_a_record_or_its_part_is_another(tmp_path):
+    """Who deletes a part of the state to begin again, with a corrected file, must not draw the same noise on it."""
+    clinics = found_clinics(tmp_path, exchange=(tmp_path / "store").as_uri(), settings=PRIVATE)
+    site = read_site(clinics.site(0))
+
+    def seed_and_run() -> tuple[int, str]:
+        part = prepare_local_peer(clinics.agreement, site)
+        assert part.account is not None
+        return part.context.noise_seed, part.account.run
+
+    first = seed_and_run()
+    assert seed_and_run() == first
+    with np.load(site.data) as kept:
+        arrays = dict(kept)
+    arrays["train_images"][0] = 255 - arrays["train_images"][0]
+    np.savez(site.data, **arrays)
+    second = seed_and_run()
+    (clinics.site(0).parent / "state" / DIVISION).unlink()
+    third = seed_and_run()
+    assert len({first[0], second[0], third[0]}) == len({first[1], second[1], third[1]}) == 3
+
+
 @pytest.mark.parametrize(
     ("trained", "state", "words"),
     [
