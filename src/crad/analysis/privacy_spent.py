@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from crad.analysis.comparison import over_seeds
 from crad.analysis.groups import Methods
 from crad.analysis.series import Row
+from crad.config import Experiment
 from crad.runs.records import Record
 from crad.runs.run_records import RunRecords
 
@@ -28,6 +29,16 @@ class PrivacySpent:
     steps: int
     releases: int
     noise_multiplier: float | None
+
+
+def word_about_counts(experiment: Experiment) -> str | None:
+    """Return what private counts are and are not; None where nobody has asked for them."""
+    if experiment.private_counts is None:
+        return None
+    return (
+        f"private_counts = {experiment.private_counts:g} is the paper's Section 5: counts are noised, the accuracies "
+        "beside them are exact and give them away, and models are not private; private_training protects all three"
+    )
 
 
 def spent_by_client(rounds: Iterable[Record]) -> dict[int, Record]:
