@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -350,7 +351,7 @@ def outcome(clinics: Clinics, number: int) -> dict[str, Any]:
 
 
 def test_a_member_is_told_what_it_has_spent(federation):
-    clinics, _ = federation
+    clinics, log = federation
     said = outcome(clinics, 0)["privacy"]
     plan = plan_of(clinics.agreement.experiment(dataset="own.npz", device="cpu"))
     assert plan is not None
@@ -358,6 +359,9 @@ def test_a_member_is_told_what_it_has_spent(federation):
     assert said["epsilon"] == pytest.approx(plan.spent(steps=4, releases=2))
     assert plan.training_epsilon(4) < plan.statistics_epsilon(2) == pytest.approx(6.75, abs=0.01)
     assert (said["budget"], said["is_stopped"], said["agreements"]) == (None, False, 1)
+    told = re.findall(r"clinic-(\d) in trial  round (\d)/3 .* epsilon ([\d.]+)", log)
+    assert ("0", "3", f"{plan.spent(steps=4, releases=2):.3f}") in told, "what left, not what the model has in it"
+    assert ("2", "3", f"{plan.spent(steps=2, releases=1):.3f}") in told
     page = (clinics.state(0) / "report.html").read_text()
     assert "were differentially private: epsilon" in page
     assert "of 8 (agreed) spent, delta 0.001, per record" in page
@@ -377,9 +381,8 @@ def test_who_has_spent_its_budget_stops_publishing_and_the_federation_goes_on(fe
         assert outcome(clinics, number)["rounds_taken_part"] == SETTINGS["rounds"]
         assert outcome(clinics, number)["missing"] == {}, "its last snapshot stands in: nobody waits for it"
     signed = SignatureRecord(clinics.state(2) / EXCHANGE / SIGNED)
-    second, third = (
-        Manifest.model_validate_json(manifest_in(signed.find(number, "snapshot") or b"")) for number in (2, 3)
-    )
+    envelopes = [signed.find(number, "snapshot") or b"" for number in (2, 3)]
+    second, third = (Manifest.model_validate_json(manifest_in(one)) for one in envelopes)
     assert third == second.model_copy(update={"round_index": 3})
 
 
@@ -398,6 +401,28 @@ def test_noise_and_division_follow_a_secret_of_the_member(federation, monkeypatc
         leaving = [one for one in (clinics.folder / "store").rglob("*") if one.is_file()]
         assert leaving
         assert not any(secret in one.read_bytes() for one in leaving)
+
+
+def test_noise_is_other_noise_as_soon_as_a_record_or_its_part_is_another(tmp_path):
+    """Who deletes a part of the state to begin again, with a corrected file, must not draw the same noise on it."""
+    clinics = found_clinics(tmp_path, exchange=(tmp_path / "store").as_uri(), settings=PRIVATE)
+    site = read_site(clinics.site(0))
+
+    def seed_and_run() -> tuple[int, str]:
+        part = prepare_local_peer(clinics.agreement, site)
+        assert part.account is not None
+        return part.context.noise_seed, part.account.run
+
+    first = seed_and_run()
+    assert seed_and_run() == first
+    with np.load(site.data) as kept:
+        arrays = dict(kept)
+    arrays["train_images"][0] = 255 - arrays["train_images"][0]
+    np.savez(site.data, **arrays)
+    second = seed_and_run()
+    (clinics.site(0).parent / "state" / DIVISION).unlink()
+    third = seed_and_run()
+    assert len({first[0], second[0], third[0]}) == len({first[1], second[1], third[1]}) == 3
 
 
 @pytest.mark.parametrize(
@@ -449,7 +474,7 @@ def test_a_budget_for_training_that_is_not_private_is_refused(tmp_path):
     ("settings", "line"),
     [
         ({"noise_multiplier": 0.4}, r"noise_multiplier = 0.4 spends epsilon .* and private_training is 8"),
-        ({"delta": 0.2}, r"delta = 0.2 in the agreement, and we hold \d+ records: with that chance any of them may be"),
+        ({"delta": 0.2}, r"delta = 0.2, and we hold \d+ records: with that chance any of them may be published whole"),
     ],
 )
 def test_an_agreement_whose_claim_is_none_is_refused(tmp_path, settings, line):

@@ -5,6 +5,7 @@ Shapes: B samples, C classes.
 
 from __future__ import annotations
 
+import html
 import math
 from collections import Counter
 from dataclasses import replace
@@ -730,6 +731,22 @@ def test_what_would_reach_around_the_noise_is_refused(private, settings, line):
 def test_a_delta_that_lets_a_record_be_published_whole_is_refused(private):
     with pytest.raises(ConfigError, match=r"delta = 0.2, and client 0 holds \d+ records: with that chance any of them"):
         crad.run(change(private, delta=0.2))
+
+
+def test_private_counts_are_called_what_they_are(private, tmp_path):
+    settings = {
+        "private_training": None,
+        "noise_multiplier": None,
+        "private_counts": 1.0,
+        "method": "local",
+        "rounds": 1,
+    }
+    result = crad.run(change(private, **settings), output=tmp_path / "run")
+    word = (
+        "private_counts = 1 is the paper's Section 5: counts are noised, the accuracies beside them are exact and give"
+    )
+    assert [one for one in result.notices if one.startswith(word)]
+    assert word in html.unescape((tmp_path / "run" / "report.html").read_text())
 
 
 def test_networks_that_nobody_has_named_are_named(private):

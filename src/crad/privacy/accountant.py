@@ -2,7 +2,7 @@
 
 The unit is one record of a client, added or removed. Training releases noised sums of clipped gradients over Poisson
 samples; class statistics are Gaussian releases of counts and hits. A record is in one part of a shard, decided by the
-record itself, so a client's account is the larger of the two, not their sum (docs/privacy.md has the argument).
+record itself, so a client's account is the larger of the two, not their sum (docs/privacy-argument.md).
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def check_delta(delta: float, records: int, *, whose: str) -> None:
     if delta * records >= 1:
         raise ConfigError(
             f"delta = {delta:g}, and {whose} {records} records: with that chance any of them may be published whole; "
-            f"ask for less than {1 / records:.1g}"
+            f"choose less than {1 / records:.1g}"
         )
 
 

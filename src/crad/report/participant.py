@@ -370,8 +370,9 @@ def _privacy_words(record: Mapping[str, Any]) -> str:
     if "privacy" not in record:
         return _counts_sentence(record["private_counts"])
     return (
-        f"Training and class statistics were differentially private: {privacy_sentence(record['privacy'])}. What that "
-        "means, and what it does not cover: docs/privacy.md."
+        f"Training and class statistics were differentially private: {privacy_sentence(record['privacy'])}. That "
+        "does not cover this page, model.safetensors and committee.safetensors, which were made with exact figures of "
+        "our own samples: they are for us. What it means: docs/privacy.md."
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crad.analysis.confusions import confused_members, confusion_sentence
+from crad.analysis.privacy_spent import EPSILON_LEFT
 from crad.config import to_toml
 from crad.engines.serial import SerialEngine
 from crad.federation.exchange import Exchange, MemoryExchange
@@ -44,16 +45,20 @@ def take_part(part: LocalPeer, exchange: MemberExchange, *, callback: Callback) 
     """Run all rounds of the federation that are still to come, with this exchange; survives being stopped anywhere."""
     status = StatusCallback(part, exchange, notice=callback.on_notice)
     unused = LambdaCallback(on_round=status.say_unused)  # after the line of the round itself
-    trained = _train(
-        part,
-        part.method,
-        part.folder,
-        exchange,
-        callback=CallbackList([status, callback, unused]),
-        account=part.account,
-    )
+    told = callback if part.account is None else _with_account(callback, part.account)
+    callbacks = CallbackList([status, told, unused])
+    trained = _train(part, part.method, part.folder, exchange, callback=callbacks, account=part.account)
     status.say_trained()
     return trained
+
+
+def _with_account(callback: Callback, account: PrivacyAccount) -> Callback:
+    """Return a callback that hears with each round what has left and been spent, not what the model has in it."""
+
+    def on_round(record: Record) -> None:
+        callback.on_round({**record, EPSILON_LEFT: account.spent()})
+
+    return LambdaCallback(on_step=callback.on_step, on_round=on_round, on_notice=callback.on_notice)
 
 
 class StatusCallback(Callback):
