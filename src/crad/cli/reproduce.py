@@ -34,7 +34,8 @@ What = Annotated[
         "these four; all of these; main: methods against training alone; beyond: changes of CRAD, against CRAD; "
         "controls: what carries crad-plus; attacks: what dishonest clients do to the others; committee, "
         "committee_rules: all models asked together; student: one student against the committee that it "
-        "learns from; kinds: tables, texts, recordings; private: accuracy against epsilon; everything: all that were named",
+        "learns from; kinds: tables, texts, recordings; private: accuracy against epsilon; "
+        "everything: all that were named",
     ),
 ]
 Seeds = Annotated[
