@@ -220,6 +220,55 @@ def test_choices_are_compared_with_the_candidate(monkeypatch, tmp_path, capsys):
     assert capsys.readouterr().out.count("\n") < out.count("\n")
 
 
+def test_the_study_of_rates_runs_once_and_looks_at_validation_alone(
+    one_thread, tiny_npz, monkeypatch, tmp_path, capsys
+):
+    small = study("small")
+    monkeypatch.setattr(small, "CANDIDATES", {name: small.CANDIDATES[name] for name in ("0.01", "0.03, cosine")})
+    world = (
+        f"dataset={tiny_npz},clients=2,rounds=4,eval_every=2,width=0.125,train_limit=none,test_limit=10,proxy_size=0"
+    )
+    small.main([str(tmp_path), f"{world},workers=1"])
+    out = capsys.readouterr().out
+    lines = [json.loads(line) for line in (tmp_path / small.MEASURED).read_text().splitlines()]
+    assert [(one["name"], one["method"], one["rounds_averaged"]) for one in lines] == [
+        (name, method, 2) for name in small.CANDIDATES for method in ("local", "centralized")
+    ]
+    assert not [key for one in lines for key in one if "global" in key or "test" in key]
+    assert "Decided: " in out
+    (tmp_path / small.MEASURED).write_text("".join(json.dumps(one) + "\n" for one in lines[:3]))
+    for run in (tmp_path / "runs").iterdir():
+        shutil.rmtree(run / "checkpoint")  # nothing is trained again: the fourth line is read from its run
+    small.main([str(tmp_path), f"{world},workers=1"])
+    assert [json.loads(line) for line in (tmp_path / small.MEASURED).read_text().splitlines()] == lines
+    table = out[out.index("| rate |") :]
+    assert capsys.readouterr().out.endswith(table)
+
+
+RATES = {
+    "the best constant one": ((50, 60, 58), (50, 50, 50), "0.02"),
+    "less than a point is nothing": ((50, 51.8, 50), (50, 50, 50), "0.01"),
+    "a whole point is something": ((50, 52, 50), (50, 50, 50), "0.02"),
+    "falling helps local": ((50, 50, 50), (51, 50, 50), "0.03, cosine"),
+    "falling helps local too little": ((50, 50, 50), (50.9, 50.9, 50.9), "0.01"),
+    "falling is ahead of all by a point": ((50, 50, 50), (51, 53, 52), "0.06, cosine"),
+}
+
+
+@pytest.mark.parametrize(("steady", "falling", "taken"), RATES.values(), ids=RATES)
+def test_a_rate_is_taken_by_the_rule_that_was_written_down(steady, falling, taken):
+    small = study("small")
+    local = dict(zip(small.CANDIDATES, (*steady, *falling), strict=True))
+    assert small.decide({name: {"local": one, "centralized": 50.0} for name, one in local.items()}) == taken
+
+
+def test_a_falling_rate_that_costs_the_ceiling_more_than_it_brings_is_not_taken():
+    small = study("small")
+    alike = {name: {"local": 50.0, "centralized": 50.0} for name in small.CANDIDATES}
+    assert small.decide({**alike, "0.1, cosine": {"local": 52.0, "centralized": 47.0}}) == "0.01"
+    assert small.decide({**alike, "0.1, cosine": {"local": 52.0, "centralized": 48.0}}) == "0.1, cosine"
+
+
 @pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="memory is read from Linux's /proc")
 def test_an_exchange_between_processes_is_measured(one_thread, capsys):
     exchange = study("exchange")

@@ -15,6 +15,7 @@ from crad.analysis.durations import MINI_ROUND_SECONDS, Durations
 from crad.config import PRESETS, Experiment
 from crad.errors import ConfigError
 from crad.methods import PAPER_METHODS
+from crad.methods.dfml import PEAKS
 from crad.paper.experiments import (
     GROUPS,
     NAMES,
@@ -28,6 +29,7 @@ from crad.paper.experiments import (
 )
 from crad.paper.measures import MEASURES, trace_case
 from crad.paper.paper_tables import make_paper_table, tidy_csv, tidy_rows
+from crad.paper.plan import plan_reproduction
 from crad.report.latex import latex, table_latex
 from crad.report.tables import Cell, Table, table_markdown
 from crad.runs.run_records import RunRecords
@@ -490,6 +492,39 @@ def test_accuracy_on_the_most_and_the_least_held_class():
     assert measured("rarest_class_accuracy", records) == pytest.approx((30 + 10) / 2)
 
 
+def test_a_row_may_be_of_other_weights_that_clients_keep():
+    records = run(variants={"kept-peak": {"global_accuracy": 61.0, "local_accuracy": 52.0}}, global_accuracy=44.0)
+    assert measured("variant_global_accuracy", records, "dfml-5/kept-peak") == 61.0
+    assert measured("variant_local_accuracy", records, "dfml-5/kept-peak") == 52.0
+    assert measured("variant_global_accuracy", records, "dfml-5") == 44.0
+    assert measured("variant_global_accuracy", records, "dfml-5/peak") is None
+
+
+def test_the_share_of_clipped_steps_is_in_percent():
+    assert measured("clipped_percent", run(clipped_share=0.86)) == pytest.approx(86.0)
+    assert measured("clipped_percent", run()) is None
+
+
+@pytest.mark.parametrize("name", ["digest", "clipping"])
+def test_where_settings_are_chosen_no_test_image_and_no_seed_of_a_table_is_looked_at(name):
+    paper = load_paper(name)
+    assert {metric.name for metric in paper.metrics} <= {"others_accuracy", "validation_accuracy", "clipped_percent"}
+    others = [load_paper(other) for other in (*NAMES, *OWN) if other not in ("digest", "clipping")]
+    assert not {*paper.seeds} & {seed for other in others for seed in other.seeds}
+
+
+def test_rows_of_dfmls_other_weights_are_of_the_same_runs_as_the_row_itself():
+    paper = load_paper("strength")
+    by_name = {row.name: row for row in paper.rows}
+    weights = [name for name in by_name if "/" in name]
+    assert len(weights) == 9
+    for name in weights:
+        regular, _, variant = name.partition("/")
+        assert by_name[name].settings == by_name[regular].settings
+        assert variant in PEAKS[by_name[name].settings["method_settings"]["peaks"]]
+    assert {row.settings["method_settings"]["mutual_epochs"] for row in paper.rows if "dfml" in row.name} == {1, 5, 10}
+
+
 def test_convergence_measures():
     records = run(rounds=ROUNDS, last_global_accuracy=22.0)
     assert measured("early_global_accuracy", records) == 11.0
@@ -624,3 +659,41 @@ def test_before_the_first_run_the_paper_and_our_own_page_are_asked():
     assert durations.round_seconds(Experiment(preset="demo")) is None
     assert "the paper" in durations.basis("paper")
     assert "after the first run" in durations.basis("demo")
+
+
+# --- the main comparison
+
+
+def test_every_run_of_the_main_comparison_stands_where_it_tells_most(tmp_path):
+    runs = plan_reproduction("main", tmp_path, flags={"preset": "small"}).runs
+    said = [(Path(run.experiment.dataset).stem, run.experiment.seed) for run in runs]
+    assert said[:60] == [(data, seed) for seed in (1, 2, 3) for data in ("cifar10", "pathmnist") for _ in range(10)]
+    assert [run.experiment.method for run in runs[:6]] == [
+        *("local", "crad-plus", "committee", "crad", "uniform", "local"),
+    ]
+    assert {run.experiment.seed for run in runs[60:]} == {1}
+    assert len(runs) == 60 + 2 * 5 + 2 * 4 + 11
+    worlds = {(run.experiment.clients, run.experiment.active, run.experiment.rounds) for run in runs}
+    assert worlds == {(10, None, 60), (20, 10, 60), (50, 10, 60)}
+    assert len({run.key for run in runs}) == len(runs)
+
+
+def test_what_has_fewer_seeds_of_its_own_has_those_that_are_asked_for(tmp_path):
+    paper = load_paper("main")
+    by_row = {"fedgd": 1, "local": 3}
+    for row, count in by_row.items():
+        cells = plan_cells(paper, flags={"preset": "small"}, choice=Choice(rows=[row], columns=["cifar10"]))
+        assert [cell.experiment.seed for cell in cells] == [1, 2, 3][:count]
+        assert {cell.is_aside for cell in cells} == {count == 1}
+        cells = plan_cells(
+            paper, flags={"preset": "small"}, seeds=[4, 5], choice=Choice(rows=[row], columns=["cifar10"])
+        )
+        assert [cell.experiment.seed for cell in cells] == [4, 5]
+
+
+def test_runs_of_the_main_comparison_serve_the_paper_s_tables_too(tmp_path):
+    main = {run.key for run in plan_reproduction("main", tmp_path, flags={"preset": "small"}).runs}
+    table = plan_reproduction(
+        "table1", tmp_path, flags={"preset": "small"}, seeds=[1], choice=Choice(datasets=["cifar10"])
+    )
+    assert {run.key for run in table.runs} <= main

@@ -362,7 +362,7 @@ def test_what_a_flag_wants_follows_from_the_type_of_its_setting():
         "train_limit": "COUNT",
         "method": "NAME",
         "method_settings": "NAME=VALUE,...",
-        "preset": "[paper|mini|demo]",
+        "preset": "[paper|mini|small|demo]",
         "partition": "NAME",  # five of them: its help names them
         "unsupported": "[consensus|zero]",
         "local_loss": "[plain|balanced]",

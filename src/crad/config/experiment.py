@@ -27,6 +27,7 @@ from crad.config.setting import (
     AtLeastOne,
     AttackKind,
     Calibration,
+    ClipNorm,
     Device,
     DistillAugment,
     DistillSchedule,
@@ -363,7 +364,14 @@ class Experiment(BaseModel):
         NotNegative, Setting("Weight decay; apart from the gradient with adamw", "Training", "learning", "agreed")
     ] = 5e-4
     clip_norm: Annotated[
-        Positive, Setting("Gradients are clipped to this L2 norm", "Training", "learning", "agreed")
+        ClipNorm,
+        Setting(
+            "Gradients are clipped to this L2 norm; none: they are not",
+            "Training",
+            "learning",
+            "agreed",
+            metavar="NUMBER|none",
+        ),
     ] = 5.0
     augment: Annotated[
         bool, Setting("Random crops and flips, as the data set allows", "Training", "learning", "agreed elsewhere")
@@ -763,6 +771,11 @@ class Experiment(BaseModel):
         return replace(
             RECIPES.get(self.method, PUBLISHED), **{name: value for name, value in given.items() if value is not None}
         )
+
+    @property
+    def clipping_limit(self) -> float | None:
+        """Return the norm that gradients are clipped to; None: they are not."""
+        return None if isinstance(self.clip_norm, str) else self.clip_norm
 
     @model_validator(mode="after")
     def _check_together(self) -> Experiment:

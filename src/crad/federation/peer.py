@@ -38,6 +38,7 @@ from crad.randomness import torch_seed, torch_stream
 from crad.training.batch_statistics import renew_statistics
 from crad.training.calibration import fit_temperature
 from crad.training.canaries import COINS, FIRST, SCORES, STEP_SCORES, Canaries, draw_canaries
+from crad.training.clipping import Clipper
 from crad.training.evaluation import ClassScore, score_with_priors
 from crad.training.losses import log_count_shares, log_shares
 from crad.training.optimizer import make_optimizer, optimizer_tensors
@@ -85,6 +86,7 @@ class Peer:
         self.listens = context.adversary.listens(member.index)  # to teachers; all but some simulated attackers do
         self.model = self.first_model() if model is None else model
         self.round_index = round_index
+        self.clipper = Clipper(self.experiment.clipping_limit)  # of its steps, but for private ones
         self.private_steps = 0  # taken by this peer at work, each of which spends privacy
         self.learned_from: tuple[str, ...] = ()  # of a member's private training: a name of all that goes into it
         self.memory: dict[str, Tensor] = {}  # what a method keeps from phase to phase and from round to round

@@ -2,7 +2,7 @@
 
 The unit is one record of a client, added or removed. Training releases noised sums of clipped gradients over Poisson
 samples; class statistics are Gaussian releases of counts and hits. A record is in one part of a shard, decided by the
-record itself, so a client's account is the larger of the two, not their sum (docs/privacy.md has the argument).
+record itself, so a client's account is the larger of the two, not their sum (docs/privacy-argument.md).
 """
 
 from __future__ import annotations
@@ -98,14 +98,14 @@ def statistics_every(experiment: Experiment) -> int:
 
 def noise_for(experiment: Experiment) -> float:
     """Return the least noise with which all planned rounds of training stay within the target."""
+    return _noise_within(*noise_question(experiment))
+
+
+def noise_question(experiment: Experiment) -> tuple[float, float, float, int, Accountant]:
+    """Return all that decides how much noise is needed: target, delta, sampling rate, steps and accountant."""
     assert experiment.private_training is not None, "asked of private training alone"
-    return _noise_within(
-        experiment.private_training,
-        delta=experiment.delta,
-        rate=experiment.sampling_rate,
-        steps=experiment.rounds * steps_per_round(experiment),
-        accountant=experiment.accountant,
-    )
+    steps = experiment.rounds * steps_per_round(experiment)
+    return experiment.private_training, experiment.delta, experiment.sampling_rate, steps, experiment.accountant
 
 
 def check_noise(experiment: Experiment) -> None:
@@ -127,8 +127,17 @@ def check_noise(experiment: Experiment) -> None:
         )
 
 
+def check_delta(delta: float, records: int, *, whose: str) -> None:
+    """Refuse a delta with which a mechanism that now and then publishes a record whole would be private."""
+    if delta * records >= 1:
+        raise ConfigError(
+            f"delta = {delta:g}, and {whose} {records} records: with that chance any of them may be published whole; "
+            f"choose less than {1 / records:.1g}"
+        )
+
+
 @functools.cache
-def _noise_within(target: float, *, delta: float, rate: float, steps: int, accountant: Accountant) -> float:
+def _noise_within(target: float, delta: float, rate: float, steps: int, accountant: Accountant) -> float:
     """Search by halving: spending falls as the noise rises. What is returned never spends more than the target."""
 
     def is_within(noise: float) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,24 +18,28 @@ from crad.plugins import is_object, passed_object
 from crad.privacy.accountant import check_noise, noise_for
 
 
-def resolve_experiment(experiment: Experiment) -> Experiment:
+def resolve_experiment(
+    experiment: Experiment, *, noise: Callable[[Experiment], float | None] = noise_for
+) -> Experiment:
     """Return the same experiment, said so that it can be repeated anywhere and later.
 
     A data file or folder and a file of weights is named by its full path, and every setting of the method stands there.
+    `noise`: how much private training needs, where nobody says; to search for it takes seconds.
     """
     experiment = _for_its_data(experiment)
     method = resolve_method(experiment.method, experiment.method_settings)
     own = {name: value for name, value in method.settings.items() if isinstance(value, bool | int | float | str)}
+    given = {name: value for name, value in experiment.method_settings.items() if name not in method.unsaid}
     check_recipe(experiment, method)
     whole: dict[str, Any] = {
         "dataset": absolute_name(experiment.dataset),
         "test_data": None if experiment.test_data is None else absolute_name(experiment.test_data),
         "models": tuple(map(_with_full_path, experiment.models)),
-        "method_settings": {**own, **experiment.method_settings},
+        "method_settings": {**own, **given},
     }
     check_noise(experiment)
     if experiment.private_training is not None and experiment.noise_multiplier is None:
-        whole["noise_multiplier"] = noise_for(experiment)  # once: who trains elsewhere need not search for it again
+        whole["noise_multiplier"] = noise(experiment)  # once: who trains elsewhere need not search for it again
     return Experiment(**{**experiment.model_dump(), **asdict(experiment.recipe), **whole})
 
 
