@@ -22,7 +22,10 @@ from benchmarks.__main__ import main as measure
 from benchmarks.aggregation import SORTED
 from benchmarks.harness import Section, count_flops, interleave, speedup, write_json
 from benchmarks.naive import NaiveFederation, class_loop_target
+from crad.config import Experiment
 from crad.device import ComputePart, computing_timed, stopwatch
+from crad.errors import ConfigError
+from crad.methods import check_recipe, resolve_method
 from crad.randomness import repeatable
 from tests.conftest import change
 from tests.federation import Federation
@@ -217,6 +220,55 @@ def test_choices_are_compared_with_the_candidate(monkeypatch, tmp_path, capsys):
     assert capsys.readouterr().out.count("\n") < out.count("\n")
 
 
+def test_the_study_of_rates_runs_once_and_looks_at_validation_alone(
+    one_thread, tiny_npz, monkeypatch, tmp_path, capsys
+):
+    small = study("small")
+    monkeypatch.setattr(small, "CANDIDATES", {name: small.CANDIDATES[name] for name in ("0.01", "0.03, cosine")})
+    world = (
+        f"dataset={tiny_npz},clients=2,rounds=4,eval_every=2,width=0.125,train_limit=none,test_limit=10,proxy_size=0"
+    )
+    small.main([str(tmp_path), f"{world},workers=1"])
+    out = capsys.readouterr().out
+    lines = [json.loads(line) for line in (tmp_path / small.MEASURED).read_text().splitlines()]
+    assert [(one["name"], one["method"], one["rounds_averaged"]) for one in lines] == [
+        (name, method, 2) for name in small.CANDIDATES for method in ("local", "centralized")
+    ]
+    assert not [key for one in lines for key in one if "global" in key or "test" in key]
+    assert "Decided: " in out
+    (tmp_path / small.MEASURED).write_text("".join(json.dumps(one) + "\n" for one in lines[:3]))
+    for run in (tmp_path / "runs").iterdir():
+        shutil.rmtree(run / "checkpoint")  # nothing is trained again: the fourth line is read from its run
+    small.main([str(tmp_path), f"{world},workers=1"])
+    assert [json.loads(line) for line in (tmp_path / small.MEASURED).read_text().splitlines()] == lines
+    table = out[out.index("| rate |") :]
+    assert capsys.readouterr().out.endswith(table)
+
+
+RATES = {
+    "the best constant one": ((50, 60, 58), (50, 50, 50), "0.02"),
+    "less than a point is nothing": ((50, 51.8, 50), (50, 50, 50), "0.01"),
+    "a whole point is something": ((50, 52, 50), (50, 50, 50), "0.02"),
+    "falling helps local": ((50, 50, 50), (51, 50, 50), "0.03, cosine"),
+    "falling helps local too little": ((50, 50, 50), (50.9, 50.9, 50.9), "0.01"),
+    "falling is ahead of all by a point": ((50, 50, 50), (51, 53, 52), "0.06, cosine"),
+}
+
+
+@pytest.mark.parametrize(("steady", "falling", "taken"), RATES.values(), ids=RATES)
+def test_a_rate_is_taken_by_the_rule_that_was_written_down(steady, falling, taken):
+    small = study("small")
+    local = dict(zip(small.CANDIDATES, (*steady, *falling), strict=True))
+    assert small.decide({name: {"local": one, "centralized": 50.0} for name, one in local.items()}) == taken
+
+
+def test_a_falling_rate_that_costs_the_ceiling_more_than_it_brings_is_not_taken():
+    small = study("small")
+    alike = {name: {"local": 50.0, "centralized": 50.0} for name in small.CANDIDATES}
+    assert small.decide({**alike, "0.1, cosine": {"local": 52.0, "centralized": 47.0}}) == "0.01"
+    assert small.decide({**alike, "0.1, cosine": {"local": 52.0, "centralized": 48.0}}) == "0.1, cosine"
+
+
 @pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="memory is read from Linux's /proc")
 def test_an_exchange_between_processes_is_measured(one_thread, capsys):
     exchange = study("exchange")
@@ -247,3 +299,32 @@ def test_int8_engines_take_turns(one_thread, capsys):
     int8.main(["speed", "--widths", "0.125", "--models", "cnn6", "--repeats", "1"])
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| cnn6")]
     assert [row.split("|")[2].strip() for row in rows] == list(int8.engines(8))
+
+
+def test_candidates_for_the_rule_are_measured_once(monkeypatch, tmp_path, tiny_npz, capsys):
+    rule = study("rule")
+
+    small = {"clients": 3, "rounds": 2, "eval_every": 2, "resize": None, "train_limit": 120, "test_limit": 20}
+    monkeypatch.setattr(rule, "WORLD", {**rule.WORLD, **small, "models": ("cnn6",)})
+    monkeypatch.setattr(rule, "MEASURED_ROUNDS", 1)
+    words = [str(tmp_path), str(tiny_npz), "101", "crad-plus;average 0.5"]
+    rule.main(words)
+    before = (tmp_path / "rule.jsonl").read_text()
+    baseline, averaged = rule.read(tmp_path)
+    assert [baseline["name"], averaged["name"]] == ["crad-plus", "average 0.5"]
+    assert len(baseline["clients"]) == 3
+    assert "average" in averaged
+    assert "average" not in baseline
+    rule.main(words)
+    assert (tmp_path / "rule.jsonl").read_text() == before, "nothing is measured twice"
+    assert f"over crad-plus | own | average | s |\n|---|{6 * '---:|'}\n| crad-plus | " in capsys.readouterr().out
+
+
+def test_every_candidate_for_the_rule_can_run():
+    rule = study("rule")
+
+    for settings in rule.CANDIDATES.values():
+        experiment = Experiment(**{**rule.WORLD, **settings})
+        check_recipe(experiment, resolve_method(experiment.method, experiment.method_settings))
+    with pytest.raises(ConfigError, match=r"unknown candidate 'averge 0.5'.*average 0.5"):
+        rule.main(["runs", "cifar10", "101", "averge 0.5"])

@@ -305,7 +305,9 @@ def test_codes_and_ranges_of_columns_may_be_dictionaries_as_for_a_frame():
 
 
 def test_an_unknown_preset_is_refused_with_the_known_ones(write):
-    assert refusal_of({"preset": "papr"}) == "unknown preset 'papr'. Did you mean 'paper'? Known: demo, mini, paper"
+    assert (
+        refusal_of({"preset": "papr"}) == "unknown preset 'papr'. Did you mean 'paper'? Known: demo, mini, paper, small"
+    )
     assert "unknown preset '3'" in refusal_of(path=write("preset = 3"))
 
 

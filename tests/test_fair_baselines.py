@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -15,13 +17,15 @@ from crad.runs.resolution import resolve_experiment
 from tests.conftest import change
 from tests.federation import Federation
 
-SETTINGS_OF_BEFORE = {  # what experiment.toml of 0.2.0's first runs has
+Settings = dict[str, dict[str, bool | int | float | str]]
+
+SETTINGS_OF_BEFORE: Settings = {  # what experiment.toml of 0.2.0's first runs has
     "dfml": {"mutual_epochs": 1, "teacher_weights": "size", "period": 10},
     "fedmd": {"digest_lr": 2e-4, "digest_batch": 128, "digest_epochs": 1, "pretrain_epochs": 0},
     "msfkd": {"digest_lr": 2e-4, "digest_batch": 128, "digest_epochs": 1, "keep_fraction": 0.5},
 }
-LATER = {"dfml": {"peaks": "both"}, "fedmd": {"digest_samples": 5000}, "msfkd": {"ties": "probability"}}
-USUAL = {"dfml": {"peaks": "cycle"}, "fedmd": {"digest_samples": 0}, "msfkd": {"ties": "lowest"}}
+LATER: Settings = {"dfml": {"peaks": "both"}, "fedmd": {"digest_samples": 5000}, "msfkd": {"ties": "probability"}}
+USUAL: Settings = {"dfml": {"peaks": "cycle"}, "fedmd": {"digest_samples": 0}, "msfkd": {"ties": "lowest"}}
 
 
 # --- settings that came later
@@ -58,7 +62,7 @@ def test_what_is_not_written_down_is_the_default_everywhere():
 
 @pytest.fixture(scope="module")
 def experiment(tiny) -> Experiment:
-    return change(tiny, models=("cnn6@0.25",), rounds=3, lr=0.05, committee=False, metrics=False)
+    return change(tiny, clients=2, models=("cnn6@0.125",), rounds=3, lr=0.05, committee=False, metrics=False)
 
 
 def federation_of(experiment: Experiment, rounds: int) -> Federation:

@@ -1,6 +1,7 @@
-"""Tables in the docs that are made of kept evidence: `python -m tools.evidence_tables` writes them again.
+"""Tables that are made of kept runs: `python -m tools.evidence_tables` writes them again.
 
-A page says which one it wants, and everything up to the end mark is ours:
+First those beside the runs (`evidence/*/tables`), each from the runs of its own folder alone; then those in the docs. A
+page says which one it wants, and everything up to the end mark is ours:
 
     <!-- evidence: kinds heart asked_global_accuracy=global asked_auroc=AUROC -->
     <!-- end of evidence -->
@@ -13,6 +14,9 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from crad.files import write_atomically
+from crad.paper.plan import plan_reproduction, read_finished, table_texts
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"(<!-- evidence: (?P<asked>[^\n]+?) -->\n)(?P<table>.*?)(<!-- end of evidence -->)", re.DOTALL)
@@ -61,13 +65,34 @@ def _cells(row: dict[str, str]) -> tuple[str, str]:
     return mean, f"**{difference}**" if row["verdict"] else difference
 
 
+def drawn_tables() -> list[Path]:
+    """Return the tables beside kept runs, by their CSV."""
+    return sorted((ROOT / "evidence").glob("*/tables/*.csv"))
+
+
+def redrawn(table: Path) -> dict[Path, str]:
+    """Return the files of a table as the runs of its folder have them now; the preset is the table's own."""
+    with table.open(encoding="utf-8", newline="") as file:
+        preset = next(csv.DictReader(file))["preset"]
+    sources = (table.parents[1] / "runs",)
+    plan = plan_reproduction(table.stem, table.parents[1], flags={"preset": preset}, sources=sources)
+    records, damaged = read_finished(plan)
+    if damaged:
+        raise SystemExit(f"{table.parents[1]}: {'; '.join(damaged.values())}")
+    return {table.with_name(name): text for name, text in table_texts(plan, records).items()}
+
+
 def pages() -> list[Path]:
     """Return the pages that have such a table."""
     return [path for path in sorted((ROOT / "docs").rglob("*.md")) if BLOCK.search(path.read_text(encoding="utf-8"))]
 
 
 def main() -> int:
-    """Write every page again."""
+    """Write every table and page again."""
+    for table in drawn_tables():
+        for path, text in redrawn(table).items():
+            write_atomically(path, text.encode())
+        print(table.relative_to(ROOT))
     for path in pages():
         path.write_text(rewritten(path.read_text(encoding="utf-8")), encoding="utf-8")
         print(path.relative_to(ROOT))

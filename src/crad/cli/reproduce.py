@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,7 @@ import typer
 from crad.cli.lists import parse_list, parse_methods, parse_seeds, settings_by_method
 from crad.cli.options import AsJson, Quiet, Settings, with_experiment_flags
 from crad.config import make_experiment
-from crad.errors import BusyError, CradError, RunError, unknown_name
+from crad.errors import BusyError, ConfigError, CradError, RunError, unknown_name
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,16 +35,12 @@ What = Annotated[
         "attacks: what dishonest clients do to the others; committee, committee_rules: all models asked together; "
         "student: one student against the committee that it learns from; kinds: tables, texts, recordings; "
         "private: accuracy against epsilon; strength: DFML's mutual epochs and peaks, balanced baselines; digest, "
-        "clipping: rates of digests and clipped steps, on validation halves",
+        "clipping: rates of digests and clipped steps, on validation halves; everything: all that were named",
     ),
 ]
 Seeds = Annotated[
     str | None,
-    typer.Option(
-        "--seeds",
-        metavar="1,2,...",
-        help="Seeds. Default: 1024 as in the paper; of ours as experiments/WHAT.toml says.",
-    ),
+    typer.Option("--seeds", metavar="1,2,...", help="Seeds. Default: those of experiments/WHAT.toml."),
 ]
 Datasets = Annotated[
     str | None, typer.Option("--datasets", metavar="A,B,...", help="Only the runs that the paper has on these.")
@@ -71,6 +68,15 @@ Keep = Annotated[
         help="Keep finished runs there as small files, without models; those that are there are not run again.",
     ),
 ]
+KeptIn = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        metavar="DIR",
+        help="Draw all from runs kept there, also in several folders (DIR/*/runs), and run nothing; of every preset "
+        "that they have, unless --preset says one. Output: runs/drawn-PRESET",
+    ),
+]
 OnlyShow = Annotated[
     bool, typer.Option("--only-show", metavar="", help="Run nothing: plan and tables from what is there.")
 ]
@@ -90,6 +96,7 @@ def reproduce_command(
     baseline: Baseline = None,
     output: Folder = None,
     keep: Keep = None,
+    kept_in: KeptIn = None,
     only_show: OnlyShow = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -99,31 +106,46 @@ def reproduce_command(
     Flags of an experiment change every run alike, such as --rounds 2 for a trial.
 
     Example: crad reproduce table1 --preset mini --datasets cifar10 --seeds 1,2,3
+    Example: crad reproduce everything --from evidence/
     """
+    named = {"datasets": datasets, "methods": methods, "rows": rows, "columns": columns}
+    ask = _Ask(what, settings, named, seeds=seeds, baseline=baseline, output=output, keep=keep)
+    if kept_in is not None:
+        _draw_kept(ask, kept_in, is_quiet=quiet, as_json=as_json)
+    else:
+        _run_and_show(ask, only_show=only_show, is_quiet=quiet, as_json=as_json)
+
+
+@dataclass(frozen=True)
+class _Ask:
+    """What the command line asks for; `named` are the flags that choose among an experiment's cells."""
+
+    what: str
+    settings: Settings
+    named: Mapping[str, str | None]
+    seeds: str | None
+    baseline: str | None
+    output: Path | None
+    keep: Path | None
+
+
+def _run_and_show(ask: _Ask, *, only_show: bool, is_quiet: bool, as_json: bool) -> None:
+    """Run what is missing, then draw what is there."""
     from rich.console import Console
 
     from crad.analysis.durations import Durations
     from crad.cli.terminal.progress import Display
     from crad.device import choose_device
-    from crad.paper.plan import (
-        absent_data,
-        published_seconds,
-        read_finished,
-        write_figures,
-        write_reports,
-        write_tables,
-    )
-    from crad.report.charts import INSTALL
+    from crad.paper.plan import absent_data, published_seconds, read_finished
 
-    named = {"datasets": datasets, "methods": methods, "rows": rows, "columns": columns}
-    plan = _plan(what, settings, named, seeds=seeds, baseline=baseline, output=output, keep=keep)
+    plan = _plan(ask)
     records, failed = read_finished(plan)
     missing = [run for run in plan.runs if run.state != "done"]
     absent = absent_data(missing)
     todo = [run for run in missing if run.experiment.dataset not in absent]
     if todo and not only_show:
         choose_device(todo[0].experiment.device)  # once, before one run after the other fails for it
-    display = Display(Console(stderr=True), is_quiet=quiet, num_runs=len(todo))
+    display = Display(Console(stderr=True), is_quiet=is_quiet, num_runs=len(todo))
     durations = Durations(list(records.values()), published=published_seconds())
     _say_plan(plan, missing, absent, durations, display)
     if not only_show:
@@ -134,13 +156,60 @@ def reproduce_command(
                 f"{busy} run{'s' * (busy != 1)} left to another process: not in these tables yet; the same command "
                 "again adds what is finished by then"
             )
-    reports: list[Path] = []
-    if records:
-        write_tables(plan, records)
-        if not write_figures(plan, records) and any(paper.has_figures for paper in plan.papers):
-            display.say(f"no figures were drawn: {INSTALL}")
-        reports = write_reports(plan, records)
-    _show(plan, records, failed, reports, is_quiet=quiet, as_json=as_json)
+    reports = _write(plan, records, display) if records else []
+    _show(plan, records, failed, reports, is_quiet=is_quiet, as_json=as_json)
+    _refuse_failed(plan, failed)
+
+
+def _draw_kept(ask: _Ask, kept_in: Path, *, is_quiet: bool, as_json: bool) -> None:
+    """Draw what is asked for from kept runs alone, preset by preset."""
+    from rich.console import Console
+
+    from crad.cli.terminal.progress import Display
+    from crad.paper.kept import kept_folders, kept_presets, kept_runs
+    from crad.paper.plan import narrowed, read_finished
+
+    if ask.keep is not None:
+        raise ConfigError("--from draws from what is kept and runs nothing: leave out --keep")
+    sources = kept_folders(kept_in)
+    presets = [str(ask.settings["preset"])] if "preset" in ask.settings else kept_presets(sources)
+    plans = [_plan(replace(ask, settings={**ask.settings, "preset": preset}), sources=sources) for preset in presets]
+    read = [(plan, *read_finished(plan)) for plan in plans]
+    drawn = [(plan, records, damaged) for plan, records, damaged in read if records or damaged]
+    if not drawn:
+        raise RunError(
+            f"{kept_in} holds {len(kept_runs(sources))} kept runs, of preset {', '.join(kept_presets(sources))}, and "
+            f"none that {ask.what!r} asks for: choose another experiment, preset or settings"
+        )
+    if as_json and len(drawn) > 1:
+        raise ConfigError(f"--json draws one preset: say --preset {' or '.join(plan.preset for plan, _, _ in drawn)}")
+    display = Display(Console(stderr=True), is_quiet=is_quiet, num_runs=0)
+    for whole, records, damaged in drawn:
+        folder = whole.folder / whole.preset if ask.output is not None and len(drawn) > 1 else whole.folder
+        plan = replace(narrowed(whole, records), folder=folder)
+        display.say(
+            f"preset {plan.preset}: {len(plan.runs)} runs, {len(records)} kept in {kept_in}, "
+            f"{len(plan.runs) - len(records)} missing"
+        )
+        if left_out := [paper.name for paper in whole.papers if paper not in plan.papers]:
+            display.say(f"no run is kept of {', '.join(left_out)}")
+        _show(plan, records, damaged, _write(plan, records, display), is_quiet=is_quiet, as_json=as_json)
+    for plan, _, damaged in drawn:
+        _refuse_failed(plan, damaged)
+
+
+def _write(plan: ReproductionPlan, records: Records, display: Display) -> list[Path]:
+    """Write tables, figures and pages, and return the pages."""
+    from crad.paper.plan import write_figures, write_reports, write_tables
+    from crad.report.charts import INSTALL
+
+    write_tables(plan, records)
+    if not write_figures(plan, records) and any(paper.has_figures for paper in plan.papers):
+        display.say(f"no figures were drawn: {INSTALL}")
+    return write_reports(plan, records)
+
+
+def _refuse_failed(plan: ReproductionPlan, failed: Mapping[str, str]) -> None:
     if failed:
         raise RunError(
             f"{len(failed)} of {len(plan.runs)} runs failed: {_by_reason(failed)}. The others are in {plan.folder}; "
@@ -148,21 +217,13 @@ def reproduce_command(
         )
 
 
-def _plan(
-    what: str,
-    settings: Settings,
-    named: Mapping[str, str | None],
-    *,
-    seeds: str | None,
-    baseline: str | None,
-    output: Path | None,
-    keep: Path | None,
-) -> ReproductionPlan:
-    """Return the plan that the flags ask for; `named` are those that choose among its cells."""
+def _plan(ask: _Ask, *, sources: tuple[Path, ...] | None = None) -> ReproductionPlan:
+    """Return the plan that the flags ask for; `sources`: where it is drawn from, if nothing is to be run."""
     from crad.methods import resolve_method
     from crad.paper.experiments import CHOICES, chosen_papers
     from crad.paper.plan import plan_reproduction
 
+    what, settings = ask.what, ask.settings
     if what not in CHOICES:
         raise unknown_name("experiment", what, CHOICES)
     # A faulty flag is refused before anything else; how many attack may be said alone, for the columns say the attack.
@@ -185,13 +246,14 @@ def _plan(
     }
     return plan_reproduction(
         what,
-        output or Path("runs") / f"reproduce-{base.preset}",
+        ask.output or Path("runs") / f"{'reproduce' if sources is None else 'drawn'}-{base.preset}",
         flags={name: value for name, value in settings.items() if name != "method_settings"},
-        seeds=None if seeds is None else parse_seeds(seeds),
-        choice=_choice(named, known),
-        baseline=baseline,
+        seeds=None if ask.seeds is None else parse_seeds(ask.seeds),
+        choice=_choice(ask.named, known),
+        baseline=ask.baseline,
         method_settings=own,
-        evidence=keep,
+        evidence=ask.keep,
+        sources=sources,
     )
 
 
@@ -293,7 +355,7 @@ def _say_plan(
         display.say(f"{waiting} of them cannot be run: {reason}")
 
 
-def _by_reason(failed: dict[str, str]) -> str:
+def _by_reason(failed: Mapping[str, str]) -> str:
     """Every reason once, behind the runs that it was the end of; many runs are counted."""
     names: dict[str, list[str]] = {}
     for name, reason in failed.items():

@@ -30,6 +30,7 @@ from crad.config.setting import (
     ClipNorm,
     Device,
     DistillAugment,
+    DistillSchedule,
     EngineKind,
     EvidenceSource,
     FilterKind,
@@ -521,13 +522,18 @@ class Experiment(BaseModel):
     filter: Annotated[
         FilterKind | None,
         Setting(
-            "Who agrees: median, support, self-scaled, weighted-consensus, weighted-median, weighted (the rule's own)",
+            "Who agrees: median, support, self-scaled, weighted-consensus, consensus-of-three, weighted-median, "
+            "weighted (the rule's own)",
             "Distillation",
             "recipe",
             "agreed",
             before=None,
             is_of_teachers=True,
-            words={"weighted-consensus": "weighted consensus", "weighted-median": "weighted median"},
+            words={
+                "weighted-consensus": "weighted consensus",
+                "consensus-of-three": "consensus of three",
+                "weighted-median": "weighted median",
+            },
         ),
     ] = None
     distill_augment: Annotated[
@@ -610,6 +616,34 @@ class Experiment(BaseModel):
             before=0.0,
             is_unsaid_before=True,
             is_of_teachers=True,
+        ),
+    ] = None
+    distill_schedule: Annotated[
+        DistillSchedule | None,
+        Setting(
+            "Distillation weight over the planned rounds: constant, rising to it, or falling from it (the method's)",
+            "Distillation",
+            "recipe",
+            "agreed",
+            before="constant",
+            is_unsaid_before=True,
+            is_of_teachers=True,
+            words={"rising": "rising lambda", "falling": "falling lambda", "constant": "constant lambda"},
+        ),
+    ] = None
+    distill_by_class: Annotated[
+        float | None,
+        Field(ge=0, le=1),
+        Setting(
+            "How far the distillation weight goes up to 1 for a sample whose target is on classes that the client "
+            "lacks; 0: not at all (the method's)",
+            "Distillation",
+            "recipe",
+            "agreed",
+            before=0.0,
+            is_unsaid_before=True,
+            is_of_teachers=True,
+            metavar="SHARE",
         ),
     ] = None
     attack: Annotated[
@@ -741,7 +775,7 @@ class Experiment(BaseModel):
     @property
     def clipping_limit(self) -> float | None:
         """Return the norm that gradients are clipped to; None: they are not."""
-        return None if self.clip_norm == NONE else self.clip_norm
+        return None if isinstance(self.clip_norm, str) else self.clip_norm
 
     @model_validator(mode="after")
     def _check_together(self) -> Experiment:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from crad.config.setting import (
     Calibration,
     DistillAugment,
+    DistillSchedule,
     EvidenceSource,
     FilterKind,
     LocalLoss,
@@ -28,6 +29,8 @@ class Recipe:
     calibration: Calibration = "none"
     pooling: Pooling = "mean"
     missing_weight: float = 0.0
+    distill_schedule: DistillSchedule = "constant"
+    distill_by_class: float = 0.0
 
 
 PUBLISHED = Recipe()

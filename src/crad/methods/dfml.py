@@ -107,8 +107,7 @@ class Dfml(MethodSpec):
             # Alphas of two cycles are compared for the one that is kept: they must be alike to the last bit.
             now = torch.tensor([cycle, alpha_at(round_index if name == PEAK else place + 1, period=self.period)])
             last = peer.memory.get(name)
-            is_anew = last is None or (name == PEAK and int(last[0]) != cycle)
-            if is_anew or bool(now[1] >= last[1].cpu()):
+            if last is None or (name == PEAK and int(last[0]) != cycle) or bool(now[1] >= last[1].cpu()):
                 peer.keep_variant(name)
                 peer.memory[name] = now
 

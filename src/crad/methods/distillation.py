@@ -29,7 +29,12 @@ from crad.models import Architecture
 from crad.training.digest import logits_on
 from crad.training.epoch import Block, LossMeter
 from crad.training.losses import StudentLoss
-from crad.training.sample_weights import lacking_classes, missing_class_weights
+from crad.training.sample_weights import (
+    distill_weights,
+    lacking_classes,
+    missing_class_weights,
+    schedule_factor,
+)
 
 PROBED_IMAGES = 16  # enough to see that a model gives numbers
 
@@ -161,12 +166,19 @@ def findings_to_notes(found: TeacherFindings, snapshots: Sequence[Snapshot]) -> 
 
 def student_loss(peer: Peer, block: Block, target_BC: Tensor, weight_B: Tensor | None = None) -> BlockLoss:
     """Return Eq. 9 on the labels of a block and the targets for it, each weighed if so wished."""
-    experiment = peer.experiment
+    experiment, recipe = peer.experiment, peer.context.recipe
+    lowest = experiment.distill_weight * schedule_factor(
+        recipe.distill_schedule, round_index=peer.round_index, rounds=experiment.rounds
+    )
+    share: float | Tensor = lowest
+    if strength := recipe.distill_by_class:
+        temperature = experiment.temperature
+        share = distill_weights(target_BC, lacking_of(peer), lowest=lowest, strength=strength, temperature=temperature)
     return StudentLoss(
         block.batch_labels,
         target_BC,
         temperature=experiment.temperature,
-        distill_weight=experiment.distill_weight,
+        distill_weight=share,
         log_prior_C=peer.log_prior_C,
         weight_B=weight_B,
     )
@@ -174,9 +186,13 @@ def student_loss(peer: Peer, block: Block, target_BC: Tensor, weight_B: Tensor |
 
 def weigh_lacking(peer: Peer, target_BC: Tensor, strength: float) -> Tensor:
     """Return how much each sample counts in the distillation, [B]: more where its target is on what the peer lacks."""
-    counts_C = torch.bincount(peer.train.labels.cpu(), minlength=peer.num_classes)
     temperature = peer.experiment.temperature
-    return missing_class_weights(target_BC, lacking_classes(counts_C), strength=strength, temperature=temperature)
+    return missing_class_weights(target_BC, lacking_of(peer), strength=strength, temperature=temperature)
+
+
+def lacking_of(peer: Peer) -> Tensor:
+    """Return how far each class is missing among a peer's training samples, [C]."""
+    return lacking_classes(torch.bincount(peer.train.labels.cpu(), minlength=peer.num_classes))
 
 
 def make_target(

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from crad.paper.experiments import (
     load_paper,
     plan_cells,
 )
+from crad.paper.kept import kept_noise
 from crad.paper.other_data import under_own_name
 from crad.paper.paper_tables import Finished, make_paper_table, tidy_csv, tidy_rows
 from crad.paper.study_charts import make_study_charts
@@ -54,6 +55,7 @@ class StoredRun:
     experiment: Experiment
     path: Path
     evidence: Path | None = None  # a folder of finished runs as small files
+    sources: tuple[Path, ...] | None = None  # folders of kept runs, which alone are read; nothing is run then
 
     @property
     def kept(self) -> Path | None:
@@ -63,7 +65,10 @@ class StoredRun:
     @property
     def finished(self) -> Path | None:
         """Return where it is read from once it is finished; the whole run before its small files."""
-        found = [path for path in (self.path, self.kept) if path and RunDirectory(path).summary_file.is_file()]
+        places: list[Path | None] = [self.path, self.kept]
+        if self.sources is not None:
+            places = [source / self.path.name for source in self.sources]
+        found = [path for path in places if path and RunDirectory(path).summary_file.is_file()]
         return found[0] if found else None
 
     @property
@@ -71,7 +76,7 @@ class StoredRun:
         """Tell whether it is finished, begun or neither, by what is on the disk."""
         if self.finished is not None:
             return "done"
-        return "begun" if RunDirectory(self.path).experiment_file.is_file() else "new"
+        return "begun" if self.sources is None and RunDirectory(self.path).experiment_file.is_file() else "new"
 
     def keep(self) -> None:
         """Put its small files into the evidence, where there is such a folder and they are not there yet."""
@@ -106,6 +111,18 @@ class ReproductionPlan:
     papers: tuple[PaperExperiment, ...]
     cells: Mapping[str, Sequence[PlannedCell]]  # by experiment
     evidence: Path | None = None  # where finished runs are kept as small files, and are looked for
+    sources: tuple[Path, ...] | None = None  # folders of kept runs, which alone are read
+
+    @property
+    def preset(self) -> str:
+        """Return where the settings of its runs come from, which is the same for all."""
+        return next(cell.experiment.preset for cells in self.cells.values() for cell in cells)
+
+    @cached_property
+    def stored(self) -> Mapping[Experiment, StoredRun]:
+        """Return where the run of every cell lies; of many cells it is the same."""
+        wanted = dict.fromkeys(cell.experiment for cells in self.cells.values() for cell in cells)
+        return {one: stored_run(self.folder, one, evidence=self.evidence, sources=self.sources) for one in wanted}
 
     @cached_property
     def runs(self) -> list[StoredRun]:
@@ -116,7 +133,7 @@ class ReproductionPlan:
             for paper in self.papers:
                 for cell in self.cells[paper.name]:
                     if cell.experiment.seed == seed:
-                        run = stored_run(self.folder, cell.experiment, evidence=self.evidence)
+                        run = self.stored[cell.experiment]
                         found.setdefault(run.key, run)
         return list(found.values())
 
@@ -124,21 +141,27 @@ class ReproductionPlan:
         """Return the finished runs of an experiment by row and column."""
         found: dict[tuple[str, str], list[RunRecords]] = {}
         for cell in self.cells[paper.name]:
-            run = records.get(stored_run(self.folder, cell.experiment).key)
+            run = records.get(self.stored[cell.experiment].key)
             own = found.setdefault((cell.row.name, cell.column.name), []) if run is not None else []
             if run is not None and all(run is not other for other in own):  # once, also where columns became one
                 own.append(run)
         return found
 
 
-def stored_run(folder: Path, experiment: Experiment, *, evidence: Path | None = None) -> StoredRun:
+def stored_run(
+    folder: Path,
+    experiment: Experiment,
+    *,
+    evidence: Path | None = None,
+    sources: tuple[Path, ...] | None = None,
+) -> StoredRun:
     """Return where a run of this experiment lies; the same for every table that asks for it."""
-    settled = resolve_experiment(experiment)
+    settled = resolve_experiment(experiment, **({} if sources is None else {"noise": partial(kept_noise, sources)}))
     key = experiment_hash(settled)
     data = Path(settled.dataset).stem or "data"
     method = re.sub(r"[^\w.-]+", "-", display_name(settled).replace(":", ".").replace("/", "."))
     path = folder / "runs" / f"{data}-{method}-seed{settled.seed}-{key[:8]}"
-    return StoredRun(key, settled, path, evidence)
+    return StoredRun(key, settled, path, evidence, sources)
 
 
 def plan_reproduction(
@@ -151,11 +174,12 @@ def plan_reproduction(
     baseline: str | None = None,
     method_settings: Mapping[str, dict[str, Any]] | None = None,
     evidence: Path | None = None,
+    sources: tuple[Path, ...] | None = None,
 ) -> ReproductionPlan:
     """Plan one experiment of the paper or a group of them; those with no cell left are left out.
 
     `baseline`: the row that the others are compared to, where it is not the experiment's own. `evidence`: a folder of
-    finished runs as small files; those are not run again.
+    finished runs as small files; those are not run again. `sources`: folders of such runs, which alone are read.
     """
     found: dict[str, list[PlannedCell]] = {}
     planned: list[PaperExperiment] = []
@@ -172,7 +196,13 @@ def plan_reproduction(
             f"no run of {what!r} has these data sets, methods, rows and columns together; "
             "experiments/NAME.toml says which rows a column has"
         )
-    return ReproductionPlan(folder, tuple(planned), found, evidence)
+    return ReproductionPlan(folder, tuple(planned), found, evidence, sources)
+
+
+def narrowed(plan: ReproductionPlan, records: Records) -> ReproductionPlan:
+    """Return the plan without the experiments that have no finished run."""
+    papers = tuple(paper for paper in plan.papers if plan.of_cell(paper, records))
+    return replace(plan, papers=papers, cells={paper.name: plan.cells[paper.name] for paper in papers})
 
 
 def _check_has_baseline(paper: PaperExperiment, cells: Sequence[PlannedCell]) -> None:
@@ -254,21 +284,24 @@ def make_tidy(plan: ReproductionPlan, records: Records) -> dict[str, list[dict[s
     }
 
 
+def table_texts(plan: ReproductionPlan, records: Records) -> dict[str, str]:
+    """Return `NAME.csv`, `NAME.md` and `NAME.tex` of every chosen experiment, by file name."""
+    tidy, texts = make_tidy(plan, records), {}
+    for name, tables in make_tables(plan, records).items():
+        texts[f"{name}.csv"] = tidy_csv(tidy[name])
+        texts[f"{name}.md"] = "\n".join(map(table_markdown, tables))
+        texts[f"{name}.tex"] = "\n".join(map(table_latex, tables))
+    return texts
+
+
 def write_tables(plan: ReproductionPlan, records: Records) -> None:
-    """Write `tables/NAME.csv`, `.md` and `.tex` for every chosen experiment, also beside the evidence."""
+    """Write the files of every chosen experiment to `tables/`, also beside the evidence."""
     folders = [folder / "tables" for folder in (plan.folder, plan.evidence) if folder is not None]
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
-    tidy = make_tidy(plan, records)
-    for name, tables in make_tables(plan, records).items():
-        texts = {
-            "csv": tidy_csv(tidy[name]),
-            "md": "\n".join(map(table_markdown, tables)),
-            "tex": "\n".join(map(table_latex, tables)),
-        }
-        for ending, text in texts.items():
-            for folder in folders:
-                write_atomically(folder / f"{name}.{ending}", text.encode())
+    for name, text in table_texts(plan, records).items():
+        for folder in folders:
+            write_atomically(folder / name, text.encode())
 
 
 def write_reports(plan: ReproductionPlan, records: Records) -> list[Path]:

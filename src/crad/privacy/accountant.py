@@ -98,14 +98,14 @@ def statistics_every(experiment: Experiment) -> int:
 
 def noise_for(experiment: Experiment) -> float:
     """Return the least noise with which all planned rounds of training stay within the target."""
+    return _noise_within(*noise_question(experiment))
+
+
+def noise_question(experiment: Experiment) -> tuple[float, float, float, int, Accountant]:
+    """Return all that decides how much noise is needed: target, delta, sampling rate, steps and accountant."""
     assert experiment.private_training is not None, "asked of private training alone"
-    return _noise_within(
-        experiment.private_training,
-        delta=experiment.delta,
-        rate=experiment.sampling_rate,
-        steps=experiment.rounds * steps_per_round(experiment),
-        accountant=experiment.accountant,
-    )
+    steps = experiment.rounds * steps_per_round(experiment)
+    return experiment.private_training, experiment.delta, experiment.sampling_rate, steps, experiment.accountant
 
 
 def check_noise(experiment: Experiment) -> None:
@@ -137,7 +137,7 @@ def check_delta(delta: float, records: int, *, whose: str) -> None:
 
 
 @functools.cache
-def _noise_within(target: float, *, delta: float, rate: float, steps: int, accountant: Accountant) -> float:
+def _noise_within(target: float, delta: float, rate: float, steps: int, accountant: Accountant) -> float:
     """Search by halving: spending falls as the noise rises. What is returned never spends more than the target."""
 
     def is_within(noise: float) -> bool:

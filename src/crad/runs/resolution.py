@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,13 @@ from crad.plugins import is_object, passed_object
 from crad.privacy.accountant import check_noise, noise_for
 
 
-def resolve_experiment(experiment: Experiment) -> Experiment:
+def resolve_experiment(
+    experiment: Experiment, *, noise: Callable[[Experiment], float | None] = noise_for
+) -> Experiment:
     """Return the same experiment, said so that it can be repeated anywhere and later.
 
     A data file or folder and a file of weights is named by its full path, and every setting of the method stands there.
+    `noise`: how much private training needs, where nobody says; to search for it takes seconds.
     """
     experiment = _for_its_data(experiment)
     method = resolve_method(experiment.method, experiment.method_settings)
@@ -35,7 +39,7 @@ def resolve_experiment(experiment: Experiment) -> Experiment:
     }
     check_noise(experiment)
     if experiment.private_training is not None and experiment.noise_multiplier is None:
-        whole["noise_multiplier"] = noise_for(experiment)  # once: who trains elsewhere need not search for it again
+        whole["noise_multiplier"] = noise(experiment)  # once: who trains elsewhere need not search for it again
     return Experiment(**{**experiment.model_dump(), **asdict(experiment.recipe), **whole})
 
 

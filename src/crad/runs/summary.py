@@ -19,6 +19,7 @@ from crad.runs.metrics_record import summary_metrics
 from crad.runs.names import display_name
 from crad.runs.records import CLIPPED_STEPS, Record
 from crad.runs.selection import best_round, clients_at, honest_best_round, honest_clients_at
+from crad.runs.source_commit import source_commit
 from crad.training.clipping import ClippedSteps, added
 
 SCHEMA = 1
@@ -87,7 +88,7 @@ def summarise(
         "proxy_size": partition["proxy_size"],
         "data_sha256": partition["data_sha256"],
         "hardware": {**hardware(device, gpus), "workers": workers},
-        "versions": {**versions(), **(gpu_libraries() if device == "cuda" else {})},
+        "versions": {**versions(), **_commit(), **(gpu_libraries() if device == "cuda" else {})},
     }
 
 
@@ -107,6 +108,12 @@ def versions() -> dict[str, str]:
     """Return the versions that numbers may depend on."""
     packages = ("crad", "torch", "numpy", "safetensors", "pydantic")
     return {"python": platform.python_version(), **{name: metadata.version(name) for name in packages}}
+
+
+def _commit() -> Record:
+    """Return the commit where the package runs from a source tree."""
+    commit = source_commit()
+    return {} if commit is None else {"commit": commit}
 
 
 def gpu_libraries() -> dict[str, str]:
