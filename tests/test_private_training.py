@@ -326,10 +326,11 @@ def test_no_record_decides_who_teaches_another_one(private, method):
     classes = context.data.num_classes
     inputs = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(1))
     inputs[:, 0, 0, 0] = torch.tensor([0.1, 0.2, 0.3, 0.4, 5.0, 9.0])
+    said = SimpleNamespace(temperature=None)
     snapshots: list[Any] = [
-        SimpleNamespace(peer=1, classes=classes, highest=4.0),
-        SimpleNamespace(peer=2, classes=classes, highest=8.0),
-        SimpleNamespace(peer=3, classes=classes, highest=8.0),
+        SimpleNamespace(peer=1, classes=classes, highest=4.0, statistics=said),
+        SimpleNamespace(peer=2, classes=classes, highest=8.0, statistics=said),
+        SimpleNamespace(peer=3, classes=classes, highest=8.0, statistics=said),
     ]
     stats = TeacherStats(torch.full((3, classes), 20.0), torch.full((3, classes), 0.8))
 
@@ -719,6 +720,8 @@ def test_hardly_any_noise_is_counted_at_once():
         ({"distill_augment": "strong"}, r"distill_augment = 'strong' is not built for it: set distill_augment"),
         ({"missing_weight": 2.0}, r"missing_weight = 2 weighs samples by exact counts of the training samples"),
         ({"distill_by_class": 0.5}, r"distill_by_class = 0.5 looks at exact counts of the training samples"),
+        ({"missing_weight": 1.0}, r"missing_weight = 1 weighs samples by exact counts .*: leave missing_weight out"),
+        ({"distill_by_class": 0.5}, r"distill_by_class = 0.5 looks at exact counts .*: leave distill_by_class out"),
         ({"private_training": 0.0}, r"private_training = 0.0: input should be greater than 0"),
         ({"delta": 1.0}, r"delta = 1.0: input should be less than 1"),
     ],
