@@ -85,6 +85,28 @@ def test_a_recipe_is_written_in_full_where_it_is_not_the_published_one(identitie
         agreed(identities, settings={"liars": 1})
 
 
+LATER: dict[str, tuple[object, object]] = {
+    "snapshot_average": (0.5, 0.0),
+    "calibration": ("temperature", "none"),
+    "pooling": ("log", "mean"),
+    "missing_weight": (2.0, 0.0),
+    "distill_schedule": ("rising", "constant"),
+    "distill_by_class": (0.5, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_a_part_of_a_recipe_that_came_later_is_said_where_it_is_on(identities, agreement, name):
+    on, before = LATER[name]
+    for method in ("crad", "crad-plus"):
+        older, other = (agreed(identities, settings={"method": method, **more}) for more in ({}, {name: on}))
+        assert name not in older.settings
+        assert other.settings[name] == on
+        assert other.hash != older.hash
+        assert agreed(identities, settings={"method": method, name: before}).hash == older.hash
+        assert getattr(other.experiment(dataset="own.npz", device="cpu").recipe, name) == on
+
+
 def test_a_members_number_is_its_place(agreement):
     assert [agreement.number(name) for name in ("clinic-a", "clinic-b", "clinic-c")] == [0, 1, 2]
     assert agreement.member("clinic-b").name == "clinic-b"

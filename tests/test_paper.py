@@ -29,6 +29,7 @@ from crad.paper.experiments import (
 )
 from crad.paper.measures import MEASURES, trace_case
 from crad.paper.paper_tables import make_paper_table, tidy_csv, tidy_rows
+from crad.paper.plan import plan_reproduction
 from crad.report.latex import latex, table_latex
 from crad.report.tables import Cell, Table, table_markdown
 from crad.runs.run_records import RunRecords
@@ -658,3 +659,41 @@ def test_before_the_first_run_the_paper_and_our_own_page_are_asked():
     assert durations.round_seconds(Experiment(preset="demo")) is None
     assert "the paper" in durations.basis("paper")
     assert "after the first run" in durations.basis("demo")
+
+
+# --- the main comparison
+
+
+def test_every_run_of_the_main_comparison_stands_where_it_tells_most(tmp_path):
+    runs = plan_reproduction("main", tmp_path, flags={"preset": "small"}).runs
+    said = [(Path(run.experiment.dataset).stem, run.experiment.seed) for run in runs]
+    assert said[:60] == [(data, seed) for seed in (1, 2, 3) for data in ("cifar10", "pathmnist") for _ in range(10)]
+    assert [run.experiment.method for run in runs[:6]] == [
+        *("local", "crad-plus", "committee", "crad", "uniform", "local"),
+    ]
+    assert {run.experiment.seed for run in runs[60:]} == {1}
+    assert len(runs) == 60 + 2 * 5 + 2 * 4 + 11
+    worlds = {(run.experiment.clients, run.experiment.active, run.experiment.rounds) for run in runs}
+    assert worlds == {(10, None, 60), (20, 10, 60), (50, 10, 60)}
+    assert len({run.key for run in runs}) == len(runs)
+
+
+def test_what_has_fewer_seeds_of_its_own_has_those_that_are_asked_for(tmp_path):
+    paper = load_paper("main")
+    by_row = {"fedgd": 1, "local": 3}
+    for row, count in by_row.items():
+        cells = plan_cells(paper, flags={"preset": "small"}, choice=Choice(rows=[row], columns=["cifar10"]))
+        assert [cell.experiment.seed for cell in cells] == [1, 2, 3][:count]
+        assert {cell.is_aside for cell in cells} == {count == 1}
+        cells = plan_cells(
+            paper, flags={"preset": "small"}, seeds=[4, 5], choice=Choice(rows=[row], columns=["cifar10"])
+        )
+        assert [cell.experiment.seed for cell in cells] == [4, 5]
+
+
+def test_runs_of_the_main_comparison_serve_the_paper_s_tables_too(tmp_path):
+    main = {run.key for run in plan_reproduction("main", tmp_path, flags={"preset": "small"}).runs}
+    table = plan_reproduction(
+        "table1", tmp_path, flags={"preset": "small"}, seeds=[1], choice=Choice(datasets=["cifar10"])
+    )
+    assert {run.key for run in table.runs} <= main

@@ -54,7 +54,7 @@ def test_it_is_the_mean_of_the_logits():
 
 
 @every_rule
-@examples(25)
+@examples(12)
 @given(case=cases())
 def test_the_target_equals_the_slow_reference(rule: str, case: Case) -> None:
     assume_rounding_cannot_decide(case)
@@ -62,7 +62,7 @@ def test_the_target_equals_the_slow_reference(rule: str, case: Case) -> None:
 
 
 @every_rule
-@examples(15)
+@examples(8)
 @given(case=cases(min_teachers=2))
 def test_rows_lie_on_the_simplex_and_the_order_of_teachers_does_not_matter(rule: str, case: Case) -> None:
     assume_rounding_cannot_decide(case)

@@ -326,11 +326,11 @@ def test_no_record_decides_who_teaches_another_one(private, method):
     classes = context.data.num_classes
     inputs = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(1))
     inputs[:, 0, 0, 0] = torch.tensor([0.1, 0.2, 0.3, 0.4, 5.0, 9.0])
-    said = SimpleNamespace(temperature=None)
+    figures = Statistics(counts=classes * (20.0,), accuracies=classes * (0.8,))
     snapshots: list[Any] = [
-        SimpleNamespace(peer=1, classes=classes, highest=4.0, statistics=said),
-        SimpleNamespace(peer=2, classes=classes, highest=8.0, statistics=said),
-        SimpleNamespace(peer=3, classes=classes, highest=8.0, statistics=said),
+        SimpleNamespace(peer=1, classes=classes, statistics=figures, highest=4.0),
+        SimpleNamespace(peer=2, classes=classes, statistics=figures, highest=8.0),
+        SimpleNamespace(peer=3, classes=classes, statistics=figures, highest=8.0),
     ]
     stats = TeacherStats(torch.full((3, classes), 20.0), torch.full((3, classes), 0.8))
 

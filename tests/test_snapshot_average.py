@@ -138,7 +138,7 @@ def test_a_run_that_was_stopped_ends_the_same_and_measures_both(averaged, tmp_pa
 
 
 def test_private_training_averages_what_is_noised_already(shallow):
-    private = {"private_training": 8.0, "delta": 1e-3, "sampling_rate": 0.2, "noise_multiplier": 20.0, "rounds": 2}
+    private = {"private_training": 8.0, "delta": 1e-3, "sampling_rate": 0.2, "noise_multiplier": 20.0, "clients": 2}
     federation = Federation(change(shallow, snapshot_average=0.5, models=("cnn6",), **private))
     federation.next_round()
     plain = Federation(change(shallow, models=("cnn6",), **private))

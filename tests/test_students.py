@@ -134,7 +134,7 @@ def test_a_target_that_is_reached_costs_nothing_under_any_weights():
 def test_a_run_weighs_lacking_classes_as_experts_do(shallow):
     """The run's own setting, which every distilling method has, is to the last bit that of the method."""
     runs = [
-        crad.run(change(shallow, method="experts", rounds=2, method_settings=own, missing_weight=of_run))
+        crad.run(change(shallow, clients=2, method="experts", rounds=2, method_settings=own, missing_weight=of_run))
         for own, of_run in (({"missing_weight": 2.0}, None), ({}, 2.0), ({}, None))
     ]
     of_method, of_run, none = ([line["clients"] for line in without_timing(run.rounds)] for run in runs)

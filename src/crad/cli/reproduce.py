@@ -31,11 +31,12 @@ What = Annotated[
     typer.Argument(
         metavar="WHAT",
         help="table1, cost, clients, weights or privacy; per_class, convergence, context or cases, or figures for "
-        "these four; all of these; beyond: changes of CRAD, against CRAD; controls: what carries crad-plus; "
-        "attacks: what dishonest clients do to the others; committee, committee_rules: all models asked together; "
-        "student: one student against the committee that it learns from; kinds: tables, texts, recordings; "
-        "private: accuracy against epsilon; strength: DFML's mutual epochs and peaks, balanced baselines; digest, "
-        "clipping: rates of digests and clipped steps, on validation halves; everything: all that were named",
+        "these four; all of these; main: methods against training alone; beyond: changes of CRAD, against CRAD; "
+        "controls: what carries crad-plus; attacks: what dishonest clients do to the others; committee, "
+        "committee_rules: all models asked together; student: one student against the committee that it "
+        "learns from; kinds: tables, texts, recordings; private: accuracy against epsilon; strength: DFML's mutual "
+        "epochs and peaks, balanced baselines; digest, clipping: rates of digests and clipped steps, on validation "
+        "halves; everything: all that were named",
     ),
 ]
 Seeds = Annotated[

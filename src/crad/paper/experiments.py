@@ -26,7 +26,7 @@ FIGURES = ("per_class", "convergence", "context", "cases")
 NAMES = (*TABLES, *FIGURES)
 # Of this project, with no published figure: no part of `all`.
 OWN = (
-    *("beyond", "controls", "attacks", "committee", "committee_rules", "student", "kinds", "private"),
+    *("main", "beyond", "controls", "attacks", "committee", "committee_rules", "student", "kinds", "private"),
     *("strength", "digest", "clipping"),
 )
 GROUPS = {"figures": FIGURES, "all": NAMES, "everything": (*NAMES, *OWN)}
@@ -64,6 +64,7 @@ class PaperColumn(_Part):
     label: str
     settings: CellSettings = Field(default_factory=dict)
     rows: tuple[str, ...] = ()  # those that it has; none named: all
+    most_seeds: int | None = Field(default=None, ge=1)  # the first so many of the experiment's; None: all
     stands_for: tuple[str, ...] = ()  # columns of the file, where the runs are on other data than these name
 
     @property
@@ -81,6 +82,7 @@ class PaperRow(_Part):
     settings_in: dict[str, CellSettings] = Field(default_factory=dict)  # those of one column alone, by its name
     published: dict[str, dict[str, float | str]] = Field(default_factory=dict)
     is_reference: bool = False  # not in the paper and out of competition, such as training alone
+    most_seeds: int | None = Field(default=None, ge=1)  # the first so many of the experiment's; None: all
 
 
 class PaperExperiment(_Part):
@@ -186,6 +188,11 @@ class PlannedCell:
     as_published: Experiment
 
     @property
+    def is_aside(self) -> bool:
+        """Tell whether it is not run with every seed: then it comes after those that are."""
+        return (self.row.most_seeds or self.column.most_seeds) is not None
+
+    @property
     def departures(self) -> dict[str, tuple[object, object]]:
         """Return the settings in which the run is not what the paper did: ours and the paper's."""
         ours, paper = self.experiment.model_dump(), self.as_published.model_dump()
@@ -201,7 +208,10 @@ def plan_cells(
     choice: Choice = EVERYTHING,
     method_settings: Mapping[str, CellSettings] | None = None,
 ) -> list[PlannedCell]:
-    """Return every run of an experiment, seed by seed; flags, of which `preset` is one, win over what the file says."""
+    """Return every run of an experiment, seed by seed; flags, of which `preset` is one, win over what the file says.
+
+    `seeds`: all rows and columns have these, also those that the file gives fewer of its own.
+    """
     preset = flags.get("preset", PAPER_PRESET)
     if preset not in PRESETS:
         raise unknown_name("preset", preset, PRESETS)
@@ -209,9 +219,12 @@ def plan_cells(
     own_data = {} if paper.is_bound_to_data else {k: v for k, v in PRESETS[preset].items() if k == "dataset"}
     wanted = (seeds or paper.seeds)[: 1 if paper.is_single_run else None]
     cells = []
-    for seed in wanted:
+    for place, seed in enumerate(wanted):
         for column in paper.columns:
             for row in paper.rows_of(column):
+                most = min(one.most_seeds or len(wanted) for one in (row, column))
+                if seeds is None and place >= most:
+                    continue
                 said = paper.settings_of(row, column)
                 if not choice.takes(row, column, said):
                     continue

@@ -126,15 +126,14 @@ class ReproductionPlan:
 
     @cached_property
     def runs(self) -> list[StoredRun]:
-        """Return every run once, seed by seed, so that an early stop leaves whole tables."""
+        """Return every run once, seed by seed, so that an early stop leaves whole tables; at the end those aside."""
+        cells = [cell for paper in self.papers for cell in self.cells[paper.name]]
+        seeds = list(dict.fromkeys(cell.experiment.seed for cell in cells))
+        ordered = sorted(cells, key=lambda cell: (cell.is_aside, seeds.index(cell.experiment.seed)))
         found: dict[str, StoredRun] = {}
-        seeds = dict.fromkeys(cell.experiment.seed for cells in self.cells.values() for cell in cells)
-        for seed in seeds:
-            for paper in self.papers:
-                for cell in self.cells[paper.name]:
-                    if cell.experiment.seed == seed:
-                        run = self.stored[cell.experiment]
-                        found.setdefault(run.key, run)
+        for cell in ordered:
+            run = self.stored[cell.experiment]
+            found.setdefault(run.key, run)
         return list(found.values())
 
     def of_cell(self, paper: PaperExperiment, records: Records) -> Finished:
