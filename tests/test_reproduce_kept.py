@@ -28,7 +28,7 @@ COMMITTED = ROOT / "evidence/attacks"
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory) -> Path:
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twelve committed runs, four cells of three seeds, in two folders of evidence; one of them in both."""
     folder = tmp_path_factory.mktemp("evidence")
     plan = plan_reproduction("attacks", folder, flags={"preset": "mini"}, choice=CHOICE)
@@ -188,7 +188,7 @@ def test_a_folder_that_is_no_clone_of_this_project_is_not_asked(clone, monkeypat
 
 
 def test_git_is_asked_once(monkeypatch):
-    asked = []
+    asked: list[Path] = []
     monkeypatch.setattr(source_commit, "commit_of", asked.append)
     source_commit.source_commit.cache_clear()
     try:
