@@ -106,7 +106,8 @@ class NaiveFederation:
         loss = (1 - e.distill_weight) * F.cross_entropy(logits_BC, y) + e.distill_weight * e.temperature**2 * divergence
         client.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(client.model.parameters(), e.clip_norm)
+        if e.clipping_limit is not None:
+            nn.utils.clip_grad_norm_(client.model.parameters(), e.clipping_limit)
         client.optimizer.step()
         return float(loss.detach())
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crad.config import RECIPES, with_stored_names
+from crad.config import RECIPES, names_of, setting_of, with_stored_names
 from crad.data.preprocessing import AUGMENTATIONS
 from crad.errors import ConfigError
 from crad.models import Architecture
@@ -57,7 +57,7 @@ def test_what_is_written_is_what_is_read(agreement, tmp_path):
 
 
 def test_defaults_are_written_in_full(agreement):
-    recipe = {"local_loss", "evidence", "filter", "distill_augment", "teacher_prior"}
+    recipe = set(names_of("recipe"))
     unset = {"active", "private_counts"} | recipe  # none by default
     younger = {
         "optimizer",
@@ -77,11 +77,34 @@ def test_a_recipe_is_written_in_full_where_it_is_not_the_published_one(identitie
     assert published.hash == agreement.hash, "saying what holds anyway changes nothing"
     plus = agreed(identities, settings={**agreement.settings, "method": "crad-plus", "local_loss": "plain"})
     expected = replace(RECIPES["crad-plus"], local_loss="plain")
-    stored = with_stored_names({name: one for name, one in asdict(expected).items() if name != "teacher_prior"})
+    said = {name: one for name, one in asdict(expected).items() if not setting_of(name).is_unsaid_before}
+    stored = with_stored_names(said)
     assert {name: plus.settings[name] for name in stored} == stored
     assert plus.experiment(dataset="own.npz", device="cpu").recipe == expected
     with pytest.raises(ConfigError, match="unknown setting 'liars'"):
         agreed(identities, settings={"liars": 1})
+
+
+LATER: dict[str, tuple[object, object]] = {
+    "snapshot_average": (0.5, 0.0),
+    "calibration": ("temperature", "none"),
+    "pooling": ("log", "mean"),
+    "missing_weight": (2.0, 0.0),
+    "distill_schedule": ("rising", "constant"),
+    "distill_by_class": (0.5, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_a_part_of_a_recipe_that_came_later_is_said_where_it_is_on(identities, agreement, name):
+    on, before = LATER[name]
+    for method in ("crad", "crad-plus"):
+        older, other = (agreed(identities, settings={"method": method, **more}) for more in ({}, {name: on}))
+        assert name not in older.settings
+        assert other.settings[name] == on
+        assert other.hash != older.hash
+        assert agreed(identities, settings={"method": method, name: before}).hash == older.hash
+        assert getattr(other.experiment(dataset="own.npz", device="cpu").recipe, name) == on
 
 
 def test_a_members_number_is_its_place(agreement):

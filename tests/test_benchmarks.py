@@ -22,7 +22,10 @@ from benchmarks.__main__ import main as measure
 from benchmarks.aggregation import SORTED
 from benchmarks.harness import Section, count_flops, interleave, speedup, write_json
 from benchmarks.naive import NaiveFederation, class_loop_target
+from crad.config import Experiment
 from crad.device import ComputePart, computing_timed, stopwatch
+from crad.errors import ConfigError
+from crad.methods import check_recipe, resolve_method
 from crad.randomness import repeatable
 from tests.conftest import change
 from tests.federation import Federation
@@ -296,3 +299,32 @@ def test_int8_engines_take_turns(one_thread, capsys):
     int8.main(["speed", "--widths", "0.125", "--models", "cnn6", "--repeats", "1"])
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| cnn6")]
     assert [row.split("|")[2].strip() for row in rows] == list(int8.engines(8))
+
+
+def test_candidates_for_the_rule_are_measured_once(monkeypatch, tmp_path, tiny_npz, capsys):
+    rule = study("rule")
+
+    small = {"clients": 3, "rounds": 2, "eval_every": 2, "resize": None, "train_limit": 120, "test_limit": 20}
+    monkeypatch.setattr(rule, "WORLD", {**rule.WORLD, **small, "models": ("cnn6",)})
+    monkeypatch.setattr(rule, "MEASURED_ROUNDS", 1)
+    words = [str(tmp_path), str(tiny_npz), "101", "crad-plus;average 0.5"]
+    rule.main(words)
+    before = (tmp_path / "rule.jsonl").read_text()
+    baseline, averaged = rule.read(tmp_path)
+    assert [baseline["name"], averaged["name"]] == ["crad-plus", "average 0.5"]
+    assert len(baseline["clients"]) == 3
+    assert "average" in averaged
+    assert "average" not in baseline
+    rule.main(words)
+    assert (tmp_path / "rule.jsonl").read_text() == before, "nothing is measured twice"
+    assert f"over crad-plus | own | average | s |\n|---|{6 * '---:|'}\n| crad-plus | " in capsys.readouterr().out
+
+
+def test_every_candidate_for_the_rule_can_run():
+    rule = study("rule")
+
+    for settings in rule.CANDIDATES.values():
+        experiment = Experiment(**{**rule.WORLD, **settings})
+        check_recipe(experiment, resolve_method(experiment.method, experiment.method_settings))
+    with pytest.raises(ConfigError, match=r"unknown candidate 'averge 0.5'.*average 0.5"):
+        rule.main(["runs", "cifar10", "101", "averge 0.5"])

@@ -209,8 +209,8 @@ def test_the_costs_by_hand():
         ]
     )
     assert cost_cells(rows) == [
-        ["msfkd †", "1.00", "sent and received", "0.50", "4.00", "2.00", "1024", "proxy"],
-        ["local", "0.00", "sent", "0.00", "0.00", "0.00", "2048", "none"],
+        ["msfkd †", "1.00", "sent and received", "0.50", "4.00", "2.00", "1024", "proxy", "-"],
+        ["local", "0.00", "sent", "0.00", "0.00", "0.00", "2048", "none", "-"],
     ]
     assert {len(cells) for cells in cost_cells(rows)} == {len(COST_HEADER)}
     assert "†: our reconstruction" in comparison_caption(rows)

@@ -16,6 +16,7 @@ from crad.data.preprocessing import ImagePreprocessor, ImageSet, fit_preprocesso
 from crad.inference.engine import TeacherEngine
 from crad.models import Architecture, build_model
 from crad.training import epoch, evaluation
+from crad.training.clipping import Clipper
 from crad.training.epoch import Block, LossMeter, epoch_blocks, train_on_block
 from crad.training.evaluation import PREPARED_FROM, ClassScore, score
 from crad.training.losses import Loss
@@ -246,7 +247,13 @@ def train(model, values, *, batch_size=2, clip_norm=1e9, lr=1.0, loss_of=sum_of_
     meter = LossMeter()
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     train_on_block(
-        model, optimizer, block_of(values), batch_size=batch_size, clip_norm=clip_norm, loss_of=loss_of, meter=meter
+        model,
+        optimizer,
+        block_of(values),
+        batch_size=batch_size,
+        clipper=Clipper(clip_norm),
+        loss_of=loss_of,
+        meter=meter,
     )
     return meter
 

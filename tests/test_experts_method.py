@@ -38,13 +38,14 @@ FIGURES = ("active", "validation_accuracy", "local_accuracy", "global_accuracy")
 @pytest.fixture(scope="module")
 def experiment(tiny) -> Experiment:
     """Two rounds of experts, two of students."""
-    return change(tiny, method="experts", rounds=4, lr=0.05, models=("cnn6", "cnn6-wide"))
+    settings = {"method_settings": {"student_epochs": 1}, "models": ("cnn6", "cnn6-wide")}
+    return change(tiny, method="experts", rounds=4, lr=0.05, **settings)
 
 
 @pytest.fixture(scope="module")
 def going_on(experiment) -> Experiment:
     """One round of experts, then three in which they go on and are exchanged every second one."""
-    return change(experiment, method_settings={"expert_rounds": 1, "exchange_every": 2})
+    return change(experiment, method_settings={"expert_rounds": 1, "exchange_every": 2, "student_epochs": 1})
 
 
 def weights(peer: Peer) -> dict[str, Tensor]:
@@ -84,7 +85,7 @@ def walk(experiment: Experiment) -> Walk:
 @pytest.fixture(scope="module")
 def alone(experiment) -> Walk:
     """What `local` has, as experts train it."""
-    return walk(change(experiment, method="local", local_loss="plain", teacher_prior="keep"))
+    return walk(change(experiment, method="local", method_settings={}, local_loss="plain", teacher_prior="keep"))
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +132,7 @@ def test_in_their_rounds_the_figures_are_those_of_local_also_where_students_lear
 ):
     """Such an expert has its prior in: adding it for its own samples would count it twice."""
     plain = {"local_loss": "plain", "teacher_prior": "keep"}
-    local = crad.run(change(experiment, method="local", rounds=2, committee=True, **plain))
+    local = crad.run(change(experiment, method="local", method_settings={}, rounds=2, committee=True, **plain))
     for ours, theirs in zip(crad.load(frozen_run).rounds[:2], local.rounds, strict=True):
         assert {key: ours[key] for key in FIGURES} == {key: theirs[key] for key in FIGURES}
         assert ours["committee"] == theirs["committee"], "asked together they say the same"
@@ -139,7 +140,9 @@ def test_in_their_rounds_the_figures_are_those_of_local_also_where_students_lear
 
 def test_balanced_experts_are_what_local_trains_with_that_loss(experiment):
     chosen = change(experiment, local_loss="balanced", teacher_prior="keep")
-    expected = Federation(change(experiment, method="local", local_loss="balanced", teacher_prior="keep"))
+    expected = Federation(
+        change(experiment, method="local", method_settings={}, local_loss="balanced", teacher_prior="keep")
+    )
     expected.next_round()
     for peer, other in zip(after(chosen, 1).peers(), expected.peers(), strict=True):
         assert is_same(weights(peer), weights(other))
@@ -269,7 +272,7 @@ def test_rule_and_correction_are_settings(experiment):
         return [client["losses"]["total"] for client in line["clients"]]
 
     usual = losses()
-    assert losses(method_settings={"rule": "uniform"}) != usual
+    assert losses(method_settings={"rule": "uniform", "student_epochs": 1}) != usual
     assert losses(teacher_prior="keep", local_loss="plain") != usual
     assert losses(local_loss="plain") != usual
     assert losses(filter="median", min_support=0) != losses(min_support=0), "four have a say about every class"
@@ -324,7 +327,12 @@ def test_a_run_stopped_anywhere_ends_the_same(chosen, tmp_path):
 
 def test_who_misses_the_exchange_learns_from_its_own_labels_as_a_student(experiment):
     """Two of four take part: somebody who was not there in round 2 is there later."""
-    settings = {"active": 2, "rounds": 6, "models": ("cnn6",), "method_settings": {"expert_rounds": 2}}
+    settings = {
+        "active": 2,
+        "rounds": 6,
+        "models": ("cnn6",),
+        "method_settings": {"expert_rounds": 2, "student_epochs": 1},
+    }
     federation = Federation(change(experiment, **settings))
     active = [federation.next_round().active for _ in range(6)]
     kept = {peer.index: [one.peer for one in kept_teachers(peer)] for peer in federation.peers()}

@@ -44,6 +44,7 @@ from crad.models.networks.series import MelSpectrogram, SignalScaler
 from crad.models.networks.table import TableEncoder
 from crad.randomness import TF32, repeatable
 from crad.runs.summary import hardware
+from crad.training.clipping import Clipper
 from crad.training.digest import absolute_difference, digest, restore_optimizer
 from crad.training.evaluation import EVALUATION_BATCH, score_with_priors
 from crad.training.losses import BatchLabels, StudentLoss, distillation_loss, log_shares, private_mass
@@ -159,7 +160,7 @@ def test_digesting_reads_once_however_many_batches_there_are_also_with_moments_o
                 targets,
                 loss_of=absolute_difference,
                 batch_size=batch_size,
-                clip_norm=1.0,
+                clipper=Clipper(1.0),
                 seed=1,
                 purpose=("test",),
             )

@@ -17,11 +17,12 @@ from torch import nn
 from crad.data.contact_sheet import GAP, contact_sheet
 from crad.methods.dfml import Dfml, alpha_at, others_mean
 from crad.methods.fedgd import Critic, FedGd, criticise, loss_parts
-from crad.methods.fedmd import consensus
+from crad.methods.fedmd import FedMd, consensus
 from crad.methods.fedmkd import pooled, two_teacher_loss
-from crad.methods.msfkd import entropy, select
+from crad.methods.msfkd import entropy, plurality, select
 from crad.models.generator import LATENT, Generator
 from crad.training.batch_statistics import watched_statistics
+from crad.training.clipping import Clipper
 from crad.training.digest import absolute_difference, digest, logits_on, restore_optimizer, store_optimizer
 from crad.training.losses import log_shares, private_cross_entropy
 
@@ -62,7 +63,7 @@ def test_a_digest_draws_the_model_to_the_targets_and_sees_every_image_once():
             target,
             loss_of=loss_of,
             batch_size=4,
-            clip_norm=5.0,
+            clipper=Clipper(5.0),
             seed=1,
             purpose=("digest", epoch),
         )
@@ -135,13 +136,48 @@ def test_entropy_by_hand():
     assert entropy(torch.tensor([[0.5, 0.5], [1.0, 0.0]])).tolist() == pytest.approx([math.log(2), 0.0])
 
 
-def slow_selection(q, keep_fraction):
+TIED = [[0.6, 0.3, 0.1], [0.1, 0.8, 0.1], [0.5, 0.4, 0.1], [0.1, 0.7, 0.2], [0.35, 0.05, 0.6]]
+TIED_KBC = torch.tensor(TIED)[:, None]
+
+
+def test_a_tied_vote_goes_to_the_lowest_label_or_to_the_one_of_the_highest_mean_probability():
+    """Two votes for 0, two for 1, one for 2; mean probabilities 0.33, 0.45 and 0.22. Voters of 0 are the least sure."""
+    votes = TIED_KBC.argmax(dim=2)
+    assert plurality(TIED_KBC, votes).tolist() == [0]
+    assert plurality(TIED_KBC, votes, ties="probability").tolist() == [1]
+    assert select(TIED_KBC, keep_fraction=1.0).is_teacher_KB[:, 0].tolist() == [True, False, True, False, False]
+    chosen = select(TIED_KBC, keep_fraction=1.0, ties="probability")
+    assert chosen.is_teacher_KB[:, 0].tolist() == [False, True, False, True, False]
+    assert chosen.target_BC[0].tolist() == pytest.approx([0.1, 0.75, 0.15])
+
+
+def test_a_label_without_a_tied_vote_never_wins_by_its_probability():
+    """0 and 1 have two votes each, hardly sure; the fifth votes 2, which has the highest mean probability."""
+    q_KC = [[0.4, 0.3, 0.3], [0.4, 0.2, 0.39], [0.2, 0.41, 0.39], [0.1, 0.5, 0.4], [0.0, 0.0, 1.0]]
+    q_KBC = torch.tensor(q_KC)[:, None]
+    assert q_KBC.mean(dim=0).argmax().item() == 2
+    assert plurality(q_KBC, q_KBC.argmax(dim=2), ties="probability").tolist() == [1]
+
+
+def test_of_the_same_mean_probability_the_lowest_label_wins_too():
+    q_KBC = torch.tensor([[[0.25, 0.75]], [[0.75, 0.25]]])
+    assert plurality(q_KBC, q_KBC.argmax(dim=2), ties="probability").tolist() == [0]
+
+
+def test_a_digest_has_as_many_epochs_as_it_takes_to_see_so_many_samples():
+    assert [FedMd(digest_samples=5000).epochs_over(size) for size in (500, 400, 250, 5000, 6000)] == [10, 13, 20, 1, 1]
+    assert [FedMd(digest_epochs=3).epochs_over(size) for size in (500, 10)] == [3, 3]
+    assert FedMd(digest_epochs=3, digest_samples=100).epochs_over(50) == 2
+
+
+def slow_selection(q, keep_fraction, ties):
     """Image by image, with plain lists."""
     clients, images, classes = q.shape
     targets = []
     for b in range(images):
         votes = [max(range(classes), key=lambda c: (q[k, b, c], -c)) for k in range(clients)]
-        winner = max(range(classes), key=lambda c: (votes.count(c), -c))
+        means = [np.mean([q[k, b, c] for k in range(clients)]) if ties == "probability" else 0 for c in range(classes)]
+        winner = max(range(classes), key=lambda c: (votes.count(c), means[c], -c))
         entropies = [-sum(p * math.log(p) for p in q[k, b] if p > 0) for k in range(clients)]
         median = sorted(entropies)[(clients - 1) // 2]
         voters = [k for k in range(clients) if votes[k] == winner]
@@ -153,11 +189,18 @@ def slow_selection(q, keep_fraction):
 
 
 @EXAMPLES
-@given(st.integers(1, 9), st.integers(1, 12), st.integers(2, 6), st.integers(0, 2**31), st.floats(0.05, 1.0))
-def test_selection_equals_the_slow_reading(clients, images, classes, seed, keep_fraction):
+@given(
+    st.integers(1, 9),
+    st.integers(1, 12),
+    st.integers(2, 6),
+    st.integers(0, 2**31),
+    st.floats(0.05, 1.0),
+    st.sampled_from(["lowest", "probability"]),
+)
+def test_selection_equals_the_slow_reading(clients, images, classes, seed, keep_fraction, ties):
     q = np.random.default_rng(seed).dirichlet(np.full(classes, 0.5), size=(clients, images))
-    chosen = select(torch.from_numpy(q), keep_fraction=keep_fraction)
-    targets, kept = slow_selection(q, keep_fraction)
+    chosen = select(torch.from_numpy(q), keep_fraction=keep_fraction, ties=ties)
+    targets, kept = slow_selection(q, keep_fraction, ties)
     assert chosen.target_BC.numpy() == pytest.approx(targets, abs=1e-12)
     assert chosen.kept.tolist() == kept
     assert chosen.is_teacher_KB.any(dim=0).all()
@@ -212,24 +255,46 @@ def test_the_mean_of_the_others_equals_a_loop(models, samples, classes, seed):
 
 
 class Keeper:
-    """A peer that notes in which round its peak was taken."""
+    """A peer that notes in which rounds its peaks were taken."""
 
     def __init__(self):
         self.memory: dict[str, torch.Tensor] = {}
-        self.taken: list[int] = []
+        self.taken: dict[str, list[int]] = {}
         self.round = 0
 
     def keep_variant(self, name):
-        assert name == "peak"
-        self.taken.append(self.round)
+        self.taken.setdefault(name, []).append(self.round)
 
 
-def test_the_peak_is_taken_while_alpha_rises_and_anew_in_every_cycle():
-    peer, spec = Keeper(), Dfml(period=6)
-    for peer.round in range(1, 14):
-        spec._keep_peak(peer, peer.round, alpha_at(peer.round, period=6))  # type: ignore[arg-type]
-    # alpha by round: 0, 1/4, 3/4, 1, 3/4, 1/4, then again.
-    assert peer.taken == [1, 2, 3, 4, 7, 8, 9, 10, 13]
+def peaks_taken(peaks, *, rounds, period):
+    peer, spec = Keeper(), Dfml(period=period, peaks=peaks)
+    for peer.round in rounds:
+        spec._keep_peaks(peer, peer.round)  # type: ignore[arg-type]
+    return peer.taken
+
+
+def test_the_peak_is_taken_while_alpha_rises_and_anew_in_every_cycle_or_kept_until_alpha_is_as_high_again():
+    # alpha by round with a period of 6: 0, 1/4, 3/4, 1, 3/4, 1/4, then again.
+    of_cycle, kept = [1, 2, 3, 4, 7, 8, 9, 10, 13], [1, 2, 3, 4, 10]
+    rounds = range(1, 14)
+    assert peaks_taken("cycle", rounds=rounds, period=6) == {"peak": of_cycle}
+    assert peaks_taken("kept", rounds=rounds, period=6) == {"kept-peak": kept}
+    assert peaks_taken("both", rounds=rounds, period=6) == {"peak": of_cycle, "kept-peak": kept}
+
+
+def test_a_client_that_misses_the_height_keeps_a_lower_peak_until_it_is_there_for_one_as_high():
+    """Away in rounds 4 and 5: its best is the 3/4 of round 3, and that of round 9 takes its place; then the 1."""
+    assert peaks_taken("kept", rounds=(1, 3, 6, 8, 9, 10, 11), period=6) == {"kept-peak": [1, 3, 9, 10]}
+
+
+@EXAMPLES
+@given(st.integers(2, 15), st.sets(st.integers(1, 80), min_size=1))
+def test_a_kept_peak_is_the_last_of_the_highest_alphas_whatever_the_period(period, present):
+    """Alpha depends on the place in the cycle alone: on how far it is from the middle, which whole numbers compare."""
+    height = {r: -abs(2 * ((r - 1) % period) - period) for r in present}
+    rounds = sorted(present)
+    expected = [r for r in rounds if height[r] == max(height[other] for other in rounds if other <= r)]
+    assert peaks_taken("kept", rounds=rounds, period=period)["kept-peak"] == expected
 
 
 # --- FedMKD

@@ -112,8 +112,11 @@ WORLDS: dict[str, dict[str, Any]] = {
     "crad": {},
     "dfml": {"method": "dfml"},
     "committee": {"method": "committee"},
-    "experts": {"method": "experts"},
-    "experts that go on": {"method": "experts", "method_settings": {"expert_rounds": 1, "exchange_every": 1}},
+    "experts": {"method": "experts", "method_settings": {"student_epochs": 2}},
+    "experts that go on": {
+        "method": "experts",
+        "method_settings": {"expert_rounds": 1, "exchange_every": 1, "student_epochs": 1},
+    },
     "two of three": {"active": 2},
 }
 

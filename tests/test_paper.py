@@ -15,6 +15,7 @@ from crad.analysis.durations import MINI_ROUND_SECONDS, Durations
 from crad.config import PRESETS, Experiment
 from crad.errors import ConfigError
 from crad.methods import PAPER_METHODS
+from crad.methods.dfml import PEAKS
 from crad.paper.experiments import (
     GROUPS,
     NAMES,
@@ -489,6 +490,39 @@ def test_accuracy_on_the_most_and_the_least_held_class():
     assert measured("abundant_class_accuracy", records) == pytest.approx((100 + 90) / 2)
     # Client 0 holds neither class 1 (20 %) nor 2 (40 %): both count alike. Client 1 holds class 0 least (10 %).
     assert measured("rarest_class_accuracy", records) == pytest.approx((30 + 10) / 2)
+
+
+def test_a_row_may_be_of_other_weights_that_clients_keep():
+    records = run(variants={"kept-peak": {"global_accuracy": 61.0, "local_accuracy": 52.0}}, global_accuracy=44.0)
+    assert measured("variant_global_accuracy", records, "dfml-5/kept-peak") == 61.0
+    assert measured("variant_local_accuracy", records, "dfml-5/kept-peak") == 52.0
+    assert measured("variant_global_accuracy", records, "dfml-5") == 44.0
+    assert measured("variant_global_accuracy", records, "dfml-5/peak") is None
+
+
+def test_the_share_of_clipped_steps_is_in_percent():
+    assert measured("clipped_percent", run(clipped_share=0.86)) == pytest.approx(86.0)
+    assert measured("clipped_percent", run()) is None
+
+
+@pytest.mark.parametrize("name", ["digest", "clipping"])
+def test_where_settings_are_chosen_no_test_image_and_no_seed_of_a_table_is_looked_at(name):
+    paper = load_paper(name)
+    assert {metric.name for metric in paper.metrics} <= {"others_accuracy", "validation_accuracy", "clipped_percent"}
+    others = [load_paper(other) for other in (*NAMES, *OWN) if other not in ("digest", "clipping")]
+    assert not {*paper.seeds} & {seed for other in others for seed in other.seeds}
+
+
+def test_rows_of_dfmls_other_weights_are_of_the_same_runs_as_the_row_itself():
+    paper = load_paper("strength")
+    by_name = {row.name: row for row in paper.rows}
+    weights = [name for name in by_name if "/" in name]
+    assert len(weights) == 9
+    for name in weights:
+        regular, _, variant = name.partition("/")
+        assert by_name[name].settings == by_name[regular].settings
+        assert variant in PEAKS[by_name[name].settings["method_settings"]["peaks"]]
+    assert {row.settings["method_settings"]["mutual_epochs"] for row in paper.rows if "dfml" in row.name} == {1, 5, 10}
 
 
 def test_convergence_measures():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -10,27 +11,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import crad
 from crad.errors import ConfigError, RunError
-from crad.federation.message import encode
+from crad.federation.message import Manifest, Message, Statistics, encode, pack, read_state
 from crad.federation.peer import new_model
 from crad.federation.peer_evaluation import PrivateReleases
 from crad.files import append_line
+from crad.network.envelope import manifest_in
+from crad.network.equivocation.signatures import SignatureRecord
+from crad.network.member_exchange import SIGNED
 from crad.privacy.accountant import PrivacyPlan, composed_epsilon, gaussian_epsilon, plan_of, training_epsilon
 from crad.runs.records import records_fingerprint
+from crad.site.accounted_exchange import AccountedExchange, LastPublished
 from crad.site.doctor import Findings
 from crad.site.doctor.privacy import check_privacy
 from crad.site.local_peer import DIVISION, prepare_local_peer
-from crad.site.privacy_account import (
-    ACCOUNT,
-    AccountedExchange,
-    PrivacyAccount,
-    account_record,
-    read_account,
-    run_id,
-)
+from crad.site.privacy_account import ACCOUNT, PrivacyAccount, account_record, read_account, run_id
 from crad.site.settings import read_site
+from crad.site.state_folder import EXCHANGE
 from crad.site.status import read_status, status_line
 from tests.clinics import SETTINGS, Clinics, found_clinics
 from tests.forked import import_before_forking
@@ -150,15 +150,31 @@ def test_what_left_before_a_crash_is_spent_though_we_went_on_without_it(tmp_path
 
 
 class Published:
-    """An exchange that only remembers."""
+    """An exchange that takes down the round of every message, and of which round its weights are."""
 
     ledger = None
 
     def __init__(self):
-        self.rounds = []
+        self.rounds, self.weights, self.manifests = [], [], []
 
     def publish(self, round_index, *, sender, kind, message):
+        manifest = Manifest.model_validate_json(message.manifest)
+        assert (manifest.round_index, manifest.kind) == (round_index, kind)
         self.rounds.append(round_index)
+        self.weights.append(int(read_state(message.body)["w"]))
+        self.manifests.append(manifest)
+
+
+def snapshot(round_index: int) -> Message:
+    statistics = Statistics(counts=(1.0 + round_index, 2.5), accuracies=(0.5, 0.25))
+    return pack(
+        {"w": torch.tensor(float(round_index))},
+        kind="snapshot",
+        peer=0,
+        round_index=round_index,
+        architecture="cnn6-gn",
+        statistics=statistics,
+    )
 
 
 def test_two_members_at_once_on_the_same_data_share_the_budget(tmp_path):
@@ -168,16 +184,22 @@ def test_two_members_at_once_on_the_same_data_share_the_budget(tmp_path):
     lines: list[Any] = [Published(), Published()]
     state = {"private": PrivateReleases()}
     exchanges: list[Any] = [
-        AccountedExchange(line, one, private=lambda: state["private"], notice=lambda text: None)
+        AccountedExchange(
+            line,
+            one,
+            private=lambda: state["private"],
+            notice=lambda text: None,
+            last=LastPublished(tmp_path / one.agreement),
+        )
         for line, one in zip(lines, both, strict=True)
     ]
     for round_index in range(1, 7):
         state["private"] = PrivateReleases(steps=4 * (round_index - 1))
         for exchange in exchanges:
-            exchange.publish(round_index, sender=0, kind="snapshot", message=None)
+            exchange.publish(round_index, sender=0, kind="snapshot", message=snapshot(round_index))
     assert all(one.is_stopped for one in both)
     assert account(tmp_path).spent() <= budget
-    assert [line.rounds for line in lines] == [[1, 2, 3, 4], [1, 2, 3]], "12 and 8 steps"
+    assert [line.weights for line in lines] == [[1, 2, 3, 4, 4, 4], [1, 2, 3, 3, 3, 3]], "12 and 8 steps"
 
 
 def test_nobody_writes_while_another_process_does(tmp_path):
@@ -224,31 +246,60 @@ def test_composition_of_one_kind_is_that_of_so_many_steps():
     assert twice == pytest.approx(training_epsilon(2.0, rate=0.25, steps=20, delta=1e-5, accountant="rdp"))
 
 
-def test_nothing_leaves_beyond_the_budget_and_what_was_said_is_said_once(tmp_path):
-    class Line:
-        ledger = None
+class Watched(Published):
+    """One that looks into the account before it lets anything new leave."""
 
-        def __init__(self):
-            self.published = []
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
 
-        def publish(self, round_index, *, sender, kind, message):
-            assert read_account(tmp_path / ACCOUNT)[-1].round == round_index, "written down before it leaves"
-            self.published.append(round_index)
+    def publish(self, round_index, *, sender, kind, message):
+        super().publish(round_index, sender=sender, kind=kind, message=message)
+        assert read_account(self._folder / ACCOUNT)[-1].round == self.weights[-1], "written down before it leaves"
 
-    line: Any = Line()
+
+def test_nothing_new_leaves_beyond_the_budget_and_what_was_said_is_said_once(tmp_path):
     said = list[str]()
     state: dict[str, PrivateReleases | None] = {"private": None}
     limited = account(tmp_path, budget=(spent_in(8) + spent_in(12)) / 2)
-    exchange: Any = AccountedExchange(line, limited, private=lambda: state["private"], notice=said.append)
+    line = Watched(tmp_path)
+
+    def exchange_of(one: PrivacyAccount) -> AccountedExchange:
+        last = LastPublished(tmp_path / "last")
+        inner: Any = line
+        return AccountedExchange(inner, one, private=lambda: state["private"], notice=said.append, last=last)
+
+    exchange = exchange_of(limited)
     for round_index in range(1, 7):
         state["private"] = PrivateReleases(steps=4 * (round_index - 1), releases=int(round_index > 1))
-        exchange.publish(round_index, sender=0, kind="snapshot", message=None)
-    assert line.published == [1, 2, 3]
+        exchange.publish(round_index, sender=0, kind="snapshot", message=snapshot(round_index))
+    assert line.rounds == [1, 2, 3, 4, 5, 6], "nobody waits for us"
+    assert line.weights == [1, 2, 3, 3, 3, 3], "what left before costs nothing more"
+    assert {one.statistics for one in line.manifests[2:]} == {line.manifests[2].statistics}
     assert len(said) == 1
     assert "round 4 is not published: epsilon would be" in said[0]
-    assert "we go on learning from the others" in said[0]
+    assert "our snapshot of round 3 stands in, and we go on learning from the others" in said[0]
     assert limited.spent() <= (spent_in(8) + spent_in(12)) / 2
     assert limited.is_stopped
+    state["private"] = PrivateReleases(steps=24, releases=1)
+    again = account(tmp_path, budget=limited.budget)
+    exchange_of(again).publish(7, sender=0, kind="snapshot", message=snapshot(7))
+    assert (line.rounds[-1], line.weights[-1]) == (7, 3), "after a restart as well"
+    [body] = (tmp_path / "last").glob("*.safetensors")
+    body.write_bytes(body.read_bytes()[:-1] + b"\1")
+    exchange_of(again).publish(8, sender=0, kind="snapshot", message=snapshot(8))
+    assert line.rounds[-1] == 7, "what is not what we kept does not leave"
+
+
+def test_who_could_never_publish_has_nothing_to_stand_in(tmp_path):
+    said, line, limited = list[str](), Published(), account(tmp_path, budget=1e-6)
+    inner: Any = line
+    exchange = AccountedExchange(
+        inner, limited, private=lambda: None, notice=said.append, last=LastPublished(tmp_path / "last")
+    )
+    exchange.publish(1, sender=0, kind="snapshot", message=snapshot(1))
+    assert line.rounds == []
+    assert "the others have nothing of us, and we go on learning" in said[0]
 
 
 def test_a_line_that_a_crash_cut_short_is_no_line_and_a_changed_one_is_refused(tmp_path):
@@ -300,7 +351,7 @@ def outcome(clinics: Clinics, number: int) -> dict[str, Any]:
 
 
 def test_a_member_is_told_what_it_has_spent(federation):
-    clinics, _ = federation
+    clinics, log = federation
     said = outcome(clinics, 0)["privacy"]
     plan = plan_of(clinics.agreement.experiment(dataset="own.npz", device="cpu"))
     assert plan is not None
@@ -308,6 +359,9 @@ def test_a_member_is_told_what_it_has_spent(federation):
     assert said["epsilon"] == pytest.approx(plan.spent(steps=4, releases=2))
     assert plan.training_epsilon(4) < plan.statistics_epsilon(2) == pytest.approx(6.75, abs=0.01)
     assert (said["budget"], said["is_stopped"], said["agreements"]) == (None, False, 1)
+    told = re.findall(r"clinic-(\d) in trial  round (\d)/3 .* epsilon ([\d.]+)", log)
+    assert ("0", "3", f"{plan.spent(steps=4, releases=2):.3f}") in told, "what left, not what the model has in it"
+    assert ("2", "3", f"{plan.spent(steps=2, releases=1):.3f}") in told
     page = (clinics.state(0) / "report.html").read_text()
     assert "were differentially private: epsilon" in page
     assert "of 8 (agreed) spent, delta 0.001, per record" in page
@@ -325,8 +379,11 @@ def test_who_has_spent_its_budget_stops_publishing_and_the_federation_goes_on(fe
     assert [line.round for line in lines] == [1, 2]
     for number in range(3):
         assert outcome(clinics, number)["rounds_taken_part"] == SETTINGS["rounds"]
-    assert outcome(clinics, 0)["missing"] == {"clinic-2": 1}
-    assert "clinic-0" not in outcome(clinics, 2)["missing"], "it goes on learning"
+        assert outcome(clinics, number)["missing"] == {}, "its last snapshot stands in: nobody waits for it"
+    signed = SignatureRecord(clinics.state(2) / EXCHANGE / SIGNED)
+    envelopes = [signed.find(number, "snapshot") or b"" for number in (2, 3)]
+    second, third = (Manifest.model_validate_json(manifest_in(one)) for one in envelopes)
+    assert third == second.model_copy(update={"round_index": 3})
 
 
 def test_noise_and_division_follow_a_secret_of_the_member(federation, monkeypatch):
@@ -344,6 +401,28 @@ def test_noise_and_division_follow_a_secret_of_the_member(federation, monkeypatc
         leaving = [one for one in (clinics.folder / "store").rglob("*") if one.is_file()]
         assert leaving
         assert not any(secret in one.read_bytes() for one in leaving)
+
+
+def test_noise_is_other_noise_as_soon_as_a_record_or_its_part_is_another(tmp_path):
+    """Who deletes a part of the state to begin again, with a corrected file, must not draw the same noise on it."""
+    clinics = found_clinics(tmp_path, exchange=(tmp_path / "store").as_uri(), settings=PRIVATE)
+    site = read_site(clinics.site(0))
+
+    def seed_and_run() -> tuple[int, str]:
+        part = prepare_local_peer(clinics.agreement, site)
+        assert part.account is not None
+        return part.context.noise_seed, part.account.run
+
+    first = seed_and_run()
+    assert seed_and_run() == first
+    with np.load(site.data) as kept:
+        arrays = dict(kept)
+    arrays["train_images"][0] = 255 - arrays["train_images"][0]
+    np.savez(site.data, **arrays)
+    second = seed_and_run()
+    (clinics.site(0).parent / "state" / DIVISION).unlink()
+    third = seed_and_run()
+    assert len({first[0], second[0], third[0]}) == len({first[1], second[1], third[1]}) == 3
 
 
 @pytest.mark.parametrize(
@@ -395,7 +474,7 @@ def test_a_budget_for_training_that_is_not_private_is_refused(tmp_path):
     ("settings", "line"),
     [
         ({"noise_multiplier": 0.4}, r"noise_multiplier = 0.4 spends epsilon .* and private_training is 8"),
-        ({"delta": 0.2}, r"delta = 0.2 in the agreement, and we hold \d+ records: with that chance any of them may be"),
+        ({"delta": 0.2}, r"delta = 0.2, and we hold \d+ records: with that chance any of them may be published whole"),
     ],
 )
 def test_an_agreement_whose_claim_is_none_is_refused(tmp_path, settings, line):

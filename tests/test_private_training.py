@@ -5,7 +5,9 @@ Shapes: B samples, C classes.
 
 from __future__ import annotations
 
+import html
 import math
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -29,7 +31,7 @@ from crad.data.preprocessing import ImageSet, fit_preprocessor
 from crad.errors import ConfigError, PartitionError
 from crad.federation.class_statistics import class_statistics, release_hits
 from crad.federation.context import build_run_context
-from crad.federation.message import Statistics, pack
+from crad.federation.message import Statistics, pack, read_state
 from crad.federation.method import RoundContext, one_peer_per_client
 from crad.federation.peer import Peer
 from crad.federation.peer_evaluation import PrivateReleases, evaluation_from_json, evaluation_to_json
@@ -185,6 +187,20 @@ def test_clipped_sums_are_those_of_one_sample_after_the_other(max_norm):
         torch.testing.assert_close(found[name], expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_network_that_draws_has_the_gradient_of_its_own_draws():
+    """Dropout: the slope at the logits and the gradient of the weights must be of the same thinned-out network."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 3)).train()
+    block, weight, bias = block_of(1), "2.weight", "2.bias"
+    for _ in range(5):
+        found = clipped_sums(model, block, loss_of=loss_of(block), max_norm=1e6, meter=LossMeter())
+        is_kept = (found[weight] != 0).any(dim=0)
+        assert 10 < int(is_kept.sum()) < 54
+        logits_BC = model[2](2.0 * block.inputs.flatten(1) * is_kept)
+        (slope_BC,) = torch.autograd.grad(loss_of(block)(logits_BC, slice(0, 1)).total, logits_BC)
+        torch.testing.assert_close(found[bias], slope_BC[0])
+
+
 def test_more_samples_than_fit_at_once_make_the_same_sums(monkeypatch):
     model, block, meter = network(), block_of(7), LossMeter()
     whole = clipped_sums(model, block, loss_of=loss_of(block), max_norm=0.5, meter=LossMeter())
@@ -278,6 +294,13 @@ def test_batches_are_drawn_record_by_record():
     assert np.var(drawn) == pytest.approx(256 * 0.25 * 0.75, rel=0.3), "batches of one size would have none"
     assert drawn == sizes(1)
     assert drawn != sizes(2), "the secret decides"
+    blocks = list(poisson_blocks(shard, preprocessor=preprocessor, plan=plan, secret=1, purpose=("a",)))
+    batches = [block.inputs[:, 0, 0, 0].tolist() for block in blocks]
+    assert all(len(set(batch)) == len(batch) for batch in batches), "no record is in a batch twice"
+    often = Counter(one for batch in batches for one in batch)
+    assert len(often) == 256
+    # Each is in a share of 0.25 of 200 batches: 50, with a deviation of 6.
+    assert 20 < min(often.values()) <= max(often.values()) < 80
 
 
 # --- networks
@@ -303,10 +326,11 @@ def test_no_record_decides_who_teaches_another_one(private, method):
     classes = context.data.num_classes
     inputs = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(1))
     inputs[:, 0, 0, 0] = torch.tensor([0.1, 0.2, 0.3, 0.4, 5.0, 9.0])
+    figures = Statistics(counts=classes * (20.0,), accuracies=classes * (0.8,))
     snapshots: list[Any] = [
-        SimpleNamespace(peer=1, classes=classes, highest=4.0),
-        SimpleNamespace(peer=2, classes=classes, highest=8.0),
-        SimpleNamespace(peer=3, classes=classes, highest=8.0),
+        SimpleNamespace(peer=1, classes=classes, statistics=figures, highest=4.0),
+        SimpleNamespace(peer=2, classes=classes, statistics=figures, highest=8.0),
+        SimpleNamespace(peer=3, classes=classes, statistics=figures, highest=8.0),
     ]
     stats = TeacherStats(torch.full((3, classes), 20.0), torch.full((3, classes), 0.8))
 
@@ -474,10 +498,10 @@ def test_hits_are_released_as_often_as_was_accounted_for(private):
     assert context.privacy.statistics_releases == 3
 
 
-def learned(context, round_index=1, accuracy=0.5) -> TaskOutcome:
+def learned(context, round_index=1, accuracy=0.5, method="crad") -> TaskOutcome:
     """One member's round after a message in which a teacher claims this accuracy."""
     peers = one_peer_per_client(context)
-    runner, classes = TaskRunner(context, resolve_method("crad")), context.data.num_classes
+    runner, classes = TaskRunner(context, resolve_method(method)), context.data.num_classes
     statistics = Statistics(counts=(9.0,) * classes, accuracies=(accuracy,) * classes, cross_entropies=None)
     message = pack(
         Peer(context, peers[1]).model.state_dict(),
@@ -489,6 +513,41 @@ def learned(context, round_index=1, accuracy=0.5) -> TaskOutcome:
     )
     begun = runner.do(Task("begin", 0)).evaluation
     return runner.do(Task("learn", 0, begun, round_index=round_index, messages={1: message}, is_measured=True))
+
+
+@pytest.mark.parametrize("method", ["crad", "uniform", "uncertainty"])
+def test_a_changed_training_record_moves_what_is_published_as_if_it_were_alone(private, method):
+    """The same member twice, one image inverted, the same noise: two clipped gradients differ, and nothing else.
+
+    So the difference is that of a member who has this record alone: nothing in the step looks at several.
+    """
+    settings = change(private, method=method, local_loss="balanced", sampling_rate=1.0, lr=0.5, momentum=0.0, rounds=1)
+    context = replace(build_run_context(settings), secret=5)
+    record = context.data.shards[0].train[3]
+
+    def difference(whole) -> dict[str, torch.Tensor]:
+        images = whole.data.dataset.train_samples.copy()
+        images[record] = 255 - images[record]
+        dataset = replace(whole.data.dataset, train_samples=images)
+        other = replace(whole, data=replace(whole.data, dataset=dataset))
+        first, second = (weights_after(one, method) for one in (whole, other))
+        return {name: second[name] - weight for name, weight in first.items()}
+
+    shard = replace(context.data.shards[0], train=np.array([record]))
+    by_itself = replace(context, data=replace(context.data, shards=(shard, *context.data.shards[1:])))
+    among_others, alone = difference(context), difference(by_itself)
+    for name, one in alone.items():
+        torch.testing.assert_close(among_others[name], one, rtol=1e-3, atol=3e-6)
+    apart = math.sqrt(sum(float(one.square().sum()) for one in alone.values()))
+    expected = Peer(context, one_peer_per_client(context)[0]).expected_batch
+    assert 1e-3 < apart <= settings.lr * 2 * settings.max_grad_norm / expected
+
+
+def weights_after(context, method) -> dict[str, torch.Tensor]:
+    content = learned(context, method=method).content
+    assert content is not None
+    state = read_state(content)
+    return {name: one.clone() for name, one in state.items() if name.startswith("model.")}
 
 
 def test_a_member_draws_noise_again_only_for_the_same(private):
@@ -659,6 +718,8 @@ def test_hardly_any_noise_is_counted_at_once():
         ({"noise_multiplier": 0.5}, r"noise_multiplier = 0.5 spends epsilon \d+.* and private_training is 8: leave"),
         ({"noise_multiplier": 0.01}, r"noise_multiplier = 0.01 spends epsilon .* over all planned rounds"),
         ({"distill_augment": "strong"}, r"distill_augment = 'strong' is not built for it: set distill_augment"),
+        ({"missing_weight": 2.0}, r"missing_weight = 2 weighs samples by exact counts of the training samples"),
+        ({"distill_by_class": 0.5}, r"distill_by_class = 0.5 looks at exact counts of the training samples"),
         ({"private_training": 0.0}, r"private_training = 0.0: input should be greater than 0"),
         ({"delta": 1.0}, r"delta = 1.0: input should be less than 1"),
     ],
@@ -666,6 +727,34 @@ def test_hardly_any_noise_is_counted_at_once():
 def test_what_would_reach_around_the_noise_is_refused(private, settings, line):
     with pytest.raises(ConfigError, match=line):
         crad.run(change(private, **settings))
+
+
+def test_a_delta_that_lets_a_record_be_published_whole_is_refused(private):
+    with pytest.raises(ConfigError, match=r"delta = 0.2, and client 0 holds \d+ records: with that chance any of them"):
+        crad.run(change(private, delta=0.2))
+
+
+def test_private_counts_are_called_what_they_are(private, tmp_path):
+    settings = {
+        "private_training": None,
+        "noise_multiplier": None,
+        "private_counts": 1.0,
+        "method": "local",
+        "rounds": 1,
+    }
+    result = crad.run(change(private, **settings), output=tmp_path / "run")
+    word = (
+        "private_counts = 1 is the paper's Section 5: counts are noised, the accuracies beside them are exact and give"
+    )
+    assert [one for one in result.notices if one.startswith(word)]
+    assert word in html.unescape((tmp_path / "run" / "report.html").read_text())
+
+
+def test_networks_that_nobody_has_named_are_named(private):
+    once = change(private, method="local", rounds=1)
+    assert any("built with group norm in place of batch norm (" in one for one in crad.run(once).notices)
+    assert build_run_context(change(once, norm="group")).word_about_norms is None
+    assert build_run_context(change(once, private_training=None, noise_multiplier=None)).word_about_norms is None
 
 
 def test_a_network_of_ones_own_that_mixes_records_is_refused(private):

@@ -30,7 +30,7 @@ COMMITTED = ROOT / "evidence/attacks"
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twelve committed runs, four cells of three seeds, in two folders of evidence; one of them in both."""
-    folder = tmp_path_factory.mktemp("evidence")
+    folder: Path = tmp_path_factory.mktemp("evidence")
     plan = plan_reproduction("attacks", folder, flags={"preset": "mini"}, choice=CHOICE)
     (folder / "third").mkdir()
     for place, runs in {"first": plan.runs[:7], "second": plan.runs[6:]}.items():
@@ -188,7 +188,7 @@ def test_a_folder_that_is_no_clone_of_this_project_is_not_asked(clone, monkeypat
 
 
 def test_git_is_asked_once(monkeypatch):
-    asked: list[Path] = []
+    asked = list[Path]()
     monkeypatch.setattr(source_commit, "commit_of", asked.append)
     source_commit.source_commit.cache_clear()
     try:

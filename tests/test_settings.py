@@ -83,13 +83,15 @@ def test_roles_are_what_the_hand_kept_lists_said():
         "private_training sampling_rate"
     )
     assert " ".join(names_where(lambda one: one.is_of_teachers)) == (
-        "evidence filter distill_augment teacher_prior attack attackers"
+        "evidence filter distill_augment teacher_prior snapshot_average calibration pooling missing_weight "
+        "distill_schedule distill_by_class attack attackers"
     )
     assert " ".join(SETTINGS) == (
         "method method_settings active rounds standardize held_out local_epochs batch_size optimizer lr lr_schedule "
         "warmup_rounds momentum weight_decay clip_norm temperature distill_weight min_support unsupported epsilon "
         "private_counts private_training delta max_grad_norm sampling_rate noise_multiplier accountant "
-        "statistics_every norm local_loss evidence filter distill_augment teacher_prior"
+        "statistics_every norm local_loss evidence filter distill_augment teacher_prior snapshot_average "
+        "calibration pooling missing_weight distill_schedule distill_by_class"
     )
     later = {name: setting_of(name).before for name in Experiment.model_fields}
     assert {name: value for name, value in later.items() if value is not ALWAYS_THERE} == {
@@ -124,6 +126,12 @@ def test_roles_are_what_the_hand_kept_lists_said():
         "filter": None,
         "distill_augment": "same",
         "teacher_prior": "keep",
+        "snapshot_average": 0.0,
+        "calibration": "none",
+        "pooling": "mean",
+        "missing_weight": 0.0,
+        "distill_schedule": "constant",
+        "distill_by_class": 0.0,
         "attack": None,
         "attackers": 0,
         "committee_rule": "support-all",
@@ -354,7 +362,7 @@ def test_what_a_flag_wants_follows_from_the_type_of_its_setting():
         "train_limit": "COUNT",
         "method": "NAME",
         "method_settings": "NAME=VALUE,...",
-        "preset": "[paper|mini|demo]",
+        "preset": "[paper|mini|small|demo]",
         "partition": "NAME",  # five of them: its help names them
         "unsupported": "[consensus|zero]",
         "local_loss": "[plain|balanced]",

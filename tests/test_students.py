@@ -21,7 +21,7 @@ from crad.errors import ConfigError
 from crad.federation.context import build_run_context
 from crad.federation.method import RoundContext
 from crad.federation.teachers import TeacherCache
-from crad.methods import resolve_method
+from crad.methods import check_recipe, resolve_method
 from crad.methods.dreams import DreamPlan, _Expert, dream_loss, make_dreams, variation, wanted_labels
 from crad.methods.experts import Experts, kept_teachers
 from crad.methods.students import DREAM_INPUTS, DREAM_ROUND, joined
@@ -37,6 +37,7 @@ from crad.training.sample_weights import lacking_classes, missing_class_weights,
 from tests.conftest import change
 from tests.federation import Federation
 from tests.records import made_run
+from tests.test_golden import without_timing
 from tests.test_resume import assert_same_end, run_with_stops
 
 PIXELS = make_preprocessor([0.0], [1.0], augmentation="none", device="cpu")
@@ -128,6 +129,23 @@ def test_a_target_that_is_reached_costs_nothing_under_any_weights():
     logits = torch.tensor([[0.0, 1.0], [2.0, 0.0]])
     target = torch.softmax(logits / 3.0, dim=1)
     assert float(softened_divergence(logits, target, temperature=3.0, weight_B=torch.tensor([0.2, 5.0]))) < 1e-6
+
+
+def test_a_run_weighs_lacking_classes_as_experts_do(shallow):
+    """The run's own setting, which every distilling method has, is to the last bit that of the method."""
+    runs = [
+        crad.run(change(shallow, clients=2, method="experts", rounds=2, method_settings=own, missing_weight=of_run))
+        for own, of_run in (({"missing_weight": 2.0}, None), ({}, 2.0), ({}, None))
+    ]
+    of_method, of_run, none = ([line["clients"] for line in without_timing(run.rounds)] for run in runs)
+    assert of_method == of_run
+    assert of_method != none
+
+
+def test_two_weights_of_lacking_classes_that_differ_are_refused():
+    experiment = Experiment(method="experts", method_settings={"missing_weight": 2.0}, missing_weight=3.0)
+    with pytest.raises(ConfigError, match=r"missing_weight is 3 for the run and 2 among the settings of 'experts'"):
+        check_recipe(experiment, resolve_method("experts", experiment.method_settings))
 
 
 # --- samples without a label

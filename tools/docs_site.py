@@ -33,6 +33,7 @@ ELSEWHERE = {
     "evidence/committee/tables/committee.md": "committee-tables.md",
     "evidence/committee/tables/committee_rules.md": "committee-rule-tables.md",
     "evidence/kinds/tables/kinds.md": "kind-tables.md",
+    "evidence/private/tables/private.md": "privacy-tables.md",
     "examples/three_hospitals/README.md": "three-hospitals.md",
     "examples/four_hospitals/README.md": "four-hospitals.md",
     "examples": "examples.md",

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from crad.aggregation import Rule
+from crad.analysis.privacy_spent import word_about_counts
 from crad.config import Experiment
 from crad.data.dataset import Dataset, untaught_warning
 from crad.data.federated_data import FederatedData
@@ -268,8 +269,10 @@ class _Simulation:
         self._partition = partition_record(context.data)
         self._members = method.roster(context)
         self._models = models_record(context, self._members)
-        if warning := untaught_warning(context.data.dataset):
-            callback.on_notice(warning)
+        about_counts = word_about_counts(context.experiment)
+        for word in (untaught_warning(context.data.dataset), context.word_about_norms, about_counts):
+            if word:
+                callback.on_notice(word)
         # Every kind of model is built and tried before anything is written: a faulty one leaves no directory behind.
         with repeatable(context.experiment.seed, "roster", device=context.device):
             for architecture in dict.fromkeys(member.architecture for member in self._members if not member.build):

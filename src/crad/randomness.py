@@ -86,6 +86,27 @@ def forked_generators(device: str) -> ExitStack:
         return before.pop_all()
 
 
+def generator_state(device: torch.device) -> torch.Tensor:
+    """Return the state of torch's own generator of a device: it moves with every draw."""
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.get_rng_state(device)
+    return torch.mps.get_rng_state() if device.type == "mps" else torch.get_rng_state()
+
+
+def set_generator_state(device: torch.device, state: torch.Tensor) -> None:
+    """Put torch's own generator of a device back to a state: what is drawn next is drawn again."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    elif device.type == "mps":
+        torch.mps.set_rng_state(state)
+    else:
+        torch.set_rng_state(state)
+
+
 def _key(seed: int, purpose: tuple[str | int, ...]) -> int:
     # JSON keeps ("a", 12) and ("a1", 2) apart, and 3 from "3".
     words = json.dumps([int(seed), *purpose], separators=(",", ":"))

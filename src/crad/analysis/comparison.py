@@ -30,6 +30,7 @@ class Cost:
     helper_bytes: float  # per round, of members without data
     round_seconds: float
     common_images: str
+    clipped_share: float | None = None  # of all steps, those whose gradient was clipped; None: not counted
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ def _row(
             helper_bytes=_mean_of(own, "helper_bytes_per_round"),
             round_seconds=_mean_of(own, "round_seconds"),
             common_images=own[0].get("common_images", "none"),
+            clipped_share=_mean_where_all(own, "clipped_share"),
         ),
         committee=_committee(own),
         is_of_honest=any("is_of_honest" in summary for summary in own),
@@ -166,6 +168,12 @@ def _name(summary: Mapping[str, Any]) -> str:
 def _mean_of(summaries: Sequence[Mapping[str, Any]], key: str) -> float:
     # 0 where there is none, such as a helper's bytes without a helper.
     return statistics.fmean(summary.get(key, 0.0) for summary in summaries)
+
+
+def _mean_where_all(summaries: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    # Summaries of an earlier version have none.
+    found = [summary[key] for summary in summaries if key in summary]
+    return statistics.fmean(found) if len(found) == len(summaries) else None
 
 
 def over_seeds(values: Sequence[float]) -> Figure:

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from crad.analysis.comparison import over_seeds
 from crad.analysis.groups import Methods
 from crad.analysis.series import Row
+from crad.config import Experiment
 from crad.runs.records import Record
 from crad.runs.run_records import RunRecords
+
+EPSILON_LEFT = "epsilon_left"  # in what a member tells of a round: spent on its data by all that left
 
 
 @dataclass(frozen=True)
@@ -28,13 +31,28 @@ class PrivacySpent:
     noise_multiplier: float | None
 
 
+def word_about_counts(experiment: Experiment) -> str | None:
+    """Return what private counts are and are not; None where nobody has asked for them."""
+    if experiment.private_counts is None:
+        return None
+    return (
+        f"private_counts = {experiment.private_counts:g} is the paper's Section 5: counts are noised, the accuracies "
+        "beside them are exact and give them away, and models are not private; private_training protects all three"
+    )
+
+
 def spent_by_client(rounds: Iterable[Record]) -> dict[int, Record]:
     """Return the newest account of every client that has one; empty where training was not private."""
     return {client["client"]: client["privacy"] for one in rounds for client in one["clients"] if "privacy" in client}
 
 
 def highest_epsilon(record: Record) -> float | None:
-    """Return the most that a client of one round's record has spent so far; None where nobody's training is private."""
+    """Return the most that a client of one round's record has spent so far; None where nobody's training is private.
+
+    A member says what has left, which is less than what its newest model has in it.
+    """
+    if EPSILON_LEFT in record:
+        return float(record[EPSILON_LEFT])
     return max((one["epsilon"] for one in spent_by_client([record]).values()), default=None)
 
 

@@ -34,13 +34,14 @@ What = Annotated[
         "these four; all of these; main: methods against training alone; beyond: changes of CRAD, against CRAD; "
         "controls: what carries crad-plus; attacks: what dishonest clients do to the others; committee, "
         "committee_rules: all models asked together; student: one student against the committee that it "
-        "learns from; kinds: tables, texts, recordings; private: accuracy against epsilon; "
-        "everything: all that were named",
+        "learns from; kinds: tables, texts, recordings; private: accuracy against epsilon; strength: DFML's mutual "
+        "epochs and peaks, balanced baselines; digest, clipping: rates of digests and clipped steps, on validation "
+        "halves; everything: all that were named",
     ),
 ]
 Seeds = Annotated[
     str | None,
-    typer.Option("--seeds", metavar="1,2,...", help="Seeds. Default: 1024 as in the paper; 1,2,3 and 4,5,6 of ours."),
+    typer.Option("--seeds", metavar="1,2,...", help="Seeds. Default: those of experiments/WHAT.toml."),
 ]
 Datasets = Annotated[
     str | None, typer.Option("--datasets", metavar="A,B,...", help="Only the runs that the paper has on these.")

@@ -144,6 +144,8 @@ def report_outcome(result: Result, *, verdict: JoiningVerdict | None = None, is_
             ["time per round", f"{summary['round_seconds']:.2f} s", ""],
             ["peak memory", f"{mib(summary['peak_memory_bytes'])} MiB", ""],
         ]
+        if "clipped_share" in summary:
+            rows.append(["steps whose gradient was clipped", f"{100 * summary['clipped_share']:.1f} %", ""])
         if committee := summary.get("committee"):
             for key, what in ACCURACIES.items():
                 if committee[key] is not None:
@@ -162,6 +164,8 @@ def report_outcome(result: Result, *, verdict: JoiningVerdict | None = None, is_
         Console().print(plain_table([title, "mean", "over clients"], rows))
         _print_metrics(summary)
         print_verdict(Console(), verdict)
+        if "privacy" in summary:
+            typer.echo("A simulation's noise follows its seed: it shows what privacy costs and protects nobody.")
     typer.echo(str(result.directory))
 
 

@@ -26,8 +26,11 @@ from crad.config.setting import (
     Accountant,
     AtLeastOne,
     AttackKind,
+    Calibration,
+    ClipNorm,
     Device,
     DistillAugment,
+    DistillSchedule,
     EngineKind,
     EvidenceSource,
     FilterKind,
@@ -39,6 +42,7 @@ from crad.config.setting import (
     OptimizerKind,
     Pairs,
     PartitionKind,
+    Pooling,
     Positive,
     Role,
     Setting,
@@ -360,7 +364,14 @@ class Experiment(BaseModel):
         NotNegative, Setting("Weight decay; apart from the gradient with adamw", "Training", "learning", "agreed")
     ] = 5e-4
     clip_norm: Annotated[
-        Positive, Setting("Gradients are clipped to this L2 norm", "Training", "learning", "agreed")
+        ClipNorm,
+        Setting(
+            "Gradients are clipped to this L2 norm; none: they are not",
+            "Training",
+            "learning",
+            "agreed",
+            metavar="NUMBER|none",
+        ),
     ] = 5.0
     augment: Annotated[
         bool, Setting("Random crops and flips, as the data set allows", "Training", "learning", "agreed elsewhere")
@@ -511,13 +522,18 @@ class Experiment(BaseModel):
     filter: Annotated[
         FilterKind | None,
         Setting(
-            "Who agrees: median, support, self-scaled, weighted-consensus, weighted-median, weighted (the rule's own)",
+            "Who agrees: median, support, self-scaled, weighted-consensus, consensus-of-three, weighted-median, "
+            "weighted (the rule's own)",
             "Distillation",
             "recipe",
             "agreed",
             before=None,
             is_of_teachers=True,
-            words={"weighted-consensus": "weighted consensus", "weighted-median": "weighted median"},
+            words={
+                "weighted-consensus": "weighted consensus",
+                "consensus-of-three": "consensus of three",
+                "weighted-median": "weighted median",
+            },
         ),
     ] = None
     distill_augment: Annotated[
@@ -545,6 +561,89 @@ class Experiment(BaseModel):
             is_unsaid_before=True,
             is_of_teachers=True,
             words={"remove": "priors removed", "keep": "priors kept"},
+        ),
+    ] = None
+    snapshot_average: Annotated[
+        float | None,
+        Field(ge=0, lt=1),
+        Setting(
+            "Publish an average of the model over its rounds, in which what was there before keeps this share each "
+            "round; 0: the model as it is (the method's)",
+            "Distillation",
+            "recipe",
+            "agreed",
+            before=0.0,
+            is_unsaid_before=True,
+            is_of_teachers=True,
+            metavar="SHARE",
+        ),
+    ] = None
+    calibration: Annotated[
+        Calibration | None,
+        Setting(
+            "How sure teachers are taken to be: none, as they are; temperature, by one that each publishes, fitted on "
+            "its own validation half (the method's)",
+            "Distillation",
+            "recipe",
+            "agreed",
+            before="none",
+            is_unsaid_before=True,
+            is_of_teachers=True,
+            words={"temperature": "calibrated", "none": "not calibrated"},
+        ),
+    ] = None
+    pooling: Annotated[
+        Pooling | None,
+        Setting(
+            "How those who are kept are averaged: mean, their probabilities, or log, the logarithms (the method's)",
+            "Distillation",
+            "recipe",
+            "agreed",
+            before="mean",
+            is_unsaid_before=True,
+            is_of_teachers=True,
+            words={"log": "log pooling", "mean": "mean pooling"},
+        ),
+    ] = None
+    missing_weight: Annotated[
+        NotNegative | None,
+        Setting(
+            "How much more a sample counts in the distillation, beyond 1, where its target is on classes that the "
+            "client lacks (the method's)",
+            "Distillation",
+            "recipe",
+            "agreed",
+            before=0.0,
+            is_unsaid_before=True,
+            is_of_teachers=True,
+        ),
+    ] = None
+    distill_schedule: Annotated[
+        DistillSchedule | None,
+        Setting(
+            "Distillation weight over the planned rounds: constant, rising to it, or falling from it (the method's)",
+            "Distillation",
+            "recipe",
+            "agreed",
+            before="constant",
+            is_unsaid_before=True,
+            is_of_teachers=True,
+            words={"rising": "rising lambda", "falling": "falling lambda", "constant": "constant lambda"},
+        ),
+    ] = None
+    distill_by_class: Annotated[
+        float | None,
+        Field(ge=0, le=1),
+        Setting(
+            "How far the distillation weight goes up to 1 for a sample whose target is on classes that the client "
+            "lacks; 0: not at all (the method's)",
+            "Distillation",
+            "recipe",
+            "agreed",
+            before=0.0,
+            is_unsaid_before=True,
+            is_of_teachers=True,
+            metavar="SHARE",
         ),
     ] = None
     attack: Annotated[
@@ -672,6 +771,11 @@ class Experiment(BaseModel):
         return replace(
             RECIPES.get(self.method, PUBLISHED), **{name: value for name, value in given.items() if value is not None}
         )
+
+    @property
+    def clipping_limit(self) -> float | None:
+        """Return the norm that gradients are clipped to; None: they are not."""
+        return None if isinstance(self.clip_norm, str) else self.clip_norm
 
     @model_validator(mode="after")
     def _check_together(self) -> Experiment:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from crad.config.setting import DistillAugment, EvidenceSource, FilterKind, LocalLoss, TeacherPrior
+from crad.config.setting import (
+    Calibration,
+    DistillAugment,
+    DistillSchedule,
+    EvidenceSource,
+    FilterKind,
+    LocalLoss,
+    Pooling,
+    TeacherPrior,
+)
 
 
 @dataclass(frozen=True)
@@ -16,6 +25,12 @@ class Recipe:
     filter: FilterKind | None = None  # None: the rule's own
     distill_augment: DistillAugment = "same"
     teacher_prior: TeacherPrior = "keep"
+    snapshot_average: float = 0.0
+    calibration: Calibration = "none"
+    pooling: Pooling = "mean"
+    missing_weight: float = 0.0
+    distill_schedule: DistillSchedule = "constant"
+    distill_by_class: float = 0.0
 
 
 PUBLISHED = Recipe()

@@ -6,6 +6,7 @@ nobody keeps one by hand.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated, Literal
@@ -23,9 +24,14 @@ OptimizerKind = Literal["sgd", "adamw"]
 LrSchedule = Literal["constant", "cosine"]
 LocalLoss = Literal["plain", "balanced"]
 EvidenceSource = Literal["reported", "own", "pooled"]
-FilterKind = Literal["median", "support", "self-scaled", "weighted-consensus", "weighted-median", "weighted"]
+FilterKind = Literal[
+    "median", "support", "self-scaled", "weighted-consensus", "consensus-of-three", "weighted-median", "weighted"
+]
 DistillAugment = Literal["same", "mixup", "strong", "cutmix", "crops", "patches"]
 TeacherPrior = Literal["keep", "remove"]
+Calibration = Literal["none", "temperature"]
+DistillSchedule = Literal["constant", "rising", "falling"]
+Pooling = Literal["mean", "log"]
 Accountant = Literal["prv", "rdp"]
 Norm = Literal["batch", "group"]
 AttackKind = Literal[
@@ -83,12 +89,25 @@ def _either_end(value: object) -> str:
     return ":".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
+def _norm_or_none(value: object) -> object:
+    if value is None or value == NONE:
+        return NONE
+    try:
+        norm = float(value) if isinstance(value, int | float | str) else math.nan
+    except ValueError:
+        norm = math.nan
+    if not 0 < norm < math.inf:
+        raise ValueError("expected a number above 0, or none")
+    return norm
+
+
 Names = Annotated[
     str | None, BeforeValidator(_comma_separated)
 ]  # several, as a flag has them; a list is understood too
 Pairs = Annotated[str | None, BeforeValidator(_pairs)]  # the same of COLUMN=VALUE; a dictionary is understood too
 TeacherPrecision = Literal["fp32", "bf16"]
 EngineKind = Literal["auto", "serial", "processes", "ray"]
+ClipNorm = Annotated[float | Literal["none"], BeforeValidator(_norm_or_none)]
 Workers = Annotated[int | Literal["auto"], BeforeValidator(_whole_or_auto)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from crad.federation.message import message_in_file
 from crad.federation.method import Learned
 from crad.federation.peer_evaluation import evaluation_from_json, evaluation_to_json
 from crad.federation.tasks import Task, TaskOutcome
+from crad.training.clipping import ClippedSteps
 
 ANY_BYTES = "latin-1"  # every byte is a character and back
 
@@ -64,7 +66,7 @@ def outcome_to_bytes(outcome: TaskOutcome) -> bytes:
         "verb": outcome.verb,
         "peer": outcome.peer,
         "standing": evaluation_to_json(outcome.evaluation),
-        "learned": None if learned is None else {**vars(learned), "artifacts": _texts(learned.artifacts)},
+        "learned": None if learned is None else _learned_to_json(learned),
         "manifest": None if outcome.manifest is None else outcome.manifest.decode(ANY_BYTES),
         "receiver": outcome.receiver,
         "seconds": outcome.seconds,
@@ -93,7 +95,13 @@ def outcome_from_bytes(content: bytes) -> TaskOutcome:
 def _learned(entry: dict[str, Any]) -> Learned:
     trust = {int(teacher): row for teacher, row in entry["trust"].items()}  # JSON keys are text
     artifacts = {name: base64.b64decode(text) for name, text in entry["artifacts"].items()}
-    return Learned(entry["losses"], trust, entry["notes"], artifacts)
+    clipped = {purpose: ClippedSteps(**counts) for purpose, counts in entry["clipped"].items()}
+    return Learned(entry["losses"], trust, entry["notes"], artifacts, clipped)
+
+
+def _learned_to_json(learned: Learned) -> dict[str, Any]:
+    clipped = {purpose: asdict(counts) for purpose, counts in learned.clipped.items()}
+    return {**vars(learned), "artifacts": _texts(learned.artifacts), "clipped": clipped}
 
 
 def _texts(artifacts: dict[str, bytes]) -> dict[str, str]:

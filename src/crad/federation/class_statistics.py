@@ -24,8 +24,7 @@ def class_statistics(
     context: RunContext, peer: int, evaluation: Evaluation, *, with_cross_entropy: bool = False
 ) -> Statistics:
     """Return what a peer publishes of itself per class, from its validation half; counts noised if private."""
-    # Others run the model without its owner's prior, so that is what is measured for them.
-    scores = evaluation.validation if evaluation.plain is None else evaluation.plain
+    scores = evaluation.seen_by_others
     own = scores[0] if len(scores) == 1 else sum_scores(scores, num_classes=context.data.num_classes)
     counts = private_counts(context, peer, own.counts)
     if context.privacy is not None:
@@ -34,6 +33,7 @@ def class_statistics(
         counts=tuple(counts.tolist()),
         accuracies=own.class_accuracies,
         cross_entropies=tuple(own.class_cross_entropies()) if with_cross_entropy else None,
+        temperature=evaluation.as_published.temperature,
     )
     return context.adversary.published_statistics(peer, measured)
 
@@ -61,8 +61,7 @@ def release_hits(
     if round_index is None or not is_due:
         return replace(evaluation, private=now)
     assert before.releases < plan.statistics_releases, "more releases than were accounted for"
-    scores = evaluation.validation if evaluation.plain is None else evaluation.plain
-    own = sum_scores(scores, num_classes=context.data.num_classes)
+    own = sum_scores(evaluation.seen_by_others, num_classes=context.data.num_classes)
     # A release of its own noise, named by the release: who repeats a round repeats it to the bit, and spends nothing.
     rng = stream(context.noise_seed, "peer", peer, "private-hits", before.releases, *learned_from)
     noised = np.asarray(own.hits) + plan.statistics_sigma * rng.standard_normal(len(own.hits))
@@ -97,6 +96,12 @@ def stack_statistics(statistics: Sequence[Statistics]) -> TeacherStats:
         accuracies_KC=torch.tensor([one.accuracies for one in statistics], dtype=torch.float64),
         cross_entropies_KC=torch.tensor(columns, dtype=torch.float64) if is_complete else None,
     )
+
+
+def own_temperatures(statistics: Sequence[Statistics]) -> list[float] | None:
+    """Return by what each teacher's logits are divided to make it as sure as it should be; None: by nothing."""
+    found = [one.temperature for one in statistics]
+    return None if all(one is None for one in found) else [1.0 if one is None else one for one in found]
 
 
 def count_noise(context: RunContext, peer: int) -> NDArray[np.float64]:

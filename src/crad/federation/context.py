@@ -25,7 +25,7 @@ from crad.federation.attacks import Adversary, make_adversary
 from crad.inference.engine import Plans, check_precision
 from crad.models import ARCHITECTURES, Allowance, Architecture, InputShape
 from crad.models.group_norm import SUFFIX
-from crad.privacy.accountant import PrivacyPlan, plan_of
+from crad.privacy.accountant import PrivacyPlan, check_delta, plan_of
 from crad.randomness import stream, torch_stream
 from crad.training.losses import log_count_shares
 from crad.training.private_step import Draws
@@ -51,6 +51,19 @@ class RunContext:
     @cached_property
     def _architectures(self) -> tuple[Architecture, ...]:
         return tuple(chosen_architecture(entry, self.experiment) for entry in self.experiment.models)
+
+    @property
+    def word_about_norms(self) -> str | None:
+        """Return what to say where private training has chosen other networks than were named; None: it has not."""
+        if self.experiment.norm is not None or self.privacy is None:
+            return None
+        normed = [name for name in dict.fromkeys(one.name for one in self._architectures) if name.endswith(SUFFIX)]
+        if not normed:
+            return None
+        return (
+            f"private training: networks are built with group norm in place of batch norm ({', '.join(normed)}), since "
+            "a batch's statistics would mix records"
+        )
 
     @cached_property
     def privacy(self) -> PrivacyPlan | None:
@@ -141,6 +154,9 @@ def build_run_context(experiment: Experiment, dataset: Dataset | None = None, *,
     if not is_elsewhere:
         check_precision(experiment.teacher_precision, device)
     context = RunContext(build_federated_data(experiment, dataset, device=device), experiment, device)
+    if experiment.private_training is not None:
+        for client, shard in enumerate(context.data.shards):
+            check_delta(experiment.delta, len(shard.indices), whose=f"client {client} holds")
     _ = context.committee_rule  # refused now, if it is none
     return context
 

@@ -19,6 +19,7 @@ from crad.federation.message import Message
 from crad.federation.peer import Peer, PeerSpec
 from crad.federation.teachers import TeacherCache
 from crad.federation.topology import RoundParticipants, Routes, all_to_all
+from crad.training.clipping import ClippedSteps
 
 Payload = Literal["sent", "sent and received"]
 # Who teaches: the other clients' models as they stand; experts that clients keep beside their models; nobody, though
@@ -49,6 +50,7 @@ class Learned:
     trust: dict[int, list[float]] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
     artifacts: dict[str, bytes] = field(default_factory=dict)  # small files for people, by name
+    clipped: dict[str, ClippedSteps] = field(default_factory=dict)  # by what steps are for; filled in for the method
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,8 @@ class Method:
     is_reconstruction: bool = False  # nobody has published its code: the tables say so
     is_private: bool = False  # whatever reaches the others of a record went through the noise of private training
     needs_gradients: bool = False  # its models take steps along a gradient: none that is fitted in one call takes part
-    settings: Mapping[str, Any] = field(default_factory=dict)  # its own, all of them
+    settings: Mapping[str, Any] = field(default_factory=dict)  # its own, all of them but the unsaid
+    unsaid: frozenset[str] = frozenset()  # settings that are not written down: see Before
     preparation: Callable[[Experiment], int] = _no_preparation  # rounds before those that are selected and reported
     refusal: Callable[[Experiment], str | None] = _no_refusal  # why it cannot run under these settings, if it cannot
 
@@ -106,6 +109,16 @@ class Method:
             raise ConfigError(
                 f"method {self.name!r} needs at least one phase, each of another kind, got {', '.join(kinds) or 'none'}"
             )
+
+
+@dataclass(frozen=True)
+class Before:
+    """Says of a method's setting what runs did that came before it: its default, which then stays as it is for good.
+
+    At this value it is not written down, so that runs of before and of now are the same ones, by their hash and name.
+    """
+
+    value: object
 
 
 class MethodSpec(BaseModel):
@@ -131,6 +144,7 @@ class MethodSpec(BaseModel):
 
     def build(self, name: str) -> Method:
         """Return the method with these settings."""
+        unsaid = self._as_before()
         return Method(
             name,
             tuple(self.phases()),
@@ -139,5 +153,12 @@ class MethodSpec(BaseModel):
             payload=self.payload,
             is_reconstruction=self.is_reconstruction,
             needs_gradients=self.needs_gradients,
-            settings=self.model_dump(mode="json"),
+            settings=self.model_dump(mode="json", exclude=set(unsaid)),
+            unsaid=unsaid,
         )
+
+    def _as_before(self) -> frozenset[str]:
+        """Return the settings that say what was done before there were such."""
+        fields = type(self).model_fields.items()
+        later = {name: one.value for name, field in fields for one in field.metadata if isinstance(one, Before)}
+        return frozenset(name for name, value in later.items() if getattr(self, name) == value)

@@ -16,6 +16,7 @@ from crad.federation.roster import PeerSlot, Roster
 from crad.federation.tasks import Engine, Task, TaskOutcome, Verb
 from crad.federation.topology import RoundParticipants, Routes
 from crad.randomness import stream
+from crad.training.clipping import added
 
 Stage = Literal["measuring", "learning", "testing"]
 
@@ -319,7 +320,8 @@ def _merge(before: Learned | None, now: Learned) -> Learned:
         return now
     notes: dict[str, Any] = {**before.notes, **now.notes}
     losses, trust = {**before.losses, **now.losses}, {**before.trust, **now.trust}
-    return Learned(losses, trust, notes, {**before.artifacts, **now.artifacts})
+    clipped = added(before.clipped, now.clipped)
+    return Learned(losses, trust, notes, {**before.artifacts, **now.artifacts}, clipped)
 
 
 def _addresses(phase: Phase, routes: Routes) -> list[tuple[int, int | None]]:

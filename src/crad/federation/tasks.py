@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from crad.config import NONE
 from crad.device import peak_host_bytes, peak_memory_bytes
 from crad.errors import RunError
 from crad.federation.context import RunContext
@@ -184,8 +185,10 @@ class TaskRunner:
         if self._context.privacy is not None and self._context.secret is not None:
             peer.learned_from = (_name_of_inputs(peer, task),)
         learned = self._method.phases[task.phase].learn(peer, task.messages, context)
+        learned = replace(learned, clipped=peer.clipper.counts())
         _check_converging(peer, learned.losses, task.round_index)
         if task.is_measured:
+            peer.update_average()
             peer.revalidate()
             sums = [total for one in peer.evaluation.validation for total in one.cross_entropy_sums]
             # Under privacy one record must not decide whether a member goes on: its weights alone do.
@@ -247,7 +250,9 @@ def _check_converging(peer: Peer, losses: Mapping[str, float], round_index: int)
     wrong = {name: value for name, value in losses.items() if not abs(value) < float("inf")}
     if wrong:
         name, value = next(iter(wrong.items()))
+        limit = peer.experiment.clipping_limit
+        said = NONE if limit is None else f"{limit:g}"
         raise RunError(
             f"client {peer.index} ({peer.architecture}) diverged in round {round_index}: its {name} loss is {value}; "
-            f"lower lr (now {peer.experiment.lr:g}) or clip_norm (now {peer.experiment.clip_norm:g})"
+            f"lower lr (now {peer.experiment.lr:g}) or clip_norm (now {said})"
         )

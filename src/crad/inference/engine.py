@@ -40,10 +40,17 @@ class HasBytes(Protocol):
         ...
 
 
-def soft_predictions(teachers: Sequence[Teacher], inputs: Tensor, *, temperature: float) -> Tensor:
-    """Return the softened class probabilities of every teacher on the same inputs, [K,B,C]. Eq. 2."""
+def soft_predictions(
+    teachers: Sequence[Teacher], inputs: Tensor, *, temperature: float, own: Sequence[float] | None = None
+) -> Tensor:
+    """Return the softened class probabilities of every teacher on the same inputs, [K,B,C]. Eq. 2.
+
+    `own`: what each teacher's logits are divided by beside that, where they are calibrated.
+    """
+    whole = [temperature] * len(teachers) if own is None else [temperature * one for one in own]
     with torch.no_grad():
-        return torch.stack([torch.softmax(teacher()(inputs) / temperature, dim=1) for teacher in teachers])
+        said = [torch.softmax(run()(inputs) / divisor, dim=1) for run, divisor in zip(teachers, whole, strict=True)]
+        return torch.stack(said)
 
 
 class TeacherEngine:

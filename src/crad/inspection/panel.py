@@ -16,11 +16,12 @@ from torch import Tensor
 from crad.aggregation import Tally, TeacherStats, Trace, check_evidence, correct, known_stats, remove_prior, trace
 from crad.data.preprocessing import ImageSet
 from crad.errors import RunError
-from crad.federation.class_statistics import class_statistics, stack_statistics
+from crad.federation.class_statistics import class_statistics, own_temperatures, stack_statistics
 from crad.federation.context import RunContext, build_run_context
 from crad.federation.message import Statistics
 from crad.federation.method import Method
 from crad.federation.peer import Peer, training_images, untrained_model
+from crad.federation.peer_evaluation import AVERAGE
 from crad.federation.roster import PeerSlot, Roster
 from crad.federation.tasks import load_tensors
 from crad.federation.teachers import Snapshot
@@ -97,6 +98,7 @@ class Panel:
                 [partial(self._run_of, slot) for slot in self.teachers],
                 self.context.data.preprocessor.inputs(self.context.data.global_test.images[where]),
                 temperature=self.experiment.temperature,
+                own=own_temperatures(self.statistics),
             )
 
     def of_student(self, student: int) -> list[int]:
@@ -119,7 +121,8 @@ class Panel:
             temperature=self.experiment.temperature,
             published_KC=self._published(self.of_student(student)).counts_KC,
         )
-        return trace(evidence, self._rule, unsupported=self.experiment.unsupported)
+        pooling = self.experiment.recipe.pooling
+        return trace(evidence, self._rule, unsupported=self.experiment.unsupported, pooling=pooling)
 
     def corrected(self, q_NBC: Tensor) -> Tensor | None:
         """Return what is heard of every client's word once its own class shares are out; None where they stay in."""
@@ -150,7 +153,7 @@ class Panel:
         peer = Peer(self.context, slot.member, model=model)
         if slot.state is not None:
             peer.load_state(load_tensors(slot.state), slot.measured)
-        if self.is_liar(slot.index):
+        if self.is_liar(slot.index) or AVERAGE in peer.variants:
             peer.model.load_state_dict(peer.published_weights(self.round_index + 1))
         return self._engine.prepare(peer.model.eval().requires_grad_(False), key=slot.member.architecture.id)
 

@@ -21,30 +21,33 @@ from torch import Tensor, nn
 
 from crad.errors import SnapshotError
 from crad.federation.message import Message, open_message, pack
-from crad.federation.method import Learned, MethodSpec, Phase, RoundContext
+from crad.federation.method import Before, Learned, MethodSpec, Phase, RoundContext
 from crad.federation.peer import SNAPSHOT, Peer
 from crad.federation.topology import RoundParticipants, Routes
 from crad.methods.alone import own_labels
 from crad.methods.distillation import PROBED_IMAGES, decode_all, publish_snapshot, trainable_models
 from crad.methods.local_training import train_epochs
 from crad.randomness import stream
+from crad.training.clipping import MUTUAL, Clipper
 from crad.training.digest import logits_on
 from crad.training.epoch import Block, epoch_blocks, fetched, sum_in_turn
 from crad.training.losses import log_shares, private_cross_entropy, softened_divergence
 from crad.training.optimizer import make_optimizer
 
 RETURNED = "returned"
-PEAK = "peak"
+PEAK, KEPT_PEAK = "peak", "kept-peak"  # of this cycle so far; of the last time that alpha was as high, in any cycle
+PEAKS = {"cycle": (PEAK,), "kept": (KEPT_PEAK,), "both": (PEAK, KEPT_PEAK)}
 
 
 class Dfml(MethodSpec):
-    """How long they learn together, how their models are weighed, and over how many rounds alpha rises and falls."""
+    """How long they learn together, how models are weighed, over how many rounds alpha goes, which peaks are kept."""
 
     needs_gradients: ClassVar[bool] = True
 
     mutual_epochs: Annotated[int, Field(ge=0)] = 1  # 0: models come back as they went, what is left is the private loss
     teacher_weights: Literal["size", "uniform"] = "size"
     period: Annotated[int, Field(ge=2)] = 10
+    peaks: Annotated[Literal["cycle", "kept", "both"], Before("cycle")] = "cycle"
 
     def phases(self) -> Sequence[Phase]:
         """Train privately; send models to the aggregator, which lets them learn from each other; send them back."""
@@ -87,7 +90,7 @@ class Dfml(MethodSpec):
             except SnapshotError as error:
                 refused[str(sender)] = str(error)  # it goes on with its own
         alpha = alpha_at(context.round_index, period=self.period)
-        self._keep_peak(peer, context.round_index, alpha)
+        self._keep_peaks(peer, context.round_index)
         return Learned(notes={"alpha": alpha, **({"refused": refused} if refused else {})})
 
     def _load(self, peer: Peer, tensors: Mapping[str, Tensor], sender: int) -> None:
@@ -97,14 +100,16 @@ class Dfml(MethodSpec):
             peer.model.load_state_dict(own)
             raise SnapshotError(f"peer {sender} sent back a model that gives non-finite predictions")
 
-    def _keep_peak(self, peer: Peer, round_index: int, alpha: float) -> None:
-        """Keep the weights of the highest alpha of this cycle so far."""
-        cycle = (round_index - 1) // self.period
-        last = peer.memory.get(PEAK)
-        now = torch.tensor([cycle, alpha])
-        if last is None or int(last[0]) != cycle or bool(now[1] >= last[1].cpu()):
-            peer.keep_variant(PEAK)
-            peer.memory[PEAK] = now
+    def _keep_peaks(self, peer: Peer, round_index: int) -> None:
+        """Keep the weights of the highest alpha so far: of this cycle, or of all that the client took part in."""
+        cycle, place = divmod(round_index - 1, self.period)
+        for name in PEAKS[self.peaks]:
+            # Alphas of two cycles are compared for the one that is kept: they must be alike to the last bit.
+            now = torch.tensor([cycle, alpha_at(round_index if name == PEAK else place + 1, period=self.period)])
+            last = peer.memory.get(name)
+            if last is None or (name == PEAK and int(last[0]) != cycle) or bool(now[1] >= last[1].cpu()):
+                peer.keep_variant(name)
+                peer.memory[name] = now
 
 
 def _probe(peer: Peer) -> Tensor:
@@ -157,7 +162,7 @@ def mutual_epochs(
             for where in _batches(block, experiment.batch_size):
                 inputs, labels_B = block.inputs[where], block.labels[where]
                 losses += _mutual_step(
-                    trained, inputs, labels_B, weights_M, log_share_C, alpha=alpha, clip_norm=experiment.clip_norm
+                    trained, inputs, labels_B, weights_M, log_share_C, alpha=alpha, clipper=peer.clipper
                 )
                 sizes.append(len(labels_B))
     total, numbers = 0.0, iter(fetched(losses))
@@ -180,7 +185,7 @@ def _mutual_step(
     log_share_C: Tensor,
     *,
     alpha: float,
-    clip_norm: float,
+    clipper: Clipper,
 ) -> list[Tensor]:
     """Take one step of every model, towards the others' outputs before the step; return their losses."""
     logits = [one.model.train()(inputs) for one in trained]
@@ -193,7 +198,7 @@ def _mutual_step(
         loss = (1 - alpha) * private + alpha * mutual
         one.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(one.model.parameters(), clip_norm)
+        clipper.clip(one.model, MUTUAL)
         one.optimizer.step()
         losses.append(loss.detach())
     return losses

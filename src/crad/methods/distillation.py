@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from crad.aggregation import Combination, Rule, TeacherFindings, TeacherJudge, resolve_rule
-from crad.federation.class_statistics import stack_statistics
+from crad.federation.class_statistics import own_temperatures, stack_statistics
 from crad.federation.context import RunContext
 from crad.federation.message import Message
 from crad.federation.method import Learned, Method, Phase, RoundContext
@@ -29,6 +29,12 @@ from crad.models import Architecture
 from crad.training.digest import logits_on
 from crad.training.epoch import Block, LossMeter
 from crad.training.losses import StudentLoss
+from crad.training.sample_weights import (
+    distill_weights,
+    lacking_classes,
+    missing_class_weights,
+    schedule_factor,
+)
 
 PROBED_IMAGES = 16  # enough to see that a model gives numbers
 
@@ -107,7 +113,12 @@ def learn_from(
         blocks = local_blocks(peer, context, distill_augment=recipe.distill_augment, sample_values=sample_values)
     published = stack_statistics([snapshot.statistics for snapshot in snapshots])
     judge = TeacherJudge.begin(
-        rule, published, filter_kind=recipe.filter, source=recipe.evidence, teacher_prior=recipe.teacher_prior
+        rule,
+        published,
+        filter_kind=recipe.filter,
+        source=recipe.evidence,
+        teacher_prior=recipe.teacher_prior,
+        pooling=recipe.pooling,
     )
     for block in blocks:
         if not len(block.labels):  # a Poisson batch of private training: nobody to ask about, and noise alone
@@ -117,7 +128,8 @@ def learn_from(
         if target_BC is None:
             loss_of = own_labels(block, log_prior_C=peer.log_prior_C)
         elif loss_towards is None:
-            loss_of = student_loss(peer, block, target_BC)
+            weight_B = weigh_lacking(peer, target_BC, recipe.missing_weight) if recipe.missing_weight else None
+            loss_of = student_loss(peer, block, target_BC, weight_B)
         else:
             loss_of = loss_towards(block, target_BC, judge.trust.teachers)
         train_peer(peer, block, loss_of, meter)
@@ -154,15 +166,33 @@ def findings_to_notes(found: TeacherFindings, snapshots: Sequence[Snapshot]) -> 
 
 def student_loss(peer: Peer, block: Block, target_BC: Tensor, weight_B: Tensor | None = None) -> BlockLoss:
     """Return Eq. 9 on the labels of a block and the targets for it, each weighed if so wished."""
-    experiment = peer.experiment
+    experiment, recipe = peer.experiment, peer.context.recipe
+    lowest = experiment.distill_weight * schedule_factor(
+        recipe.distill_schedule, round_index=peer.round_index, rounds=experiment.rounds
+    )
+    share: float | Tensor = lowest
+    if strength := recipe.distill_by_class:
+        temperature = experiment.temperature
+        share = distill_weights(target_BC, lacking_of(peer), lowest=lowest, strength=strength, temperature=temperature)
     return StudentLoss(
         block.batch_labels,
         target_BC,
         temperature=experiment.temperature,
-        distill_weight=experiment.distill_weight,
+        distill_weight=share,
         log_prior_C=peer.log_prior_C,
         weight_B=weight_B,
     )
+
+
+def weigh_lacking(peer: Peer, target_BC: Tensor, strength: float) -> Tensor:
+    """Return how much each sample counts in the distillation, [B]: more where its target is on what the peer lacks."""
+    temperature = peer.experiment.temperature
+    return missing_class_weights(target_BC, lacking_of(peer), strength=strength, temperature=temperature)
+
+
+def lacking_of(peer: Peer) -> Tensor:
+    """Return how far each class is missing among a peer's training samples, [C]."""
+    return lacking_classes(torch.bincount(peer.train.labels.cpu(), minlength=peer.num_classes))
 
 
 def make_target(
@@ -177,7 +207,8 @@ def make_target(
     """Combine the predictions of all teachers for a block, [B,C]; None where no teacher gives numbers."""
     experiment = peer.experiment
     teachers = [partial(cache.get, snapshot) for snapshot in snapshots]
-    q_KBC = soft_predictions(teachers, block.inputs, temperature=experiment.temperature)
+    own = own_temperatures([snapshot.statistics for snapshot in snapshots])
+    q_KBC = soft_predictions(teachers, block.inputs, temperature=experiment.temperature, own=own)
     combine = partial(
         judge.combine,
         min_support=experiment.min_support,

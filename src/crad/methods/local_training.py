@@ -126,7 +126,7 @@ def train_peer(peer: Peer, block: Block, loss_of: BlockLoss, meter: LossMeter) -
         peer.optimizer,
         block,
         batch_size=peer.experiment.batch_size,
-        clip_norm=peer.experiment.clip_norm,
+        clipper=peer.clipper,
         loss_of=loss_of,
         meter=meter,
     )

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from crad.federation.message import Message
-from crad.federation.method import CommonImages, Learned, Payload, Phase, RoundContext
+from crad.federation.method import Before, CommonImages, Learned, Payload, Phase, RoundContext
 from crad.federation.peer import Peer
 from crad.methods.alone import train_alone
 from crad.methods.proxy import (
@@ -33,6 +33,8 @@ from crad.methods.proxy import (
 from crad.training.digest import logits_on
 from crad.training.losses import softened_divergence
 
+Ties = Literal["lowest", "probability"]  # which label wins a tied vote: the lowest, or by its mean probability
+
 
 class Msfkd(DigestSpec):
     """A private epoch, then a digest of the agreeing and sure teachers on the surest half of the images."""
@@ -42,6 +44,7 @@ class Msfkd(DigestSpec):
     is_reconstruction: ClassVar[bool] = True
 
     keep_fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
+    ties: Annotated[Ties, Before("lowest")] = "lowest"
 
     def phases(self) -> Sequence[Phase]:
         """Train on the own data; publish predictions and digest what is selected of everybody's."""
@@ -55,7 +58,8 @@ class Msfkd(DigestSpec):
 
     def _learn(self, peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
         outputs, refused = collect_predictions(_soft(peer), peer, messages, context, fault_of=fault_of_probabilities)
-        chosen = select(torch.stack(list(outputs.values())), keep_fraction=self.keep_fraction)
+        q_KBC = torch.stack(list(outputs.values()))
+        chosen = select(q_KBC, keep_fraction=self.keep_fraction, ties=self.ties)
         loss = digest_targets(
             peer,
             peer.data.proxy_inputs[chosen.kept],
@@ -83,16 +87,14 @@ class Selected:
     kept: Tensor  # indices of images, in order
 
 
-def select(q_KBC: Tensor, *, keep_fraction: float) -> Selected:
+def select(q_KBC: Tensor, *, keep_fraction: float, ties: Ties = "lowest") -> Selected:
     """Select per image those that predict the plurality label, the surer half of all first; then the surest images.
 
-    Ties: the lowest label wins the plurality; equal entropies count as no higher than the median, which is the lower
-    one for an even number; of images with the same entropy the earlier is kept.
+    Ties: `ties` says which label wins the plurality; equal entropies count as no higher than the median, which is the
+    lower one for an even number; of images with the same entropy the earlier is kept.
     """
-    num_classes = q_KBC.shape[2]
     votes_KB = q_KBC.argmax(dim=2)
-    plurality_B = torch.nn.functional.one_hot(votes_KB, num_classes).sum(dim=0).argmax(dim=1)
-    agrees_KB = votes_KB == plurality_B
+    agrees_KB = votes_KB == plurality(q_KBC, votes_KB, ties=ties)
     entropy_KB = entropy(q_KBC)
     sure_KB = agrees_KB & (entropy_KB <= entropy_KB.median(dim=0).values)
     is_teacher_KB = torch.where(sure_KB.any(dim=0), sure_KB, agrees_KB)
@@ -101,6 +103,19 @@ def select(q_KBC: Tensor, *, keep_fraction: float) -> Selected:
     count = max(1, round(keep_fraction * len(target_BC)))
     surest = torch.argsort(entropy(target_BC), stable=True)[:count]
     return Selected(is_teacher_KB, target_BC, surest.sort().values)
+
+
+def plurality(q_KBC: Tensor, votes_KB: Tensor, *, ties: Ties = "lowest") -> Tensor:
+    """Return the label with the most votes for every image, [B].
+
+    Of several with as many, the one to which all clients together give the highest mean probability, or the lowest; the
+    lowest too where even the means are the same.
+    """
+    votes_BC = torch.nn.functional.one_hot(votes_KB, q_KBC.shape[2]).sum(dim=0)
+    if ties == "lowest":
+        return votes_BC.argmax(dim=1)
+    is_winner_BC = votes_BC == votes_BC.max(dim=1, keepdim=True).values
+    return torch.where(is_winner_BC, q_KBC.mean(dim=0), -1.0).argmax(dim=1)
 
 
 def entropy(q: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ Shapes: K clients, B images, C classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, ClassVar
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from crad.errors import SnapshotError
 from crad.federation.message import Message, open_message, pack
-from crad.federation.method import MethodSpec, RoundContext
+from crad.federation.method import Before, MethodSpec, RoundContext
 from crad.federation.peer import Peer
 from crad.training.digest import DigestLoss, digest, restore_optimizer, store_optimizer
 from crad.training.optimizer import lr_factor
@@ -34,6 +35,11 @@ class DigestSpec(MethodSpec):
     digest_lr: Annotated[float, Field(gt=0)] = 2e-4
     digest_batch: Annotated[int, Field(ge=2)] = 128
     digest_epochs: Annotated[int, Field(ge=1)] = 1
+    digest_samples: Annotated[int, Field(ge=0), Before(0)] = 0  # a round, whatever the set's size; 0: by digest_epochs
+
+    def epochs_over(self, samples: int) -> int:
+        """Return how many epochs a digest of so many samples has: as many as asked for, or to see enough of them."""
+        return max(1, math.ceil(self.digest_samples / samples)) if self.digest_samples else self.digest_epochs
 
 
 def pack_predictions(peer: Peer, values_BC: Tensor, context: RoundContext) -> Message:
@@ -100,11 +106,11 @@ def digest_targets(
             target_BC,
             loss_of=loss_of,
             batch_size=spec.digest_batch,
-            clip_norm=experiment.clip_norm,
+            clipper=peer.clipper,
             seed=experiment.seed,
             purpose=context.purpose(peer, DIGEST, epoch),
         )
-        for epoch in range(spec.digest_epochs)
+        for epoch in range(spec.epochs_over(len(inputs)))
     ]
     store_optimizer(peer.memory, DIGEST, peer.model, optimizer)
     return sum(losses) / len(losses)

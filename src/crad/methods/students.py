@@ -25,13 +25,13 @@ from crad.federation.context import RunContext
 from crad.federation.method import Learned, MethodSpec, RoundContext
 from crad.federation.peer import Peer, PeerSpec
 from crad.federation.teachers import Snapshot
-from crad.methods.distillation import learn_from, student_loss
+from crad.methods.distillation import learn_from, student_loss, weigh_lacking
 from crad.methods.dreams import DREAMS, DreamPlan, Start, make_dreams, refuse_without_statistics
 from crad.methods.local_training import BlockLoss, local_blocks
 from crad.randomness import torch_stream
 from crad.training.epoch import Block
 from crad.training.optimizer import lr_factor
-from crad.training.sample_weights import lacking_classes, missing_class_weights, sure_weights
+from crad.training.sample_weights import sure_weights
 
 # In a peer's memory: what it made of its newest experts, and of which round these are.
 DREAM_INPUTS, DREAM_ROUND = f"{DREAMS}/inputs", f"{DREAMS}/round"
@@ -73,7 +73,7 @@ class StudentSpec(MethodSpec):
             rule=rule,
             refused=refused,
             blocks=self._blocks(peer, context, len(experts), after=after),
-            loss_towards=partial(self._loss, peer) if self.missing_weight or self.sure else None,
+            loss_towards=partial(self._loss, peer) if self._missing_weight(peer.experiment) or self.sure else None,
         )
         return replace(learned, losses={**learned.losses, **losses})
 
@@ -122,16 +122,17 @@ class StudentSpec(MethodSpec):
     def _loss(self, peer: Peer, block: Block, target_BC: Tensor, teachers: int) -> BlockLoss:
         temperature = peer.experiment.temperature
         weight_B = torch.ones_like(target_BC[:, 0])
-        if self.missing_weight:
-            counts_C = torch.bincount(peer.train.labels.cpu(), minlength=peer.num_classes)
-            weight_B = missing_class_weights(
-                target_BC, lacking_classes(counts_C), strength=self.missing_weight, temperature=temperature
-            )
+        if strength := self._missing_weight(peer.experiment):
+            weight_B = weigh_lacking(peer, target_BC, strength)
         if self.sure:
             weight_B = weight_B * sure_weights(
                 target_BC, block.is_changed, threshold=self.sure, temperature=temperature
             )
         return student_loss(peer, block, target_BC, weight_B)
+
+    def _missing_weight(self, experiment: Experiment) -> float:
+        """Return the method's own weight of lacking classes, or the run's, which every distilling method has."""
+        return self.missing_weight or experiment.recipe.missing_weight
 
     def _dream_of(
         self, peer: Peer, experts: Sequence[Snapshot], context: RoundContext, refused: dict[str, str]

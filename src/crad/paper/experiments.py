@@ -25,7 +25,10 @@ TABLES = ("table1", "cost", "clients", "weights", "privacy")
 FIGURES = ("per_class", "convergence", "context", "cases")
 NAMES = (*TABLES, *FIGURES)
 # Of this project, with no published figure: no part of `all`.
-OWN = ("main", "beyond", "controls", "attacks", "committee", "committee_rules", "student", "kinds", "private")
+OWN = (
+    *("main", "beyond", "controls", "attacks", "committee", "committee_rules", "student", "kinds", "private"),
+    *("strength", "digest", "clipping"),
+)
 GROUPS = {"figures": FIGURES, "all": NAMES, "everything": (*NAMES, *OWN)}
 CHOICES = (*NAMES, *OWN, *GROUPS)
 PAPER_PRESET = "paper"

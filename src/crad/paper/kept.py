@@ -52,7 +52,7 @@ def kept_noise(folders: tuple[Path, ...], experiment: Experiment) -> float | Non
 
 @functools.cache
 def _known_noise(folders: tuple[Path, ...]) -> Mapping[tuple[object, ...], float]:
-    found: dict[tuple[object, ...], float] = {}
+    found = dict[tuple[object, ...], float]()
     for path in kept_runs(folders):
         one = stored_experiment(RunDirectory(path).experiment_file)
         if one.private_training is not None and one.noise_multiplier is not None:

@@ -82,6 +82,18 @@ def _studied(metric: str) -> Measure:
     return measure
 
 
+def _of_variant(metric: str) -> Measure:
+    """Return the model's accuracy; in a row `NAME/VARIANT` that of the other weights of this name that clients keep."""
+
+    def measure(run: RunRecords, row: str) -> Value:
+        _, _, variant = row.partition("/")
+        found = run.summary if not variant else run.summary.get("variants", {}).get(variant, {})
+        value = found.get(metric)
+        return None if value is None else float(value)
+
+    return measure
+
+
 def _sent_mib(run: RunRecords, row: str) -> Value:
     """Return what a client sent in all rounds."""
     return float(run.summary["payload_bytes_per_client_round"]) * len(run.rounds) / 2**20
@@ -219,6 +231,10 @@ MEASURES: dict[str, Measure] = {
     "sent_mib": _sent_mib,
     "payload_mib": _of_summary("payload_bytes_per_client_round", unit=2**20),
     "round_seconds": _of_summary("round_seconds"),
+    "clipped_percent": _of_summary("clipped_share", unit=0.01),
+    "validation_accuracy": _of_summary("validation_accuracy"),
+    "variant_global_accuracy": _of_variant("global_accuracy"),
+    "variant_local_accuracy": _of_variant("local_accuracy"),
     "peak_memory_gib": _of_summary("peak_memory_bytes", unit=2**30),
     "needs_proxy": _needs_proxy,
     "abundant_class_accuracy": _by_support(max),

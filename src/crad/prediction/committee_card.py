@@ -14,7 +14,7 @@ from crad.aggregation import Rule, TeacherStats
 from crad.aggregation.committee_rule import CommitteeRule, make_committee_rule
 from crad.errors import RunError
 from crad.federation.class_statistics import stack_statistics
-from crad.federation.message import Statistics
+from crad.federation.message import Statistics, statistics_to_json
 from crad.prediction.model_card import ModelCard
 
 FORMAT = "crad-committee 1"
@@ -69,7 +69,7 @@ class CommitteeCard:
             {
                 "client": member.client,
                 "architecture": member.card.architecture,
-                "statistics": member.statistics.model_dump(mode="json"),
+                "statistics": statistics_to_json(member.statistics),
                 **({} if member.verified is None else {"verified": member.verified}),
             }
             for member in self.members

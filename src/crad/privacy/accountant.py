@@ -2,7 +2,7 @@
 
 The unit is one record of a client, added or removed. Training releases noised sums of clipped gradients over Poisson
 samples; class statistics are Gaussian releases of counts and hits. A record is in one part of a shard, decided by the
-record itself, so a client's account is the larger of the two, not their sum (docs/privacy.md has the argument).
+record itself, so a client's account is the larger of the two, not their sum (docs/privacy-argument.md).
 """
 
 from __future__ import annotations
@@ -124,6 +124,15 @@ def check_noise(experiment: Experiment) -> None:
         raise ConfigError(
             f"noise_multiplier = {noise:g} spends epsilon {spent:.3g} over all planned rounds, and private_training is "
             f"{target:g}: leave noise_multiplier out, and what is needed is found"
+        )
+
+
+def check_delta(delta: float, records: int, *, whose: str) -> None:
+    """Refuse a delta with which a mechanism that now and then publishes a record whole would be private."""
+    if delta * records >= 1:
+        raise ConfigError(
+            f"delta = {delta:g}, and {whose} {records} records: with that chance any of them may be published whole; "
+            f"choose less than {1 / records:.1g}"
         )
 
 

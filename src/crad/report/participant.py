@@ -370,8 +370,9 @@ def _privacy_words(record: Mapping[str, Any]) -> str:
     if "privacy" not in record:
         return _counts_sentence(record["private_counts"])
     return (
-        f"Training and class statistics were differentially private: {privacy_sentence(record['privacy'])}. What that "
-        "means, and what it does not cover: docs/privacy.md."
+        f"Training and class statistics were differentially private: {privacy_sentence(record['privacy'])}. That "
+        "does not cover this page, model.safetensors and committee.safetensors, which were made with exact figures of "
+        "our own samples: they are for us. What it means: docs/privacy.md."
     )
 
 
@@ -380,7 +381,7 @@ def privacy_sentence(account: Mapping[str, Any]) -> str:
     has_budget = account["budget"] is not None
     limit = account["budget"] if has_budget else account["target_epsilon"]
     several = f", by {account['agreements']} agreements on this data" if account["agreements"] > 1 else ""
-    stopped = "; the budget keeps us from publishing more" if account["is_stopped"] else ""
+    stopped = "; the budget keeps us from publishing anything new" if account["is_stopped"] else ""
     return (
         f"epsilon {account['epsilon']:.3g} of {limit:g} ({'the budget' if has_budget else 'agreed'}) spent, delta "
         f"{account['delta']:g}, per record{several}{stopped}"

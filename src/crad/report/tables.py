@@ -50,12 +50,12 @@ def comparison_cells(rows: Sequence[ComparisonRow]) -> list[list[str]]:
     return table
 
 
-COST_HEADER = ("method", "payload", "counts", "published", "helper", "s/round", "memory", "common samples")
+COST_HEADER = ("method", "payload", "counts", "published", "helper", "s/round", "memory", "common samples", "clipped")
 COST_CAPTION = (
     "Costs: payload in MiB per client and round, between clients, and whether received bytes count in it; published: "
     "MiB per client and round with every message once, however many receive it; helper: MiB per round to and from "
     "members without data; median seconds of a round; MiB at the peak of all processes; samples beside the private "
-    "ones."
+    "ones; steps whose gradient was clipped, of all."
 )
 
 
@@ -71,6 +71,7 @@ def cost_cells(rows: Sequence[ComparisonRow]) -> list[list[str]]:
             f"{row.cost.round_seconds:.2f}",
             f"{row.peak_memory_bytes / 2**20:.0f}",
             row.cost.common_images,
+            "-" if row.cost.clipped_share is None else f"{100 * row.cost.clipped_share:.0f} %",
         ]
         for row in rows
         if not row.is_variant

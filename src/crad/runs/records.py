@@ -24,6 +24,7 @@ from crad.privacy.accountant import PrivacyPlan
 from crad.training.evaluation import ClassScore
 
 Record = dict[str, Any]
+CLIPPED_STEPS = "clipped_steps"  # of a client in a round, its gradients counted
 INPUT_SHIFT = "input_shift"  # how clients' samples differ; says nothing that the data's hash does not
 
 
@@ -233,8 +234,14 @@ def _client_record(place: PeerSlot, client: int, part: int, learned: Learned | N
         "losses": {} if learned is None else learned.losses,
         "trust": {} if learned is None else {str(teacher): row for teacher, row in learned.trust.items()},
         "notes": {} if learned is None else learned.notes,
+        **({CLIPPED_STEPS: _clipped_steps(learned)} if learned is not None and learned.clipped else {}),
         **({"variants": _variants(evaluation, part)} if evaluation.variants else {}),
     }
+
+
+def _clipped_steps(learned: Learned) -> Record:
+    """Return how many steps were taken, and of how many the gradient was shortened, by what they are for."""
+    return {purpose: {"steps": one.steps, "clipped": one.clipped} for purpose, one in learned.clipped.items()}
 
 
 def _variants(evaluation: Evaluation, part: int) -> Record:

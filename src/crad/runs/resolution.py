@@ -29,12 +29,13 @@ def resolve_experiment(
     experiment = _for_its_data(experiment)
     method = resolve_method(experiment.method, experiment.method_settings)
     own = {name: value for name, value in method.settings.items() if isinstance(value, bool | int | float | str)}
+    given = {name: value for name, value in experiment.method_settings.items() if name not in method.unsaid}
     check_recipe(experiment, method)
     whole: dict[str, Any] = {
         "dataset": absolute_name(experiment.dataset),
         "test_data": None if experiment.test_data is None else absolute_name(experiment.test_data),
         "models": tuple(map(_with_full_path, experiment.models)),
-        "method_settings": {**own, **experiment.method_settings},
+        "method_settings": {**own, **given},
     }
     check_noise(experiment)
     if experiment.private_training is not None and experiment.noise_multiplier is None:

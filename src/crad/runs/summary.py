@@ -17,9 +17,10 @@ from crad.federation.attacks import draw_attackers
 from crad.randomness import TF32
 from crad.runs.metrics_record import summary_metrics
 from crad.runs.names import display_name
-from crad.runs.records import Record
+from crad.runs.records import CLIPPED_STEPS, Record
 from crad.runs.selection import best_round, clients_at, honest_best_round, honest_clients_at
 from crad.runs.source_commit import source_commit
+from crad.training.clipping import ClippedSteps, added
 
 SCHEMA = 1
 
@@ -73,6 +74,7 @@ def summarise(
         "payload_bytes_per_client_round": _per_client(rounds, "payload_bytes"),
         "published_bytes_per_client_round": _per_client(rounds, "published_bytes"),
         **_helper_bytes(rounds),
+        **_clipped_share(rounds),
         **_variants(best, clients),
         **_committee(best),
         **_under_attack(experiment, rounds),
@@ -140,6 +142,18 @@ def _helper_bytes(rounds: Sequence[Record]) -> Record:
         return {}
     totals = [sum(one["sent_bytes"] + one["received_bytes"] for one in record["helpers"]) for record in rounds]
     return {"helper_bytes_per_round": statistics.fmean(totals)}
+
+
+def _clipped_share(rounds: Sequence[Record]) -> Record:
+    """Return the share of all clients' steps whose gradient was clipped, also by what steps are for; where counted."""
+    found: dict[str, ClippedSteps] = {}
+    for client in (client for record in rounds for client in record["clients"]):
+        found = added(found, {name: ClippedSteps(**one) for name, one in client.get(CLIPPED_STEPS, {}).items()})
+    shares = {name: one.clipped / one.steps for name, one in found.items() if one.steps}
+    if not shares:
+        return {}
+    clipped, steps = (sum(getattr(one, part) for one in found.values()) for part in ("clipped", "steps"))
+    return {"clipped_share": clipped / steps, "clipped_share_by_step": shares}
 
 
 def _variants(best: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]) -> Record:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from crad.analysis.confusions import confusion_sentence
+from crad.analysis.privacy_spent import word_about_counts
 from crad.errors import ConfigError, RunError
 from crad.federation.peer import log_prior
 from crad.federation.rounds import Step
@@ -65,8 +66,9 @@ def _join(agreement: Agreement, site: Site, *, callback: Callback) -> Joined:
     part = prepare_local_peer(agreement, site)
     for name, reason in part.named_left_out.items():
         callback.on_notice(f"{name} is left out as a teacher: {reason}")
-    if part.word_about_weights is not None:
-        callback.on_notice(part.word_about_weights)
+    for word in (part.context.word_about_norms, word_about_counts(part.experiment), part.word_about_weights):
+        if word is not None:
+            callback.on_notice(word)
     disk = LedgerDisk(part.folder, notice=callback.on_notice)
     kept = KeptSnapshots(part.folder / KEPT) if agreement.committee else None
     with (

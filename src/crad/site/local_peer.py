@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from crad.models import WEIGHTS
 from crad.models.families import FITTED
 from crad.models.networks.trees import IN_TREES
 from crad.network.agreement import Agreement
-from crad.privacy.accountant import check_noise
+from crad.privacy.accountant import check_delta, check_noise
 from crad.randomness import repeatable, stream
 from crad.runs.records import records_fingerprint
 from crad.site.permission import (
@@ -107,7 +108,7 @@ def make_local_peer(agreement: Agreement, site: Site, own: OwnData) -> LocalPeer
         client=number,
         preprocessor=agreement.data_schema.preprocessor(device),
         device=device,
-        secret=_secret(folder),
+        secret=_secret(folder) if experiment.private_training is None else _secret_of_data(folder, site, own),
         allowance=allowance_of(site),
     )
     _check_method(method, context)
@@ -128,12 +129,7 @@ def _account(agreement: Agreement, site: Site, context: RunContext) -> PrivacyAc
             )
         return None
     check_noise(context.experiment)
-    delta, records = context.privacy.delta, len(context.data.dataset.train_labels)
-    if delta * records >= 1:
-        raise ConfigError(
-            f"delta = {delta:g} in the agreement, and we hold {records} records: with that chance any of them may be "
-            f"published whole; agree on less than {1 / records:.1g}"
-        )
+    check_delta(context.privacy.delta, len(context.data.dataset.train_labels), whose="we hold")
     assert context.secret is not None, "a member has one"
     return PrivacyAccount(
         site.state / ACCOUNT,
@@ -165,6 +161,15 @@ def _check_method(method: Method, context: RunContext) -> None:
         )
     if any(not member.clients or len(member.clients) > 1 for member in method.roster(context)):
         raise ConfigError(f"method {method.name!r} has members that are no organisation; choose another, such as crad")
+
+
+def _secret_of_data(folder: Path, site: Site, own: OwnData) -> int:
+    """Return a secret that is another one as soon as a record, or the part that it is in, is.
+
+    The same noise on changed data would give the change away, as where a part of the state was deleted to begin again.
+    """
+    words = f"{_secret(folder)} {_secret(site.state, DIVISION)} {records_fingerprint(own.dataset)}"
+    return int.from_bytes(hashlib.sha256(words.encode()).digest()[: SECRET_BITS // 8], "big")
 
 
 def _secret(folder: Path, name: str = "secret") -> int:

@@ -12,14 +12,12 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from crad.errors import RunError
-from crad.federation.exchange import ByteCounter, Exchange
-from crad.federation.message import Message
 from crad.federation.peer_evaluation import PrivateReleases
 from crad.files import append_line, write_flushed
 from crad.privacy.accountant import PrivacyPlan, composed_epsilon, gaussian_releases_epsilon
@@ -64,7 +62,7 @@ class PrivacyAccount:
     plan: PrivacyPlan
     budget: float | None = None
     division: str = ""
-    is_stopped: bool = False  # something was not published, since it would have exceeded the budget
+    is_stopped: bool = False  # something new was not published, since it would have exceeded the budget
     _lines: dict[tuple[str, str], SpentLine] = field(init=False)  # the last of every run on this data
     _noted: dict[str, tuple[int, int]] = field(init=False)  # steps and releases of all parts of this run that left
 
@@ -239,64 +237,6 @@ def end_last_line(path: Path) -> None:
 def run_id(secret: int) -> str:
     """Return a name for one life of an agreement here, from which nobody learns its secret."""
     return hashlib.sha256(f"privacy account {secret}".encode()).hexdigest()[:16]
-
-
-class AccountedExchange:
-    """A member's exchange that lets a message leave only when it is within the budget and has been written down."""
-
-    def __init__(
-        self,
-        inner: Exchange,
-        account: PrivacyAccount,
-        *,
-        private: Callable[[], PrivateReleases | None],
-        notice: Callable[[str], None],
-    ) -> None:
-        self._inner, self._account, self._private, self._notice = inner, account, private, notice
-
-    @property
-    def ledger(self) -> ByteCounter:
-        """Return what went from whom to whom."""
-        return self._inner.ledger
-
-    def publish(self, round_index: int, *, sender: int, kind: str, message: Message) -> None:
-        """Publish what the budget allows; otherwise nothing leaves, and this member goes on learning."""
-        private = self._private()
-        with self._account.alone():
-            if not self._account.fits(private):
-                if not self._account.is_stopped:
-                    self._notice(budget_sentence(self._account, private, round_index=round_index))
-                self._account.is_stopped = True
-                return
-            self._account.note(private, round_index=round_index)
-        self._inner.publish(round_index, sender=sender, kind=kind, message=message)
-
-    def collect(
-        self,
-        round_index: int,
-        *,
-        receiver: int,
-        peers: Iterable[int],
-        kind: str,
-        deadline_s: float | None = None,
-        quorum: int | None = None,
-    ) -> tuple[dict[int, Message], list[int]]:
-        """Return the others' messages."""
-        return self._inner.collect(
-            round_index, receiver=receiver, peers=peers, kind=kind, deadline_s=deadline_s, quorum=quorum
-        )
-
-    def latest(self) -> int | None:
-        """Return the newest round that the others have proved to be at."""
-        return self._inner.latest()
-
-
-def budget_sentence(account: PrivacyAccount, private: PrivateReleases | None, *, round_index: int) -> str:
-    """Say why nothing is published any more."""
-    return (
-        f"round {round_index} is not published: epsilon would be {account.after(private):.3g} on this data, and the "
-        f"budget in peer.toml is {account.budget:g} ({account.spent():.3g} is spent); we go on learning from the others"
-    )
 
 
 def account_record(account: PrivacyAccount) -> Record:

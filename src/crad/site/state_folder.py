@@ -9,6 +9,7 @@ from crad.site.settings import Site
 
 LEDGER, REFUSALS, STATUS = "ledger.jsonl", "refused.jsonl", "status.json"
 EXCHANGE = "exchange"  # own and others' snapshots of the last two rounds, what we signed, proofs
+LAST_PUBLISHED = "last-published"  # under private training: what stands in for us once the budget is spent
 KEPT, COMMITTEE = "committee", "committee.safetensors"  # everybody's newest snapshot, and all of them as one predictor
 HASH_LETTERS = 12  # of the federation's hash in a folder's name
 

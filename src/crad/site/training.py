@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crad.analysis.confusions import confused_members, confusion_sentence
+from crad.analysis.privacy_spent import EPSILON_LEFT
 from crad.config import to_toml
 from crad.engines.serial import SerialEngine
 from crad.federation.exchange import Exchange, MemoryExchange
@@ -21,9 +22,10 @@ from crad.runs.callbacks import Callback, CallbackList, LambdaCallback
 from crad.runs.directory import PARTITION_FILE, WEIGHTS_FILE, RunDirectory
 from crad.runs.loop import RunLoop
 from crad.runs.records import Record, partition_record, weights_record
+from crad.site.accounted_exchange import AccountedExchange, LastPublished
 from crad.site.local_peer import LocalPeer
-from crad.site.privacy_account import AccountedExchange, PrivacyAccount, account_record
-from crad.site.state_folder import STATUS
+from crad.site.privacy_account import PrivacyAccount, account_record
+from crad.site.state_folder import LAST_PUBLISHED, STATUS
 from crad.site.status import Status
 from crad.site.unused_teachers import UnusedTeachers
 from crad.training.metrics import ClassificationMetrics
@@ -43,16 +45,20 @@ def take_part(part: LocalPeer, exchange: MemberExchange, *, callback: Callback) 
     """Run all rounds of the federation that are still to come, with this exchange; survives being stopped anywhere."""
     status = StatusCallback(part, exchange, notice=callback.on_notice)
     unused = LambdaCallback(on_round=status.say_unused)  # after the line of the round itself
-    trained = _train(
-        part,
-        part.method,
-        part.folder,
-        exchange,
-        callback=CallbackList([status, callback, unused]),
-        account=part.account,
-    )
+    told = callback if part.account is None else _with_account(callback, part.account)
+    callbacks = CallbackList([status, told, unused])
+    trained = _train(part, part.method, part.folder, exchange, callback=callbacks, account=part.account)
     status.say_trained()
     return trained
+
+
+def _with_account(callback: Callback, account: PrivacyAccount) -> Callback:
+    """Return a callback that hears with each round what has left and been spent, not what the model has in it."""
+
+    def on_round(record: Record) -> None:
+        callback.on_round({**record, EPSILON_LEFT: account.spent()})
+
+    return LambdaCallback(on_step=callback.on_step, on_round=on_round, on_notice=callback.on_notice)
 
 
 class StatusCallback(Callback):
@@ -152,6 +158,7 @@ def _train(
             account,
             private=lambda: roster[part.number].measured.private,
             notice=callback.on_notice,
+            last=LastPublished(folder / LAST_PUBLISHED),
         )
     with directory.locked(), closing(SerialEngine(part.context, method)) as engine:
         loop = RunLoop(method, roster, exchange=exchange, engine=engine, directory=directory, has_gaps=True)

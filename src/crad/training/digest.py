@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from crad.data.preprocessing import in_usual_layout
 from crad.randomness import torch_stream
+from crad.training.clipping import DIGEST, Clipper
 from crad.training.epoch import weighed_sum
 from crad.training.evaluation import evaluation_batch, evaluation_mode
 
@@ -40,7 +41,7 @@ def digest(
     *,
     loss_of: DigestLoss,
     batch_size: int,
-    clip_norm: float,
+    clipper: Clipper,
     seed: int,
     purpose: tuple[str | int, ...],
 ) -> float:
@@ -55,7 +56,7 @@ def digest(
         loss = loss_of(model(batch), target_BC[chosen])
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+        clipper.clip(model, DIGEST)
         optimizer.step()
         losses.append((loss.detach(), len(chosen)))
     return weighed_sum(losses) / max(1, sum(size for _, size in losses))

@@ -14,6 +14,7 @@ from crad.errors import ConfigError
 from crad.models import FittedModule
 from crad.randomness import stream, torch_stream
 from crad.training.canaries import Canaries
+from crad.training.clipping import LOCAL, Clipper
 from crad.training.losses import BatchLabels, Loss, WeighsClasses
 
 BLOCK_BYTES = 256 * 2**20  # of inputs held at once; a shard is usually one block
@@ -118,7 +119,7 @@ def train_on_block(
     block: Block,
     *,
     batch_size: int,
-    clip_norm: float,
+    clipper: Clipper,
     loss_of: Callable[[Tensor, slice], Loss],
     meter: LossMeter,
 ) -> None:
@@ -138,7 +139,7 @@ def train_on_block(
             loss = loss_of(model(block.inputs[where]), where)
             optimizer.zero_grad(set_to_none=True)
             loss.total.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+            clipper.clip(model, LOCAL)
             optimizer.step()
             meter.add(loss, where.stop - where.start)
 

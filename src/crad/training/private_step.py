@@ -21,7 +21,7 @@ from crad.device import stopwatch
 from crad.errors import ConfigError
 from crad.models import FittedModule, InputShape
 from crad.privacy.accountant import PrivacyPlan
-from crad.randomness import torch_stream
+from crad.randomness import generator_state, set_generator_state, torch_stream
 from crad.training.canaries import Canaries, canary_gradients
 from crad.training.epoch import Block, LossMeter
 from crad.training.losses import Loss
@@ -114,16 +114,28 @@ def clipped_sums(
     buffers = dict(model.named_buffers())
     sums = {name: torch.zeros_like(weight) for name, weight in weights.items()}
 
-    def loss_from_slope(weights: dict[str, Tensor], sample: Tensor, slope_C: Tensor) -> Tensor:
+    def logits_of_one(weights: dict[str, Tensor], sample: Tensor) -> Tensor:
         logits_1C: Tensor = torch.func.functional_call(model, (weights, buffers), (sample[None],))
-        return (logits_1C[0] * slope_C).sum()
+        return logits_1C[0]
 
+    def loss_from_slope(weights: dict[str, Tensor], sample: Tensor, slope_C: Tensor) -> Tensor:
+        return (logits_of_one(weights, sample) * slope_C).sum()
+
+    one_by_one = torch.func.vmap(logits_of_one, in_dims=(None, 0), randomness="different")
     gradients_of = torch.func.vmap(torch.func.grad(loss_from_slope), in_dims=(None, 0, 0), randomness="different")
     together = _samples_at_once(weights)
     for start in range(0, len(block.labels), together):
         where = slice(start, min(start + together, len(block.labels)))
         inputs = block.inputs[where]
-        gradients = gradients_of(weights, inputs, _slopes(model, inputs, where, loss_of, meter))
+        drawn = generator_state(inputs.device)
+        with torch.no_grad():
+            logits_BC: Tensor = model(inputs)
+            if not torch.equal(drawn, generator_state(inputs.device)):
+                # It draws, as dropout does: the slopes must be at the very logits whose gradients are taken below.
+                drawn = generator_state(inputs.device)
+                logits_BC = one_by_one(weights, inputs)
+                set_generator_state(inputs.device, drawn)
+        gradients = gradients_of(weights, inputs, _slopes(logits_BC, where, loss_of, meter))
         _add_clipped(sums, gradients, max_norm=max_norm)
     _add_canaries(sums, block, weights, max_norm=max_norm)
     return sums
@@ -204,18 +216,14 @@ def _mixing(module: nn.Module) -> str | None:
     return type(module).__name__ if is_batch_norm or keeps_track else None
 
 
-def _slopes(
-    model: nn.Module, inputs: Tensor, where: slice, loss_of: Callable[[Tensor, slice], Loss], meter: LossMeter
-) -> Tensor:
+def _slopes(logits_BC: Tensor, where: slice, loss_of: Callable[[Tensor, slice], Loss], meter: LossMeter) -> Tensor:
     """Return the slope of each sample's own loss at its logits, [B,C]."""
-    with torch.no_grad():
-        logits_BC: Tensor = model(inputs)
     logits_BC.requires_grad_()
     loss = loss_of(logits_BC, where)
     if bool(loss.total.isfinite()):  # what one record makes infinite stops nobody
-        meter.add(loss, len(inputs))
+        meter.add(loss, len(logits_BC))
     (slope_BC,) = torch.autograd.grad(loss.total, logits_BC)
-    return slope_BC * len(inputs)
+    return slope_BC * len(logits_BC)
 
 
 def _samples_at_once(weights: dict[str, Tensor]) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from crad.config import DistillSchedule
 from crad.training.losses import sharpened
 
 
@@ -19,15 +20,33 @@ def lacking_classes(counts_C: Tensor) -> Tensor:
     return (1 - counts_C * len(counts_C) / counts_C.sum().clamp(min=1)).clamp(min=0)
 
 
-def missing_class_weights(target_BC: Tensor, lacking_C: Tensor, *, strength: float, temperature: float) -> Tensor:
-    """Return 1 + strength times the target's mass on lacking classes, brought to mean one, [B].
+def lacking_mass(target_BC: Tensor, lacking_C: Tensor, *, temperature: float) -> Tensor:
+    """Return the target's mass on lacking classes, [B], float64.
 
-    The mass is the target's at temperature 1: softened, every target has some of everything.
+    At temperature 1: softened, every target has some of everything.
     """
     sharp_BC = sharpened(target_BC, temperature=temperature)
-    mass_B = sharp_BC @ lacking_C.to(sharp_BC)
-    weight_B = 1 + strength * mass_B
+    return sharp_BC @ lacking_C.to(sharp_BC)
+
+
+def missing_class_weights(target_BC: Tensor, lacking_C: Tensor, *, strength: float, temperature: float) -> Tensor:
+    """Return 1 + strength times the target's mass on lacking classes, brought to mean one, [B]."""
+    weight_B = 1 + strength * lacking_mass(target_BC, lacking_C, temperature=temperature)
     return (weight_B / weight_B.mean()).to(target_BC)
+
+
+def distill_weights(
+    target_BC: Tensor, lacking_C: Tensor, *, lowest: float, strength: float, temperature: float
+) -> Tensor:
+    """Return each sample's lambda, [B]: the lowest, and up to 1 where its target is on lacking classes."""
+    mass_B = lacking_mass(target_BC, lacking_C, temperature=temperature)
+    return (lowest + strength * (1 - lowest) * mass_B).to(target_BC)
+
+
+def schedule_factor(schedule: DistillSchedule, *, round_index: int, rounds: int) -> float:
+    """Return the share of lambda that a round distils with; rounds count from 1, and none is without any."""
+    step = min(max(round_index, 1), rounds)
+    return {"constant": 1.0, "rising": step / rounds, "falling": (rounds - step + 1) / rounds}[schedule]
 
 
 def sure_weights(target_BC: Tensor, is_changed_B: Tensor | None, *, threshold: float, temperature: float) -> Tensor:

@@ -9,7 +9,7 @@ from pathlib import PurePath
 from crad.analysis.comparable import named, run_title
 from crad.analysis.comparison import METRICS, ComparisonRow
 from crad.analysis.groups import NOT_JOINED
-from crad.analysis.privacy_spent import privacy_spent
+from crad.analysis.privacy_spent import privacy_spent, word_about_counts
 from crad.analysis.verdict import css_class, joining_verdict
 from crad.runs.run_records import RunRecords
 
@@ -68,7 +68,8 @@ def make_headline(
     """Return whether joining helped, and which runs the page leaves out."""
     found = joining_verdict(runs)
     said, detail = _without_alone(runs) if found is None else (found.sentence, found.lines)
-    detail = [*detail, *committee_lines(rows), *privacy_lines(runs)]
+    about_counts = dict.fromkeys(word for run in runs if (word := word_about_counts(run.experiment)))
+    detail = [*detail, *committee_lines(rows), *privacy_lines(runs), *(f"{word}." for word in about_counts)]
     return Headline(
         verdict=said,
         kind=css_class("not shown" if found is None else found.kind),

@@ -110,7 +110,7 @@ def _train(peer: Peer, block: Block, size: int) -> None:
         peer.optimizer,
         block,
         batch_size=size,
-        clip_norm=peer.experiment.clip_norm,
+        clipper=peer.clipper,
         loss_of=own_labels(block),
         meter=LossMeter(),
     )
