@@ -99,7 +99,7 @@ def test_nothing_unpickles_or_evaluates_except_the_restricted_cifar_reader():
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["run", "--help"], ["reproduce", "--help"], ["data", "list", "--json"]]
+    "arguments", [["--help"], ["run", "--help"], ["reproduce", "--help"], ["data", "list", "--json"], ["advise"]]
 )
 def test_help_and_listing_import_neither_torch_nor_templates(arguments: list[str]):
     assert not {"torch", "jinja2"} & packages_imported_by(*arguments)

@@ -92,7 +92,7 @@ def test_a_column_may_have_some_of_the_rows():
 
 def test_the_controls_share_one_loss_and_none_of_the_seeds_that_were_looked_at_before():
     paper = load_paper("controls")
-    assert all("controls" not in names for names in GROUPS.values())
+    assert all("controls" not in names for group, names in GROUPS.items() if group != "everything")
     assert not set(paper.seeds) & set(load_paper("beyond").seeds)
     losses = {row.name: Experiment(**row.settings).recipe.local_loss for row in paper.rows}
     assert losses == {

@@ -28,7 +28,7 @@ COMMITTED = ROOT / "evidence/attacks"
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory) -> Path:
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twelve committed runs, four cells of three seeds, in two folders of evidence; one of them in both."""
     folder: Path = tmp_path_factory.mktemp("evidence")
     plan = plan_reproduction("attacks", folder, flags={"preset": "mini"}, choice=CHOICE)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from crad.files import write_atomically
 from crad.paper.plan import plan_reproduction, read_finished, table_texts
+from tools.findings import advice_table
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"(<!-- evidence: (?P<asked>[^\n]+?) -->\n)(?P<table>.*?)(<!-- end of evidence -->)", re.DOTALL)
@@ -28,7 +29,12 @@ def rewritten(text: str) -> str:
 
 
 def made_table(asked: Sequence[str]) -> str:
-    """Return one column of a study as Markdown: every metric, and its difference to the baseline by seed."""
+    """Return one column of a study as Markdown: every metric, and its difference to the baseline by seed.
+
+    `advice` is the table of what `crad advise` says.
+    """
+    if asked == ["advice"]:
+        return advice_table()
     study, column, *wanted = asked
     metrics = dict(one.split("=", 1) for one in wanted)
     path = ROOT / "evidence" / study / "tables" / f"{study}.csv"

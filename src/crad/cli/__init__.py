@@ -22,6 +22,7 @@ VERBS = {
     "run": ("crad.cli.run:run_command", "Run one experiment and write a run directory."),
     "compare": ("crad.cli.compare:compare_command", "Compare methods on identical partitions, with several seeds."),
     "reproduce": ("crad.cli.reproduce:reproduce_command", "Rerun the paper's tables and figures, ours beside theirs."),
+    "advise": ("crad.cli.advise:advise_command", "Say which method to take, by what was measured, and how sure."),
     "report": ("crad.cli.report:report_command", "Write one page about one or several runs, and its figures as files."),
     "explain": ("crad.cli.explain:explain_command", "Show every teacher's part in a target of a run."),
     "export": ("crad.cli.export:export_command", "Write a client's model as one file, ONNX or safetensors."),
