@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import crad.api
-from crad.paper.experiments import Choice
+from crad.paper.experiments import GROUPS, Choice
 from crad.paper.kept import kept_folders, kept_presets
 from crad.paper.plan import plan_reproduction
 from crad.privacy import accountant
@@ -78,7 +78,7 @@ def test_what_lies_where_tables_go_is_not_read(kept, draw, tmp_path):
     assert (code, err, states.count("done"), states.count("new")) == (0, "", 7, 5)
 
 
-def test_presets_are_those_of_the_runs_each_in_its_folder(kept, draw, tmp_path):
+def test_presets_are_those_of_the_runs_each_in_its_folder(kept, draw, tmp_path, monkeypatch):
     evidence = tmp_path / "evidence"
     shutil.copytree(kept / "first", evidence / "first")
     (run,) = (ROOT / "evidence/kinds/runs").glob("heart-local-seed1-*")
@@ -87,6 +87,7 @@ def test_presets_are_those_of_the_runs_each_in_its_folder(kept, draw, tmp_path):
     code, _, err = draw("--from", evidence, "--output", tmp_path / "drawn")
     assert code == 0, err
     assert (tmp_path / "drawn/tables/attacks.csv").is_file()  # of one preset alone: no folder for it
+    monkeypatch.setitem(GROUPS, "everything", ("beyond", "attacks", "kinds", "private"))  # the whole of it: 7 s
     code, _, err = command("everything", "--from", evidence, "--output", tmp_path / "all", "--quiet")
     assert code == 0, err
     tables = {path.relative_to(tmp_path / "all").as_posix() for path in (tmp_path / "all").rglob("*.csv")}

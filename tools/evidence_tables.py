@@ -1,7 +1,8 @@
 """Tables that are made of kept runs: `python -m tools.evidence_tables` writes them again.
 
-First those beside the runs (`evidence/*/tables`), each from the runs of its own folder alone; then those in the docs. A
-page says which one it wants, and everything up to the end mark is ours:
+First those beside the runs (`evidence/*/tables`), each from the runs of its own folder alone; then what `crad advise`
+rests on (tools/findings.py), and those in the docs. A page says which one it wants, and everything up to the end mark
+is ours:
 
     <!-- evidence: kinds heart asked_global_accuracy=global asked_auroc=AUROC -->
     <!-- end of evidence -->
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from crad.files import write_atomically
 from crad.paper.plan import plan_reproduction, read_finished, table_texts
-from tools.findings import advice_table
+from tools import findings
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"(<!-- evidence: (?P<asked>[^\n]+?) -->\n)(?P<table>.*?)(<!-- end of evidence -->)", re.DOTALL)
@@ -34,7 +35,7 @@ def made_table(asked: Sequence[str]) -> str:
     `advice` is the table of what `crad advise` says.
     """
     if asked == ["advice"]:
-        return advice_table()
+        return findings.advice_table()
     study, column, *wanted = asked
     metrics = dict(one.split("=", 1) for one in wanted)
     path = ROOT / "evidence" / study / "tables" / f"{study}.csv"
@@ -99,6 +100,7 @@ def main() -> int:
         for path, text in redrawn(table).items():
             write_atomically(path, text.encode())
         print(table.relative_to(ROOT))
+    findings.main()
     for path in pages():
         path.write_text(rewritten(path.read_text(encoding="utf-8")), encoding="utf-8")
         print(path.relative_to(ROOT))

@@ -16,6 +16,7 @@ from typing import Any
 from crad.analysis.comparison import Figure
 from crad.config import Experiment, changed_settings, names_of
 from crad.files import write_atomically
+from crad.paper import advice
 from crad.paper.advice import FINDINGS, KIND_NAMES, Situation, advise
 from crad.paper.experiments import PaperExperiment
 from crad.paper.kept import kept_folders
@@ -201,17 +202,18 @@ def advice_table() -> str:
     lines = ["| situation | method | how sure | points over training alone | and elsewhere | worlds |"]
     lines.append("|---|---|---|---:|---|---|")
     for name, asked in SITUATIONS.items():
-        advice = advise(asked)
-        gain = f"{statistics.fmean(one.difference for one in advice.evidence):+.1f}" if advice.is_to_join else ""
-        worlds = "; ".join(one.world for one in advice.evidence) if advice.is_to_join else ""
-        lost = "; ".join(f"{one.difference:+.1f} on {WHOSE[one.metric]} samples, {one.world}" for one in advice.losses)
-        lines.append(f"| {name} | `{advice.method}` | {advice.sure} | {gain} | {lost} | {worlds} |")
+        said = advise(asked)
+        gain = f"{statistics.fmean(one.difference for one in said.evidence):+.1f}" if said.is_to_join else ""
+        worlds = "; ".join(one.world for one in said.evidence) if said.is_to_join else ""
+        lost = "; ".join(f"{one.difference:+.1f} on {WHOSE[one.metric]} samples, {one.world}" for one in said.losses)
+        lines.append(f"| {name} | `{said.method}` | {said.sure} | {gain} | {lost} | {worlds} |")
     return "\n".join(lines) + "\n"
 
 
 def main() -> int:
     """Write the file again."""
     write_atomically(FINDINGS, as_json(computed()).encode())
+    advice.findings.cache_clear()
     print(FINDINGS.relative_to(ROOT))
     return 0
 
