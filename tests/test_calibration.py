@@ -61,6 +61,10 @@ def test_what_the_owners_class_shares_explain_is_not_the_models_doubt():
     prior_C = torch.tensor([0.75, 0.25]).log()
     assert fit_temperature(logits, labels, log_prior_C=prior_C) == 1.0
     assert fit_temperature(logits + prior_C, labels) == pytest.approx(1.0, abs=0.03)
+    # Odds of six are three by the shares and e^(1/t) = 2 by the model: t = 1 / ln 2. Without them e^(1/t) = 6.
+    sure, right = odds(1.0, right=6000, wrong=1000)
+    assert fit_temperature(sure, right, log_prior_C=prior_C) == pytest.approx(1 / math.log(2), rel=0.022)
+    assert fit_temperature(sure, right) == pytest.approx(1 / math.log(6), rel=0.022)
     absent_C = torch.tensor([0.0, -1e9])
     assert fit_temperature(logits[:6], labels[:6], log_prior_C=absent_C) == 1.0
 

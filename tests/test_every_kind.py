@@ -86,6 +86,25 @@ def test_every_method_moves_every_client_or_says_why_not(worlds, kind, method, t
     assert (exchanged > 0) == (method not in ("local", "centralized"))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_but_trees_trains_privately_and_is_accounted(worlds, kind):
+    usual = {"private_training": 8.0, "delta": 1e-3, "noise_multiplier": 1.0, "sampling_rate": 0.5, "rounds": 1}
+    schema = {"standardize": "schema", "ranges": "pressure=0:250,sugar=0:20,lab=0:250"}
+    agreed = schema if kind in ("table", "trees") else {}
+    experiment = change(worlds[kind], method="crad", **usual, **agreed)
+    if kind == "trees":
+        with pytest.raises(ConfigError, match="gradient-boosting"):
+            crad.run(experiment)
+        return
+    result = crad.run(experiment)
+    for one in result.rounds[-1]["clients"]:
+        assert math.isfinite(one["losses"]["total"])
+        assert 0 < one["privacy"]["epsilon"] <= 8.0
+    for number, member in enumerate(resolve_method("crad").roster(context := build_run_context(experiment))):
+        before, after = Peer(context, member).model.state_dict(), result.models[number].module.state_dict()
+        assert any(not torch.equal(tensor, after[name]) for name, tensor in before.items()), f"client {number}"
+
+
 @pytest.fixture(scope="module")
 def finished(worlds, tmp_path_factory) -> dict[str, crad.Result]:
     """A run of each kind in a directory, watched to its end."""

@@ -720,6 +720,8 @@ def test_hardly_any_noise_is_counted_at_once():
         ({"distill_augment": "strong"}, r"distill_augment = 'strong' is not built for it: set distill_augment"),
         ({"missing_weight": 2.0}, r"missing_weight = 2 weighs samples by exact counts of the training samples"),
         ({"distill_by_class": 0.5}, r"distill_by_class = 0.5 looks at exact counts of the training samples"),
+        ({"missing_weight": 1.0}, r"missing_weight = 1 weighs samples by exact counts .*: leave missing_weight out"),
+        ({"distill_by_class": 0.5}, r"distill_by_class = 0.5 looks at exact counts .*: leave distill_by_class out"),
         ({"private_training": 0.0}, r"private_training = 0.0: input should be greater than 0"),
         ({"delta": 1.0}, r"delta = 1.0: input should be less than 1"),
     ],

@@ -213,13 +213,15 @@ class TestOnTheCallersRay:
             ({"method": "crad-plus", "matching": "mixup", "liars": 1}, 0),
             ({"method": "crad", "attack": "backdoor", "attackers": 2}, 0),
             ({"method": "uniform", "attack": "collude", "attackers": 2}, 0),
+            ({"method": "experts", "method_settings": {"student_epochs": 1}}, 0),
+            ({"private_training": 8.0, "delta": 1e-3, "noise_multiplier": 1.0, "sampling_rate": 0.5}, 0),
         ],
-        ids=lambda one: one["method"] if isinstance(one, dict) else "",
+        ids=lambda one: one.get("method", "private") if isinstance(one, dict) else "",
     )
     def test_methods_that_need_more_run_on_ray(self, shallow, settings, num_pictures, tmp_path):
         """DFML sends a message for each receiver and keeps other weights; FedGD has a member without data and pictures;
         crad-plus counts on the student's own samples, here with mixed inputs and a liar; other attackers change
-        their data or act as one.
+        their data or act as one; experts are kept in a state; private training draws noise and accounts for it.
         """
         experiment = change(shallow, rounds=2, **settings)
         results = [

@@ -128,8 +128,7 @@ def learn_from(
         if target_BC is None:
             loss_of = own_labels(block, log_prior_C=peer.log_prior_C)
         elif loss_towards is None:
-            weight_B = weigh_lacking(peer, target_BC, recipe.missing_weight) if recipe.missing_weight else None
-            loss_of = student_loss(peer, block, target_BC, weight_B)
+            loss_of = student_loss(peer, block, target_BC)
         else:
             loss_of = loss_towards(block, target_BC, judge.trust.teachers)
         train_peer(peer, block, loss_of, meter)
@@ -165,8 +164,10 @@ def findings_to_notes(found: TeacherFindings, snapshots: Sequence[Snapshot]) -> 
 
 
 def student_loss(peer: Peer, block: Block, target_BC: Tensor, weight_B: Tensor | None = None) -> BlockLoss:
-    """Return Eq. 9 on the labels of a block and the targets for it, each weighed if so wished."""
+    """Return Eq. 9 on the labels of a block and the targets for it, each weighed as asked, or as the recipe says."""
     experiment, recipe = peer.experiment, peer.context.recipe
+    if weight_B is None and recipe.missing_weight:
+        weight_B = weigh_lacking(peer, target_BC, recipe.missing_weight)
     lowest = experiment.distill_weight * schedule_factor(
         recipe.distill_schedule, round_index=peer.round_index, rounds=experiment.rounds
     )

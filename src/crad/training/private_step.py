@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from crad.data.preprocessing import ImageSet, Preprocessor
 from crad.device import stopwatch
@@ -82,7 +83,8 @@ def train_privately_on_block(
     """
     model.train()
     with stopwatch.part("student"):
-        sums = clipped_sums(model, block, loss_of=loss_of, max_norm=plan.max_grad_norm, meter=meter)
+        with sdpa_kernel(SDPBackend.MATH):  # the fast kernels of attention cannot take samples one by one
+            sums = clipped_sums(model, block, loss_of=loss_of, max_norm=plan.max_grad_norm, meter=meter)
         deviation = plan.noise_multiplier * plan.max_grad_norm
         for name, parameter in _trained(model).items():
             drawn = standard_normal(parameter.shape, noise).to(parameter)  # on the CPU, so that devices agree
