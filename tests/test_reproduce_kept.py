@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,13 @@ import pytest
 import crad.api
 from crad.paper.experiments import GROUPS, Choice
 from crad.paper.kept import kept_folders, kept_presets
-from crad.paper.plan import plan_reproduction
+from crad.paper.plan import _by_division, plan_reproduction
 from crad.privacy import accountant
 from crad.runs import source_commit
 from crad.runs.directory import RunDirectory
 from crad.runs.kept_run import keep_run
 from tests.conftest import ROOT, change
+from tests.records import made_run
 from tests.test_reproduce import command, tidy
 from tools import evidence_tables
 
@@ -131,6 +133,12 @@ def test_pages_and_figures_come_from_kept_runs(kept, tmp_path, monkeypatch):
     assert code == 0, err
     assert {path.name for path in (tmp_path / "drawn").glob("*.html")} == {"attacks.html", "report.html"}
     assert str(tmp_path / "drawn/attacks.html") in out
+
+
+def test_runs_that_divide_one_world_otherwise_are_on_pages_of_their_own():
+    first, other, alike = made_run(seed=1), made_run(seed=1), made_run(seed=2)
+    divided = replace(other, partition={**other.partition, "proxy_size": 12})
+    assert _by_division([first, divided, alike, first]) == [[first, alike, first], [divided]]
 
 
 # --- what a kept run holds

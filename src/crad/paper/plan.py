@@ -311,8 +311,9 @@ def write_reports(plan: ReproductionPlan, records: Records) -> list[Path]:
     finished = [records[run.key] for run in plan.runs if run.key in records]
     pages: dict[str, str] = {}
     for label, runs in worlds(finished).items():
-        name = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
-        pages[f"report-{name}.html" if pages else "report.html"] = report_page(one_page_of(runs))
+        for number, own in enumerate(_by_division(runs)):
+            name = re.sub(r"[^a-z0-9]+", "-", f"{label.lower()} {number + 1 if number else ''}").strip("-")
+            pages[f"report-{name}.html" if pages else "report.html"] = report_page(one_page_of(own))
     for paper in plan.papers:
         cells, of_cell = plan.cells[paper.name], plan.of_cell(paper, records)
         if paper.baseline is not None and of_cell:
@@ -320,6 +321,19 @@ def write_reports(plan: ReproductionPlan, records: Records) -> list[Path]:
     for name, page in pages.items():
         write_atomically(plan.folder / name, page.encode())
     return [plan.folder / name for name in pages]
+
+
+def _by_division(runs: Sequence[RunRecords]) -> list[list[RunRecords]]:
+    """Return runs of one world in groups with the same samples by seed: experiments may divide it differently."""
+    groups: list[list[RunRecords]] = []
+    for run in runs:
+        for group in groups:
+            if all(run.partition == one.partition for one in group if one.experiment.seed == run.experiment.seed):
+                group.append(run)
+                break
+        else:
+            groups.append([run])
+    return groups
 
 
 def one_page_of(runs: Sequence[RunRecords]) -> list[RunRecords]:
