@@ -19,6 +19,7 @@ from pathlib import Path
 from crad.files import write_atomically
 from crad.paper.plan import plan_reproduction, read_finished, table_texts
 from tools import findings
+from tools.epsilon_table import epsilon_table
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"(<!-- evidence: (?P<asked>[^\n]+?) -->\n)(?P<table>.*?)(<!-- end of evidence -->)", re.DOTALL)
@@ -32,10 +33,12 @@ def rewritten(text: str) -> str:
 def made_table(asked: Sequence[str]) -> str:
     """Return one column of a study as Markdown: every metric, and its difference to the baseline by seed.
 
-    `advice` is the table of what `crad advise` says.
+    `advice` is the table of what `crad advise` says, `epsilons COLUMN METRIC` that of accuracy against epsilon.
     """
     if asked == ["advice"]:
         return findings.advice_table()
+    if asked[0] == "epsilons":
+        return epsilon_table(ROOT / "evidence" / "private", *asked[1:])
     study, column, *wanted = asked
     metrics = dict(one.split("=", 1) for one in wanted)
     path = ROOT / "evidence" / study / "tables" / f"{study}.csv"
