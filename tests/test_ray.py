@@ -214,7 +214,7 @@ class TestOnTheCallersRay:
             ({"method": "crad", "attack": "backdoor", "attackers": 2}, 0),
             ({"method": "uniform", "attack": "collude", "attackers": 2}, 0),
             ({"method": "experts", "method_settings": {"student_epochs": 1}}, 0),
-            ({"private_training": 8.0, "delta": 1e-3, "noise_multiplier": 1.0, "sampling_rate": 0.5}, 0),
+            ({"private_training": 8.0, "delta": 1e-3, "noise_multiplier": 1.0, "sampling_rate": 0.5, "rounds": 1}, 0),
         ],
         ids=lambda one: one.get("method", "private") if isinstance(one, dict) else "",
     )
@@ -223,7 +223,7 @@ class TestOnTheCallersRay:
         crad-plus counts on the student's own samples, here with mixed inputs and a liar; other attackers change
         their data or act as one; experts are kept in a state; private training draws noise and accounts for it.
         """
-        experiment = change(shallow, rounds=2, **settings)
+        experiment = change(shallow, **{"rounds": 2, **settings})
         results = [
             crad.run(change(experiment, engine=engine, workers=count), output=tmp_path / engine)
             for engine, count in (("serial", "auto"), ("ray", 2))

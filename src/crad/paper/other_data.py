@@ -8,7 +8,7 @@ are of other data, are left out. Every form (terminal, CSV, Markdown, LaTeX, pag
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 
@@ -37,7 +37,7 @@ def under_own_name(paper: PaperExperiment, cells: Sequence[PlannedCell]) -> tupl
     data = PurePath(dataset).name
     renamed = {column.name: _renamed(column, data) for column in paper.columns}
     columns = {
-        name: first.model_copy(update={"stands_for": tuple(old for old, new in renamed.items() if new.name == name)})
+        name: _as_one(first, {old: new for old, new in renamed.items() if new.name == name})
         for name, first in reversed([(new.name, new) for new in renamed.values()])
     }
     changed = paper.model_copy(
@@ -65,10 +65,19 @@ def _renamed(column: PaperColumn, data: str) -> PaperColumn:
     """Return a column under the name of the data; one that says no data set keeps its own."""
     if "dataset" not in column.settings:
         return column
-    if len(column.settings) == 1 and not column.rows:
+    if len(column.settings) == 1:
         return column.model_copy(update={"name": re.sub(r"\W+", "-", PurePath(data).stem), "label": data})
     label = _with_name(column.label, data)
     return column.model_copy(update={"label": label if label != column.label else f"{label}, {data}"})
+
+
+def _as_one(first: PaperColumn, same: Mapping[str, PaperColumn]) -> PaperColumn:
+    """Return the column that stands for all that became the same, with the rows and the seeds of any of them."""
+    found = list(same.values())
+    rows = dict.fromkeys(row for one in found for row in one.rows) if all(one.rows for one in found) else ()
+    seeds = [one.most_seeds for one in found]
+    most = None if None in seeds else max(one for one in seeds if one is not None)
+    return first.model_copy(update={"stands_for": tuple(same), "rows": tuple(rows), "most_seeds": most})
 
 
 def _with_name(text: str, data: str) -> str:
