@@ -388,7 +388,12 @@ class Experiment(BaseModel):
         Unsupported,
         Setting("A class nobody supports: plain mean, or literal zero", "Distillation", "learning", "agreed"),
     ] = "consensus"
-    epsilon: Annotated[Positive, Setting("Guards divisions in the rule", "Distillation", "learning", "agreed")] = 1e-8
+    epsilon: Annotated[
+        Positive,
+        Setting(
+            "Guards divisions in the rule; privacy's epsilon is private_training", "Distillation", "learning", "agreed"
+        ),
+    ] = 1e-8
     private_counts: Annotated[
         Positive | None,
         Setting(
