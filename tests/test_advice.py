@@ -182,6 +182,7 @@ SITUATIONS = st.builds(
     alpha=st.none() | st.sampled_from([0.05, 0.1, 0.3, 1.0, 5.0]),
     trust=st.sampled_from(["all", "some", "none"]),
     total_mb=st.none() | st.sampled_from([0.0, 1.0, 50.0, 1e4]),
+    round_mb=st.none() | st.sampled_from([0.0, 1.0, 50.0]),
     epsilon=st.none() | st.sampled_from([0.1, 1.0, 4.0, 10.0]),
     is_one_model=st.booleans(),
     aim=st.sampled_from(["all", "own"]),
@@ -203,12 +204,15 @@ def test_every_command_can_be_typed_and_nothing_is_bolder_than_its_evidence(aske
     experiment = make_experiment(settings_of(words))
     assert (experiment.method, experiment.private_training) == (advice.method, asked.epsilon)
     resolve_method(experiment.method, experiment.method_settings)
-    _, verb, *words = shlex.split(advice.check)
-    settings = settings_of(words)
-    assert parse_methods(settings.pop("methods"))[-1] == advice.method
-    assert len(parse_seeds(settings.pop("seeds"))) == 3
-    assert verb == "compare"
-    assert make_experiment(settings).preset == experiment.preset
+    assert advice.check or not advice.evidence, "nothing was measured: there is nothing to compare with"
+    if advice.check:
+        _, verb, *words = shlex.split(advice.check)
+        settings = settings_of(words)
+        alone, other = parse_methods(settings.pop("methods"))
+        assert (alone, other == advice.method) == ("local", advice.is_to_join), "never with itself"
+        assert len(parse_seeds(settings.pop("seeds"))) == 3
+        assert verb == "compare"
+        assert make_experiment(settings).preset == experiment.preset
     if advice.is_to_join and advice.sure == SHOWN:
         with_seeds = [one for one in advice.evidence if len(one.seeds) >= 3]
         assert with_seeds
@@ -249,11 +253,14 @@ def test_data_is_counted(tiny_npz, crad_command):
 @pytest.mark.parametrize(
     ("words", "fault"),
     {
-        ("--kind", "image"): "unknown kind 'image'. Did you mean 'images'?",
+        ("--kind", "imagery"): "unknown kind 'imagery'. Did you mean 'images'?",
+        ("--label", "x"): "--label x: is of a table or of texts that --data names",
+        ("--data", "digits", "--kind", "table"): "--kind table: digits has images; leave out --kind, or --data",
+        ("--data", "digits", "--classes", "77"): "--classes 77: digits has 10",
         ("--trust", "most"): "unknown trust 'most'",
         ("--for", "me"): "Known: all, own",
-        ("--clients", "0"): "--clients 0: must be above zero",
-        ("--private", "nan"): "--private nan: must be above zero",
+        ("--clients", "0"): "--clients 0: must be a finite number above zero",
+        ("--private", "nan"): "--private nan: must be a finite number above zero",
         ("--skew", "much"): "--skew 'much': say strong, medium, mild, iid, or an alpha above zero",
         ("--skew", "-1"): "--skew '-1'",
         ("--bandwidth", "fast"): "--bandwidth 'fast': say megabytes",
@@ -268,8 +275,33 @@ def test_what_cannot_be_understood_is_one_line(words, fault, crad_command):
     assert fault in err
 
 
-def test_bandwidth_a_round_is_that_over_the_rounds_measured(crad_command):
-    def asked(*words):
-        return json.loads(crad_command("advise", *words, "--json")[1])["asked"]["total_mb"]
+def test_bandwidth_a_round_limits_the_round_in_which_most_is_sent(crad_command):
+    def limits(*words):
+        asked = json.loads(crad_command("advise", *words, "--json")[1])["asked"]
+        return asked["total_mb"], asked["round_mb"]
 
-    assert (asked("--bandwidth", "20"), asked("--bandwidth", "20/round"), asked()) == (20.0, 600.0, None)
+    assert (limits("--bandwidth", "20"), limits("--bandwidth", "20/round"), limits()) == (
+        (20.0, None),
+        (None, 20.0),
+        (None, None),
+    )
+    # One exchange of two megabytes to each of nine others is eighteen in that round, and in all.
+    assert advise(Situation(model_mb=2.0, round_mb=18.0)).method == "committee"
+    assert advise(Situation(model_mb=2.0, round_mb=17.0)).method == "local"
+    assert advise(Situation(model_mb=2.0, total_mb=18.0)).method in ("committee", "experts")
+    assert advise(Situation(model_mb=2.0, total_mb=17.0)).method == "local"
+
+
+def test_private_training_among_dishonest_members_was_never_measured_and_is_said_to_be(crad_command):
+    assert (
+        "with dishonest members nothing of the kind was measured"
+        in crad_command("advise", "--private", "4", "--trust", "some")[1]
+    )
+
+
+def test_every_line_of_what_was_measured_names_its_method(crad_command):
+    out = crad_command("advise", "--kind", "recordings", "--private", "2", "--one-model")[1]
+    lines = [line.strip() for line in out.splitlines() if line.strip().startswith("Measured:")]
+    assert lines
+    assert all(line.split()[1] in ("crad-plus", "crad", "uniform", "dfml", "fedmkd", "experts") for line in lines)
+    assert "nothing near was measured" in out

@@ -13,7 +13,7 @@ from crad.cli.options import AsJson, Label
 from crad.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
-    from crad.paper.advice import Advice, Situation
+    from crad.paper.advice import Advice
 
 Clients = Annotated[int | None, typer.Option("--clients", metavar="COUNT", help="Members of the federation (10).")]
 Classes = Annotated[int | None, typer.Option("--classes", metavar="COUNT", help="Classes of the data.")]
@@ -75,14 +75,20 @@ def advise_command(
     from crad.paper.advice import KIND_NAMES, Situation, advise
 
     kinds = tuple(KIND_NAMES.values())
+    kind = OTHERWISE.get(kind, kind) if kind is not None else None
     for name, value, known in (("kind", kind or "images", kinds), ("trust", trust, TRUST), ("aim", aim, AIMS)):
         if value not in known:
             raise unknown_name(name, value, known)
     numbers = {"clients": clients, "classes": classes, "samples": samples, "private": private, "model-mb": model_mb}
     for name, number in numbers.items():
         if number is not None and not 0 < number < math.inf:
-            raise ConfigError(f"--{name} {number:g}: must be above zero")
+            raise ConfigError(f"--{name} {number:g}: must be a finite number above zero")
+    if label is not None and data is None:
+        raise ConfigError(f"--label {label}: is of a table or of texts that --data names; leave it out, or name them")
     counted = _counted(data, label) if data is not None else {}
+    for name, said in (("kind", kind), ("classes", classes)):
+        if counted and said is not None and said != counted[name]:
+            raise ConfigError(f"--{name} {said}: {data} has {counted[name]}; leave out --{name}, or --data")
     asked = Situation(
         kind=kind or counted.get("kind", "images"),  # type: ignore[arg-type]  # checked above
         clients=clients or 10,
@@ -99,7 +105,8 @@ def advise_command(
     )
     if asked.samples is None and "samples" in counted:
         asked = replace(asked, samples=max(1, counted["samples"] // asked.clients))
-    asked = replace(asked, total_mb=_total_mb(bandwidth, asked))
+    total_mb, round_mb = _limits(bandwidth)
+    asked = replace(asked, total_mb=total_mb, round_mb=round_mb)
     advice = advise(asked)
     if as_json:
         typer.echo(json.dumps({"asked": asdict(asked), **_as_json(advice)}, indent=1))
@@ -110,6 +117,7 @@ def advise_command(
 TRUST = ("all", "some", "none")
 AIMS = ("all", "own")
 PER_ROUND = "/round"
+OTHERWISE = {"image": "images", "tables": "table", "texts": "text", "recording": "recordings", "audio": "recordings"}
 
 
 def _alpha(skew: str) -> float | None:
@@ -124,16 +132,14 @@ def _alpha(skew: str) -> float | None:
     return alpha
 
 
-def _total_mb(bandwidth: str | None, asked: Situation) -> float | None:
-    """Return what may be sent in all; so much a round is that over the rounds that were measured."""
-    from crad.paper.advice import measured_rounds
-
+def _limits(bandwidth: str | None) -> tuple[float | None, float | None]:
+    """Return what may be sent in all, and in any one round."""
     if bandwidth is None:
-        return None
+        return None, None
     amount = _number(bandwidth.removesuffix(PER_ROUND))
     if amount is None or amount < 0:
         raise ConfigError(f"--bandwidth {bandwidth!r}: say megabytes, such as 500 in all or 20{PER_ROUND}")
-    return amount * (measured_rounds(asked) if bandwidth.endswith(PER_ROUND) else 1)
+    return (None, amount) if bandwidth.endswith(PER_ROUND) else (amount, None)
 
 
 def _number(text: str) -> float | None:
@@ -171,6 +177,8 @@ def _as_json(advice: Advice) -> dict[str, object]:
 
 
 def _show(advice: Advice) -> None:
+    from crad.paper.advice import megabytes
+
     typer.echo(f"{advice.method}: {advice.sure}")
     for line in advice.why:
         typer.echo(f"  {line}")
@@ -178,6 +186,7 @@ def _show(advice: Advice) -> None:
         for line in lines:
             typer.echo(f"  {title}: {line}")
     if advice.sent_mb:
-        typer.echo(f"  A member sends about {advice.sent_mb:.3g} MB in all.")
+        typer.echo(f"  A member sends about {megabytes(advice.sent_mb)} in all.")
     typer.echo(f"Try it:  {advice.command}")
-    typer.echo(f"Does it help here?  {advice.check}")
+    if advice.check:
+        typer.echo(f"Does it help here?  {advice.check}")

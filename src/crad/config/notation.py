@@ -15,7 +15,9 @@ def parse_pairs(text: str) -> dict[str, bool | int | float | str]:
     pairs: dict[str, bool | int | float | str] = {}
     for part in (part.strip() for part in text.split(",") if part.strip()):
         name, equals, value = (word.strip() for word in part.partition("="))
-        if not name or not equals or not value or name in pairs:
+        if name in pairs:
+            raise ConfigError(f"method_settings = {text!r}: {name} is given twice: leave one out")
+        if not name or not equals or not value:
             raise ConfigError(f"method_settings = {text!r}: expected name=value pairs separated by commas")
         pairs[name] = _plain_value(value)
     return pairs

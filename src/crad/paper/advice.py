@@ -37,6 +37,7 @@ SENDS_ONCE = ("committee", "experts")
 DISHONEST = {"label-flip-pairs", "noise"}  # of which the committee's table has worlds
 OF_ROBUSTNESS = "attacks"  # a table against uniform: it says who holds under attack, not whether joining helps
 NEWEST = "main"
+FROM_AFAR = "nothing near was measured; what follows is from other situations: compare on your own data first"
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Situation:
     alpha: float | None = 0.3  # of a Dirichlet partition; None: no skew
     trust: Trust = "all"
     total_mb: float | None = None  # that a member may send, in all rounds
+    round_mb: float | None = None  # that it may send in any one round
     epsilon: float | None = None
     is_one_model: bool = False  # only one model may be kept and asked
     aim: Aim = "all"
@@ -86,11 +88,15 @@ class Claim:
     def sentence(self) -> str:
         """Return it in words."""
         world = findings().worlds[self.world]
-        shown = "one seed" if self.interval is None else f"{self.interval[0]:+.1f} to {self.interval[1]:+.1f}"
+        seeds = ", ".join(map(str, self.seeds))
+        if self.interval is None:
+            shown = f"one seed: {seeds}"
+        else:
+            shown = f"{self.interval[0]:+.1f} to {self.interval[1]:+.1f}; seeds {seeds}"
         where = "samples of all" if self.metric == "all" else "own samples"
         return (
-            f"{world['label']}, preset {world['preset']}: {self.value:.1f} % on {where}, {self.difference:+.1f} points "
-            f"against {world['baseline']} ({shown}; seeds {', '.join(map(str, self.seeds))}; {world_file(world)})"
+            f"{self.method} on {world['label']}, preset {world['preset']}: {self.value:.1f} % on {where}, "
+            f"{self.difference:+.1f} points against {world['baseline']} ({shown}; {world_file(world)})"
         )
 
 
@@ -193,11 +199,11 @@ def advise(asked: Situation) -> Advice:
     candidates: list[_Candidate] = []
     for method in ONE_MODEL if asked.is_one_model else ("committee", *ONE_MODEL):
         found, sent = _candidate(asked, method, worlds), sent_mb(asked, method)
-        if found is not None and asked.total_mb is not None and sent is not None and sent > asked.total_mb:
-            too_much.setdefault(f"{sent:.3g}", []).append(method)
+        if found is not None and sent is not None and _is_too_much(asked, method):
+            too_much.setdefault(megabytes(sent), []).append(method)
         elif found is not None:
             candidates.append(found)
-    why = [f"{', '.join(methods)} would send about {sent} MB" for sent, methods in too_much.items()]
+    why = [f"{', '.join(methods)} would send about {sent}" for sent, methods in too_much.items()]
     ahead = [one for one in candidates if one.is_ahead]
     if not ahead:
         is_shown = all(one.is_shown_worse for one in candidates)
@@ -205,7 +211,8 @@ def advise(asked: Situation) -> Advice:
         said = "nothing that was measured fits what may be sent"
         if candidates:
             said = "no method in question was ahead of training alone"
-        return _alone(asked, sure, [said, *why], [claim for one in candidates for claim in one.claims])
+        found_worse = [claim for one in candidates for claim in one.claims]
+        return _alone(asked, sure, [said, *why], found_worse, is_near=is_near)
     best = min(ahead, key=lambda one: one.rank)
     count = f"{len(best.claims)} measured world{'s' * (len(best.claims) > 1)}"
     return Advice(
@@ -236,14 +243,18 @@ def _stays_alone(asked: Situation) -> str | None:
         return "there is nobody to join"
     if asked.trust == "none":
         return "attacks by two of ten were measured, not a federation in which nobody is trusted"
-    if asked.total_mb == 0:
+    if 0 in (asked.total_mb, asked.round_mb):
         return "nothing may be sent"
     return None
 
 
-def _alone(asked: Situation, sure: Sure, why: Sequence[str], evidence: Sequence[Claim] = ()) -> Advice:
+def _alone(
+    asked: Situation, sure: Sure, why: Sequence[str], evidence: Sequence[Claim] = (), *, is_near: bool = True
+) -> Advice:
     worlds, _ = _worlds_for(asked)
-    return Advice("local", sure, tuple(why), (), tuple(evidence), (), *_commands(asked, "local", worlds), 0.0)
+    cautions = () if is_near else (FROM_AFAR,)
+    run, check = _commands(asked, "local", worlds)
+    return Advice("local", sure, tuple(why), cautions, tuple(evidence), (), run, check if evidence else "", 0.0)
 
 
 def _worlds_for(asked: Situation) -> tuple[list[str], bool]:
@@ -284,6 +295,12 @@ def sent_mb(asked: Situation, method: str) -> float | None:
     `model_mb` said by nobody: as large as the networks that were measured.
     """
     rounds = 1 if method in SENDS_ONCE else measured_rounds(asked)
+    in_a_round = sent_in_a_round(asked)
+    return None if in_a_round is None else in_a_round * rounds
+
+
+def sent_in_a_round(asked: Situation) -> float | None:
+    """Estimate the megabytes that a member sends in a round in which it sends: its snapshot to every other."""
     size = asked.model_mb
     if size is None:
         found = [
@@ -294,7 +311,19 @@ def sent_mb(asked: Situation, method: str) -> float | None:
         if not found:
             return None
         size = statistics.median(found)
-    return size * (asked.clients - 1) * rounds
+    return size * (asked.clients - 1)
+
+
+def _is_too_much(asked: Situation, method: str) -> bool:
+    limits = ((sent_mb(asked, method), asked.total_mb), (sent_in_a_round(asked), asked.round_mb))
+    return any(sent is not None and limit is not None and sent > limit for sent, limit in limits)
+
+
+def megabytes(count: float) -> str:
+    """Return so many megabytes in words."""
+    if count < 999.5:
+        return f"{count:.3g} MB"
+    return f"{count / 1e3:,.0f} GB" if count >= 1e4 else f"{count / 1e3:.3g} GB"
 
 
 def measured_rounds(asked: Situation) -> int:
@@ -308,13 +337,15 @@ def _cautions(asked: Situation, best: _Candidate, worlds: Sequence[str], is_near
     said = [f"shown to be worse than training alone: {one.sentence}" for one in best.losses]
     if method == "committee":
         said.append(f"every prediction asks {asked.clients} models; a member keeps them all (crad predict --committee)")
-    if asked.total_mb is not None and sent_mb(asked, method) is None:
+    is_limited = asked.total_mb is not None or asked.round_mb is not None
+    if is_limited and sent_mb(asked, method) is None:
         said.append("what it sends was not measured here: say how large a model is (--model-mb)")
     if asked.trust == "some" and (held := _held_under_attack(method)):
         said.append(held)
+    if asked.trust == "some" and not any(findings().worlds[one.world]["attack"] in DISHONEST for one in best.claims):
+        said.append("with dishonest members nothing of the kind was measured; what follows is with honest ones")
     if not is_near:
-        labels = dict.fromkeys(findings().worlds[one.world]["label"] for one in best.claims)
-        said.append(f"nothing near was measured; this is from {'; '.join(labels)}: compare on your own data first")
+        said.append(FROM_AFAR)
     return said
 
 
@@ -358,11 +389,12 @@ def _commands(asked: Situation, method: str, worlds: Sequence[str]) -> tuple[str
     if asked.label is not None:
         own["label"] = asked.label
     if asked.epsilon is not None:
-        own["private_training"] = asked.epsilon
+        own["private_training"] = f"{asked.epsilon:g}"
     words = _flags({**settings, **own})
     evidence = " --evidence reported" if asked.epsilon is not None and method == "crad-plus" else ""
     run = f"crad run {words} --method {method}{evidence}"
-    methods = "local" if method == "local" else f"local,{method}"
+    other = method if method != "local" else "uniform" if asked.epsilon is not None else "crad-plus"
+    methods = f"local,{other}"
     return run, f"crad compare {words} --methods {methods} --seeds 1,2,3"
 
 
