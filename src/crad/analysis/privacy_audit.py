@@ -96,7 +96,7 @@ def audit_run(path: Path, *, confidence: float = 0.95, delta: float | None = Non
     if experiment.private_training is None:
         raise RunError(f"{path} was not trained with privacy: there is no claim to audit; set private_training")
     if not experiment.canaries:
-        raise RunError(f"{path} has no canaries: run it again with --canaries 1000 to audit it")
+        raise RunError(f"{path} has no canaries: run it again with canaries = 1000 to audit it")
     directory.summary()  # refused here where the run is not finished
     entries = _entries(directory)
     claims = _claims(directory, experiment, delta=delta)
