@@ -484,6 +484,40 @@ def test_a_changed_hit_reaches_what_is_published_through_the_release_alone(priva
     assert np.abs(np.delete(apart, label)).max() == 0.0
 
 
+@given(data=st.data())
+def test_whichever_hit_is_another_what_is_published_moves_by_it_in_its_class_alone(measured, data):
+    """One validation record has another outcome, the noise is the same: all that leaves but that one hit is too."""
+    context, evaluation = measured
+    context = replace(context, secret=data.draw(st.integers(0, 2**63)))
+    [score] = evaluation.validation
+    hits = [data.draw(st.integers(0, count)) for count in score.counts]
+    label = data.draw(st.sampled_from([one for one, count in enumerate(score.counts) if count]))
+    changed = [*hits[:label], hits[label] + (1 if hits[label] < score.counts[label] else -1), *hits[label + 1 :]]
+    outcomes = [replace(evaluation, validation=(replace(score, hits=tuple(one)),)) for one in (hits, changed)]
+    assert class_statistics(context, 0, outcomes[0]) == class_statistics(context, 0, outcomes[1]), "before a release"
+    releases = [released(context, one) for one in outcomes]
+    apart = np.array(releases[0].hits) - np.array(releases[1].hits)
+    assert np.abs(apart)[label] == pytest.approx(1.0)
+    assert np.abs(np.delete(apart, label)).max() == 0.0
+    assert replace(releases[0], hits=()) == replace(releases[1], hits=())
+    first, second = (
+        class_statistics(context, 0, replace(one, private=release))
+        for one, release in zip(outcomes, releases, strict=True)
+    )
+    assert first.counts == second.counts
+    differ = [one for one in range(len(hits)) if first.accuracies[one] != second.accuracies[one]]
+    assert differ in ([], [label])
+
+
+@pytest.fixture(scope="module")
+def measured(private):
+    """A context, and what a peer of it has measured."""
+    context = build_run_context(private)
+    peer = Peer(context, one_peer_per_client(context)[0])
+    peer.revalidate()
+    return context, peer.evaluation
+
+
 def test_hits_are_released_as_often_as_was_accounted_for(private):
     experiment = change(private, rounds=7, statistics_every=3)
     context = build_run_context(experiment)
