@@ -68,7 +68,7 @@ def work_with_active_models(experiment: Experiment) -> dict[str, Any]:
     members = one_peer_per_client(context)[: experiment.active]
     peers = [Peer(context, member) for member in members]
     batch = context.data.preprocessor.inputs(
-        context.data.images(context.data.shards[0].train).images[: experiment.batch_size]
+        context.data.samples(context.data.shards[0].train).samples[: experiment.batch_size]
     )
     batch = batch.repeat(-(-experiment.batch_size // len(batch)), 1, 1, 1)[: experiment.batch_size]
     teacher = copy.deepcopy(peers[0].model).eval()  # of the largest architecture

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from crad.aggregation.filters import TIE_TOLERANCE
 from crad.config import Experiment
-from crad.data.preprocessing import ImageSet
+from crad.data.preprocessing import SampleSet
 from crad.federation.context import RunContext, build_run_context
 from crad.models import build_model
 from crad.randomness import torch_seed, torch_stream
@@ -30,8 +30,8 @@ class Client:
 
     model: nn.Module
     optimizer: torch.optim.SGD
-    train: ImageSet
-    validation: ImageSet
+    train: SampleSet
+    validation: SampleSet
     statistics: tuple[Tensor, Tensor]
 
 
@@ -66,8 +66,8 @@ class NaiveFederation:
         )
         optimizer = torch.optim.SGD(model.parameters(), lr=e.lr, momentum=e.momentum, weight_decay=e.weight_decay)
         train, validation = (
-            context.data.images(context.data.shards[index].train),
-            context.data.images(context.data.shards[index].validation),
+            context.data.samples(context.data.shards[index].train),
+            context.data.samples(context.data.shards[index].validation),
         )
         return Client(model, optimizer, train, validation, measure(model, validation, context))
 
@@ -83,7 +83,7 @@ class NaiveFederation:
         e, prepare = self.context.experiment, self.context.data.preprocessor
         purpose = ("peer", index, "round", round_index, "epoch", 0)
         order = torch.randperm(len(client.train), generator=torch_stream(e.seed, *purpose, "shuffle"))
-        images = prepare.augment(client.train.images[order], generator=torch_stream(e.seed, *purpose, "augment"))
+        images = prepare.augment(client.train.samples[order], generator=torch_stream(e.seed, *purpose, "augment"))
         labels = client.train.labels[order]
         total, samples = 0.0, 0
         for start in range(0, len(labels), e.batch_size):
@@ -106,8 +106,8 @@ class NaiveFederation:
         loss = (1 - e.distill_weight) * F.cross_entropy(logits_BC, y) + e.distill_weight * e.temperature**2 * divergence
         client.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        if e.clipping_limit is not None:
-            nn.utils.clip_grad_norm_(client.model.parameters(), e.clipping_limit)
+        if not isinstance(e.clip_norm, str):
+            nn.utils.clip_grad_norm_(client.model.parameters(), e.clip_norm)
         client.optimizer.step()
         return float(loss.detach())
 
@@ -134,12 +134,12 @@ def class_loop_target(
 
 
 @torch.no_grad()
-def measure(model: nn.Module, images: ImageSet, context: RunContext) -> tuple[Tensor, Tensor]:
+def measure(model: nn.Module, images: SampleSet, context: RunContext) -> tuple[Tensor, Tensor]:
     """Validation samples held and share classified correctly, per class."""
     model.eval()
     size = context.experiment.batch_size
     guesses = [
-        model(context.data.preprocessor.inputs(images.images[start : start + size]).contiguous()).argmax(dim=1)
+        model(context.data.preprocessor.inputs(images.samples[start : start + size]).contiguous()).argmax(dim=1)
         for start in range(0, len(images), size)
     ]
     guess = torch.cat(guesses) if guesses else images.labels

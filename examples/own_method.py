@@ -11,9 +11,9 @@ from pydantic import PositiveInt
 
 import crad
 from crad.aggregation import RULES
-from crad.federation.message import Message
+from crad.federation.message import SNAPSHOT, Message
 from crad.federation.method import Learned, MethodSpec, Phase, RoundContext
-from crad.federation.peer import SNAPSHOT, Peer
+from crad.federation.peer import Peer
 from crad.methods.distillation import decode_all, distil
 
 

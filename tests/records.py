@@ -6,7 +6,7 @@ import statistics
 
 from crad.config import Experiment
 from crad.runs.run_records import RunRecords
-from crad.runs.selection import best_round, clients_at
+from crad.runs.selection import clients_at, selected_round
 from crad.runs.summary import summarise
 
 TEST_IMAGES = 10  # of every class, for everybody
@@ -44,7 +44,7 @@ def made_run(
         for index in range(1, rounds + 1)
     ]
     summary = summarise(experiment, rounds=records, partition=partition, device="cpu", about=ABOUT)
-    assert best_round(records) is not None
+    assert selected_round(records) is not None
     assert len(clients_at(records, rounds)) == clients
     return RunRecords(experiment, partition, records, summary)
 

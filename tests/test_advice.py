@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import crad.paper.advice
-from crad.cli.lists import parse_methods, parse_seeds
+from crad.cli.several_values import parse_methods, parse_seeds
 from crad.config import make_experiment
 from crad.methods import resolve_method
-from crad.paper.advice import FINDINGS, SEEN, SHOWN, UNMEASURED, Claim, Findings, Situation, advise
+from crad.paper.advice import FINDINGS, SEEN, SHOWN, UNMEASURED, Claim, MeasuredWorlds, Situation, advise
 from crad.runs.resolution import resolve_experiment
 from tools import findings as tool
 
@@ -48,7 +48,7 @@ def measured(monkeypatch):
             for place, (difference, interval, seeds) in of_worlds.items():
                 world, metric = place if isinstance(place, tuple) else (place, "all")
                 found.append(Claim(world, method, metric, 50.0, difference, interval, seeds))
-        known = Findings({name: {**WORLD, **changes} for name, changes in worlds.items()}, tuple(found))
+        known = MeasuredWorlds({name: {**WORLD, **changes} for name, changes in worlds.items()}, tuple(found))
         monkeypatch.setattr(crad.paper.advice, "findings", lambda: known)
 
     return measure

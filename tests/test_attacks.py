@@ -148,7 +148,7 @@ def test_a_sign_flip_negates_the_logits_and_keeps_the_figures(tiny):
         federation = Federation(attacked(tiny, "sign-flip", seed=seed))
         peer = federation.peer(index)
         sent, said = published(federation, index, 1)
-        inputs = federation.context.data.preprocessor.inputs(federation.context.data.global_test.images[:8])
+        inputs = federation.context.data.preprocessor.inputs(federation.context.data.global_test.samples[:8])
         with torch.no_grad():
             logits_BC = peer.model.eval()(inputs)
             peer.model.load_state_dict(sent)
@@ -179,7 +179,7 @@ def test_colluders_publish_one_model_and_one_claim(shallow):
         federation.next_round()
     honest = next(index for index in range(4) if index not in (one, two))
     assert not same_tensors(first, published(federation, honest, 2)[0])
-    assert torch.equal(federation.peer(one).train.images, federation.peer(two).train.images)
+    assert torch.equal(federation.peer(one).train.samples, federation.peer(two).train.samples)
 
 
 def test_colluders_of_two_architectures_train_on_one_lie(shallow):
@@ -188,7 +188,7 @@ def test_colluders_of_two_architectures_train_on_one_lie(shallow):
     drawn = sorted(draw_attackers(federation.context.experiment))
     trained = [federation.peer(index).train for index in drawn]
     assert all(torch.equal(one.labels, trained[0].labels) for one in trained)
-    true = federation.context.data.images(federation.context.data.shards[drawn[0]].train)
+    true = federation.context.data.samples(federation.context.data.shards[drawn[0]].train)
     assert torch.equal(trained[0].labels, 3 - true.labels)
     assert all(done.learned[index].trust == {} for index in drawn), "they listen to nobody"
     (honest,) = {0, 1, 2, 3} - set(drawn)
@@ -205,7 +205,7 @@ def test_flipped_labels_are_trained_on_and_believed(shallow, kind, flipped):
     (attacker,) = draw_attackers(federation.context.experiment)
     table = torch.tensor(flipped)
     own, true = federation.peer(attacker), honest.peer(attacker)
-    assert torch.equal(own.train.images, true.train.images)
+    assert torch.equal(own.train.samples, true.train.samples)
     assert torch.equal(own.train.labels, table[true.train.labels])
     assert [own.evaluation.validation[0].counts[label] for label in flipped] == list(
         true.evaluation.validation[0].counts
@@ -237,9 +237,9 @@ def test_a_backdoor_marks_some_images_and_measures_itself_on_true_ones(shallow):
     federation, honest = Federation(attacked(shallow, "backdoor")), Federation(shallow)
     (attacker,) = draw_attackers(federation.context.experiment)
     own, true = federation.peer(attacker).train, honest.peer(attacker).train
-    changed = (own.images != true.images).flatten(1).any(dim=1)
+    changed = (own.samples != true.samples).flatten(1).any(dim=1)
     assert int(changed.sum()) == round(POISONED_SHARE * len(own))
-    assert torch.equal(own.images[changed], with_trigger(true.images[changed]))
+    assert torch.equal(own.samples[changed], with_trigger(true.samples[changed]))
     assert set(own.labels[changed].tolist()) == {TARGET_CLASS}
     assert torch.equal(own.labels[~changed], true.labels[~changed])
     assert federation.peer(attacker).evaluation.validation == honest.peer(attacker).evaluation.validation
@@ -251,7 +251,7 @@ def test_the_success_of_a_backdoor_is_counted_on_marked_images_of_other_classes(
     federation.next_round()
     federation.next_round()
     test = federation.context.data.global_test
-    marked = federation.context.data.preprocessor.inputs(with_trigger(test.images[test.labels != TARGET_CLASS]))
+    marked = federation.context.data.preprocessor.inputs(with_trigger(test.samples[test.labels != TARGET_CLASS]))
     success = []
     for client in result.rounds[-1]["clients"]:
         peer = federation.peer(client["client"])

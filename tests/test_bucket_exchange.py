@@ -152,7 +152,7 @@ def test_what_was_published_is_what_is_collected(federation):
         assert weight_of(message, number) == number + 0.5
         assert message.file is not None
         assert message.file.is_relative_to(federation.tmp_path / NAMES[A] / "in")
-    assert dict(federation.exchanges[A].ledger.received) == {A: sum(one.payload_bytes for one in sent.values())}
+    assert dict(federation.exchanges[A].traffic.received) == {A: sum(one.payload_bytes for one in sent.values())}
     assert federation.refusals == federation.notices == []
 
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 import crad
 from crad.config import Experiment
 from crad.errors import ConfigError, SnapshotError
-from crad.federation.class_statistics import own_temperatures
 from crad.federation.message import Message, Statistics, statistics_to_json
 from crad.federation.peer_evaluation import AVERAGE, evaluation_from_json, evaluation_to_json
 from crad.federation.teachers import TeacherCache
@@ -108,9 +107,9 @@ def test_what_is_published_fits_what_is_published(federation):
     peer = federation.peer(0)
     said = peer.statistics()
     peer.model.load_state_dict(peer.variants[AVERAGE])
-    images = peer.data.images(peer.data.shards[0].validation)
+    images = peer.data.samples(peer.data.shards[0].validation)
     with torch.no_grad():
-        logits = peer.model.eval()(peer.data.preprocessor.inputs(images.images))
+        logits = peer.model.eval()(peer.data.preprocessor.inputs(images.samples))
     assert said.temperature == fit_temperature(logits, images.labels, log_prior_C=peer.log_prior_C)
     again = evaluation_from_json(json.loads(json.dumps(evaluation_to_json(peer.evaluation))))
     assert again.as_published.temperature == said.temperature
@@ -159,11 +158,9 @@ def test_a_temperature_that_nobody_agreed_on_is_refused_and_none_is_written(shal
 def test_logits_are_divided_by_both_temperatures_by_hand():
     """ln 16 over T = 2 and own 2 are odds of 16^(1/4) = 2; of the other, who is at 1, of 4."""
     runs = [lambda: lambda inputs: torch.tensor([[math.log(16), 0.0]])] * 2
-    q_KBC = soft_predictions(runs, torch.zeros(1, 1), temperature=2.0, own=[2.0, 1.0])
-    assert q_KBC[:, 0, 0].tolist() == [pytest.approx(2 / 3), pytest.approx(4 / 5)]
-    figures = Statistics(counts=(1.0,), accuracies=(1.0,))
-    assert own_temperatures([figures, figures]) is None
-    assert own_temperatures([figures.model_copy(update={"temperature": 2.0})]) == [2.0]
+    for of_the_other in (1.0, None):
+        q_KBC = soft_predictions(runs, torch.zeros(1, 1), temperature=2.0, own=[2.0, of_the_other])
+        assert q_KBC[:, 0, 0].tolist() == [pytest.approx(2 / 3), pytest.approx(4 / 5)]
 
 
 def test_it_reaches_the_training_also_of_students_who_keep_their_experts(shallow):
@@ -177,7 +174,7 @@ def test_it_reaches_the_training_also_of_students_who_keep_their_experts(shallow
 
 def test_a_liar_is_sure_of_all(shallow):
     federation = Federation(change(shallow, calibration="temperature", attack="inflated", attackers=1))
-    [liar] = federation.context.adversary.members
+    [liar] = federation.context.adversary.attackers
     assert federation.peer(liar).statistics().temperature == LOWEST_TEMPERATURE
 
 

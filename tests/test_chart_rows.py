@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crad.analysis.groups import by_method, worlds
-from crad.analysis.honest import of_honest_clients
-from crad.analysis.series import (
+from crad.analysis.chart_rows import (
     TRUST_NUMBERS,
     accuracy_rows,
     class_rows,
@@ -27,6 +25,8 @@ from crad.analysis.series import (
     traffic_rows,
     trust_rows,
 )
+from crad.analysis.groups import by_method, worlds
+from crad.analysis.honest import of_honest_clients
 from crad.report.sections.detail_tables import class_table
 from crad.runs.kept_run import slim_rounds
 from tests.records import TEST_IMAGES, made_run

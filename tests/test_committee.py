@@ -21,7 +21,7 @@ from crad.errors import AggregationError, ConfigError, CradError, RunError
 from crad.federation.attacks import CLAIMED_SAMPLES, draw_attackers
 from crad.federation.context import build_run_context
 from crad.federation.message import Statistics
-from crad.federation.peer_evaluation import Evaluation
+from crad.federation.peer_evaluation import ClassScore, Evaluation
 from crad.inspection import RunInspector
 from crad.prediction import committee as committees
 from crad.prediction.committee import Committee, CommitteePredictor, MemberModels
@@ -29,7 +29,6 @@ from crad.prediction.committee_card import CommitteeCard, CommitteeMember
 from crad.prediction.model_card import ModelCard
 from crad.prediction.run_models import with_statistics
 from crad.prediction.trained_model import TorchPredictor
-from crad.training.evaluation import ClassScore
 from tests.conftest import change
 from tests.reference import reference_trace
 from tests.test_export import ELSEWHERE
@@ -137,10 +136,21 @@ def test_every_members_own_shares_are_taken_out_before_it_is_weighed():
     assert said == pytest.approx([cat / (cat + dog), dog / (cat + dog)], abs=1e-6)
 
 
-def test_a_temperature_softens_what_members_say_before_they_are_combined():
-    [said] = by_hand(rule="uniform", temperature=2.0).predict_proba(ONE)
+def test_members_are_softened_to_be_combined_and_the_answer_is_sharpened_again():
+    committee = by_hand(rule="uniform", temperature=2.0)
     rows = np.array(list(SAID.values())) ** 0.5
-    assert said == pytest.approx((rows / rows.sum(axis=1, keepdims=True)).mean(axis=0), abs=1e-6)
+    answer = (rows / rows.sum(axis=1, keepdims=True)).mean(axis=0) ** 2
+    assert committee.predict_proba(ONE)[0] == pytest.approx(answer / answer.sum(), abs=1e-6)
+    local = answer * np.array([0.25, 0.75])  # the shares are added to what is sharp, once
+    assert committee.predict_proba(ONE, face="local")[0] == pytest.approx(local / local.sum(), abs=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 3.0, 10.0])
+def test_a_committee_of_one_says_what_its_model_says(temperature):
+    committee = by_hand(said={4: [0.9, 0.1]}, temperature=temperature)
+    assert committee.predict_proba(ONE)[0] == pytest.approx([0.9, 0.1], abs=1e-5)
+    local = np.array([0.9 * 0.25, 0.1 * 0.75])
+    assert committee.predict_proba(ONE, face="local")[0] == pytest.approx(local / local.sum(), abs=1e-5)
 
 
 def test_a_class_without_support_has_the_plain_mean_and_is_named():
@@ -191,11 +201,11 @@ def test_a_committee_is_a_plain_loop_over_the_members(rule, face, ran, images, s
         expected = reference_trace(
             softened, columns["counts"], columns["accuracies"], rule=rule, cross_entropy=columns["cross_entropies"]
         ).target
+    weighed = np.array(expected) ** ran.experiment.temperature  # what was softened is sharp again
     if face == "local":
-        shares = np.array(record["peers"][2]["train_counts"]) / sum(record["peers"][2]["train_counts"])
-        weighed = np.array(expected) * shares
-        expected = weighed / weighed.sum(axis=1, keepdims=True)
-    assert committee.predict_proba(images[:20], face) == pytest.approx(np.array(expected), abs=2e-6)
+        weighed *= np.array(record["peers"][2]["train_counts"]) / sum(record["peers"][2]["train_counts"])
+    expected = weighed / weighed.sum(axis=1, keepdims=True)
+    assert committee.predict_proba(images[:20], face) == pytest.approx(expected, abs=2e-6)
 
 
 def _support_all(rows, counts):
@@ -446,7 +456,7 @@ def test_who_never_learned_is_left_out(tiny):
         ({"members": ["1"]}, "members: '1' is no client's number"),
         ({"rule": "crat"}, "unknown rule 'crat'. Did you mean 'crad'?"),
         ({"teacher_prior": "out"}, "unknown value of 'teacher_prior' 'out'"),
-        ({"temperature": 0}, "temperature is 0, must be more than 0"),
+        ({"temperature": 0}, "temperature is 0: a committee's members are softened at 0.25 to 100"),
     ],
 )
 def test_what_makes_no_committee_is_refused_in_one_line(asked, reason, ran):
@@ -522,7 +532,7 @@ def test_every_rule_can_be_traced(ran):
         Traced(combined), (logits_KBC[:, :2].clone(),), dynamic_shapes=({1: torch.export.Dim("b")},)
     ).module()
     for rule, said_BC in zip(combined, graph(logits_KBC), strict=True):
-        assert torch.equal(said_BC, rule.probabilities(logits_KBC)), rule.name
+        assert torch.equal(said_BC, rule.logits(logits_KBC)), rule.name
 
 
 class Traced(nn.Module):
@@ -539,7 +549,7 @@ def test_more_members_than_a_sorting_network_is_for_can_be_traced():
     committee = by_hand(rule="crad", said=said, counts=dict.fromkeys(said, (9.0, 9.0)))
     logits_KBC = torch.randn(40, 6, 2, generator=torch.Generator().manual_seed(3))
     graph = torch.export.export(Traced([committee.torch_predictor.rule]), (logits_KBC,))
-    assert torch.allclose(graph.module()(logits_KBC)[0], committee.torch_predictor.rule.probabilities(logits_KBC))
+    assert torch.allclose(graph.module()(logits_KBC)[0], committee.torch_predictor.rule.logits(logits_KBC))
 
 
 def test_weights_in_one_file_give_the_same_committee_again(ran, images, tmp_path):

@@ -133,6 +133,22 @@ def test_a_cost_is_measured():
     assert cost.milliseconds > 0.01
 
 
+def test_who_was_only_carried_along_is_left_out_again():
+    """Members 1 and 3 help together and harm alone; 2 has no weight, so it comes first and must go again."""
+    right_KB = torch.tensor([[0.8, 0.8, 0.1], [0.1, 0.9, 0.9], [0.1, 0.1, 0.1], [0.9, 0.1, 0.7]])
+    weight_K = torch.tensor([1.0, 1.0, 1e-9, 1.0])
+
+    def answer(members):
+        own_K = weight_K[list(members)]
+        said_B = (own_K[:, None] * right_KB[list(members)]).sum(dim=0) / own_K.sum()
+        return torch.stack([1 - said_B, said_B], dim=1)
+
+    path, choice = choose(answer, torch.ones(3, dtype=torch.int64), clients=range(4), first=0, size=4, costs=COSTS)
+    assert sorted(path) == [0, 1, 3]
+    assert choice.steps[-1].accuracy == 100.0
+    assert choice.others[2].points == 0.0
+
+
 # --- from a run, with members that lie
 
 

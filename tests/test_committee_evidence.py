@@ -13,9 +13,9 @@ import torch
 import crad
 from crad.aggregation import RULES, TeacherStats
 from crad.aggregation.correction import LARGEST_RATIO, bounded_log_shares_of, log_shares_of, remove_prior
-from crad.aggregation.member_evidence import CLAIM_LIMIT, member_evidence, skill
+from crad.aggregation.member_evidence import member_evidence, skill
 from crad.aggregation.member_tally import count_member, evidence_of
-from crad.aggregation.verification import Tally, credibility
+from crad.aggregation.verification import Tally, credibility, usual_claims
 from crad.config import TeacherPrior, to_toml
 from crad.errors import ConfigError
 from crad.federation.attacks import draw_attackers
@@ -57,12 +57,12 @@ def test_evidence_by_hand():
     assert known.support_KC is not None
     assert known.support_KC.tolist() == [pytest.approx([10 + 9, 10 + 8, 6]), pytest.approx([10, 0, 0])]
     assert known.accuracies_KC[0].tolist() == pytest.approx([0.9, 0.8, 0.5])
-    # Cats by the honest one: r~ = (18 + 2) / 24, f~ = (2 + 2) / 14. By the other: r~ = 12 / 14, f~ = 12 / 14.
+    # Cats by the honest one: r~ = (18 + 2) / 24, f~ = (2 + 2) / 14. By the other: r~ = 12 / 14, f = 10 / 10.
     assert known.effective_KC is not None
-    assert known.effective_KC[0, CAT].item() == pytest.approx(19 * (20 / 24 - 4 / 14))
+    assert known.effective_KC[0, CAT].item() == pytest.approx(19 * (20 / 24 - 4 / 14) * (10 / 14) ** 2)
     assert known.effective_KC[1].tolist() == pytest.approx([0.0, 0.0, 0.0])
     # An eel, which we have none of: r~ = (3 + 2) / 10, and 20 of our samples were taken for none.
-    assert known.effective_KC[0, EEL].item() == pytest.approx(6 * (5 / 10 - 2 / 24))
+    assert known.effective_KC[0, EEL].item() == pytest.approx(6 * (5 / 10 - 2 / 24) * (22 / 24) ** 2)
     own = member_evidence(published, said=tally, heard=tally, source="own")
     assert own.counts_KC[0].tolist() == pytest.approx([10, 10, 6]), "published samples only of the class we lack"
     assert member_evidence(published, said=tally, heard=tally, source="reported") is published
@@ -104,14 +104,45 @@ def test_few_samples_shrink_what_they_say(samples):
     assert abs(known.accuracies_KC[0, 0].item() - 0.8) == pytest.approx(0.2 * half / (20 + half))
 
 
-def test_no_claim_counts_for_more_than_a_few_times_what_is_usual():
+@pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
+@pytest.mark.parametrize("claim", [20.0, 10_000.0])
+def test_who_claims_one_class_alone_and_says_it_again_and_again_weighs_little(claim, share):
+    """Cats and dogs are ours. An honest member knows eels as well; the liar claims eels alone: we cannot check."""
+    published = stats(
+        [[20, 20, 0], [10, 10, 20], [20, 20, 2], [0, 0, claim]], [[0.9, 0.9, 0], [0.8] * 3, [0.9] * 3, [0, 0, 1]]
+    )
+    said = int(20 * share)  # of our twenty samples it takes so many for eels
+    tally = tally_of(
+        [10, 10, 0],
+        hits=[[9, 9, 0], [8, 8, 0], [9, 9, 0], [0, 0, 0]],
+        alarms=[[1, 1, 0], [1, 1, 2], [1, 1, 0], [0, 0, said]],
+    )
+    known = member_evidence(published, said=tally, heard=tally, source="pooled")
+    assert credibility(published, tally)[3] == 1, "what it says of itself is not contradicted by anything"
+    assert known.effective_KC is not None
+    _, honest, _, liar = known.effective_KC[:, EEL].tolist()
+    assert liar == 0 if share == 1 else liar < honest / 3
+
+
+def test_no_claim_counts_for_more_than_what_is_usual():
     """Of a class that we lack nothing can be checked: a good member claims a million samples of it."""
     published = stats([[10, 10, 10], [10, 10, 20], [10, 10, 1_000_000]], [[0.9] * 3] * 3)
     tally = tally_of([10, 10, 0], hits=[[9, 9, 0]] * 3, alarms=[[1, 1, 0]] * 3)
     known = member_evidence(published, said=tally, heard=tally, source="pooled")
     assert known.support_KC is not None
     assert known.support_KC[:2, EEL].tolist() == [10, 20]
-    assert known.support_KC[2, EEL].item() == pytest.approx(CLAIM_LIMIT * 40, rel=1e-3), "40: the median of all samples"
+    assert known.support_KC[2, EEL].item() == 20, "the median of everybody's largest class: 10, 20 and many"
+    few = stats([[10, 10, 0], [10, 10, 20], [1_000_000] * 3], [[0.9] * 3] * 3)
+    spread = member_evidence(few, said=tally, heard=tally, source="pooled")
+    assert spread.support_KC is not None
+    assert spread.support_KC[2, EEL].item() == pytest.approx(20), "of every class"
+
+
+def test_claims_are_cut_down_to_what_is_usual():
+    claims = torch.tensor([[3.0, 0.0], [10.0, 5.0], [7.0, 1000.0], [0.0, 0.0]])
+    assert usual_claims(claims).tolist() == [[3.0, 0.0], [10.0, 5.0], [7.0, 10.0], [0.0, 0.0]], "of 3, 10, 1000: 10"
+    assert usual_claims(claims[1:3]).tolist() == [[10.0, 5.0], [7.0, 10.0]], "of two the lower one"
+    assert usual_claims(claims[3:]).tolist() == [[0.0, 0.0]], "nobody claims anything"
 
 
 def test_shares_are_bounded():
@@ -352,13 +383,12 @@ def test_who_never_learned_is_in_neither_committee(tiny):
 def test_validation_halves_are_run_once_per_member(tiny, monkeypatch):
     from crad.federation.peer import Peer
 
-    seen = []
+    seen: list[int] = []
     scores = Peer._scores
 
-    def watched(self, model, images, *rest, **more):
-        if images is self.data.held_out:
-            seen.append(self.index)
-        return scores(self, model, images, *rest, **more)
+    def watched(self, model, sets):
+        seen.extend(self.index for one in sets if one.images is self.data.held_out)
+        return scores(self, model, sets)
 
     monkeypatch.setattr(Peer, "_scores", watched)
     federation = Federation(change(tiny, committee=True, method="local", models=("cnn6",), rounds=2, eval_every=1))

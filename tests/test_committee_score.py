@@ -21,6 +21,7 @@ from tests.conftest import change
 from tests.federation import Federation
 
 METRICS = ("global_accuracy", "local_accuracy")
+PARTS = ("global", "local")  # the test samples of each
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +49,14 @@ def plain_loop(federation: Federation, *, rule: str, teacher_prior: TeacherPrior
         )[0]
 
     test = data.global_test
-    hits = [int(committee(image).argmax()) == int(label) for image, label in zip(test.images, test.labels, strict=True)]
+    pairs = zip(test.samples, test.labels, strict=True)
+    hits = [int(committee(image).argmax()) == int(label) for image, label in pairs]
     local = []
     for shard in data.shards:
-        own, half = data.dataset.train_labels[shard.train], data.images(shard.test)
+        own, half = data.dataset.train_labels[shard.train], data.samples(shard.test)
         shares = np.bincount(own, minlength=data.num_classes) / len(own)
         right = 0
-        for image, label in zip(half.images, half.labels, strict=True):
+        for image, label in zip(half.samples, half.labels, strict=True):
             right += int((committee(image).numpy() * shares).argmax()) == int(label)
         local.append(100 * right / len(half))
     return 100 * float(np.mean(hits)), local
@@ -184,7 +186,7 @@ def test_attackers_are_heard_as_they_publish(shallow):
     lying = Federation(change(shallow, method="local", attack="sign-flip", attackers=2))
     honest.next_round()
     lying.next_round()
-    attackers = lying.context.adversary.members
+    attackers = lying.context.adversary.attackers
     assert len(attackers) == 2
     for slot, other in zip(honest.roster, lying.roster, strict=True):
         said, heard = _load(honest.roster.logits_of(slot)), _load(lying.roster.logits_of(other))
@@ -212,6 +214,21 @@ def test_a_member_without_numbers_is_left_out_and_named(shallow):
     assert nobody.members == ()
     assert nobody.overall is None
     assert set(nobody.left_out) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("temperature", [0.5, 3.0])
+def test_a_member_that_overflows_when_softened_is_not_counted(temperature, shallow):
+    federation = Federation(change(shallow, method="local", temperature=temperature))
+    federation.next_round()
+    file = federation.roster.logits_of(federation.roster[1])
+    tensors = {name: tensor.clone() for name, tensor in _load(file).items()}
+    for name in PARTS:
+        tensors[name][:, 0] = torch.finfo(torch.float32).max
+    _save(file, tensors)
+    score = score_committee(federation.roster, round_index=1)
+    assert score.left_out == ({1: "gives non-finite predictions"} if temperature < 1 else {})
+    assert score.overall is not None
+    assert np.isfinite(score.overall.cross_entropy_sums).all()
 
 
 def test_an_unknown_rule_is_refused_before_anything_runs(shallow, tmp_path):

@@ -18,7 +18,7 @@ from crad.report.tables import (
     markdown,
     mib,
 )
-from crad.runs.selection import best_round
+from crad.runs.selection import selected_round
 
 EXAMPLES = settings(max_examples=25, derandomize=True, database=None, deadline=None)
 
@@ -132,37 +132,37 @@ def record(number, validation, *, is_tested=True):
 
 def test_a_member_without_common_test_images_selects_by_its_own():
     own = [{**record(1, 10.0), "global_accuracy": None}, {**record(2, 30.0), "global_accuracy": None}]
-    assert best_round(own) == own[1]
+    assert selected_round(own) == own[1]
 
 
 def test_the_highest_validation_accuracy_is_selected():
-    assert best_round([record(1, 10.0), record(2, 30.0), record(3, 20.0)]) == record(2, 30.0)
+    assert selected_round([record(1, 10.0), record(2, 30.0), record(3, 20.0)]) == record(2, 30.0)
 
 
 def test_the_earliest_round_wins_a_tie_wherever_it_stands():
     records = [record(1, 10.0), record(2, 30.0), record(3, 30.0)]
-    assert best_round(records) == best_round(records[::-1]) == record(2, 30.0)
+    assert selected_round(records) == selected_round(records[::-1]) == record(2, 30.0)
 
 
 def test_rounds_that_were_not_tested_are_never_selected():
     records = [record(1, 10.0), record(2, 99.0, is_tested=False), record(3, 5.0)]
-    assert best_round(records) == record(1, 10.0)
+    assert selected_round(records) == record(1, 10.0)
 
 
 def test_an_accuracy_of_zero_is_a_test_result():
     records = [{"round": 1, "validation_accuracy": 0.0, "global_accuracy": 0.0, "local_accuracy": 0.0}]
-    assert best_round(records) == records[0]
+    assert selected_round(records) == records[0]
 
 
 def test_before_the_first_test_nothing_is_selected():
-    assert best_round([]) is None
-    assert best_round([record(1, 10.0, is_tested=False)]) is None
+    assert selected_round([]) is None
+    assert selected_round([record(1, 10.0, is_tested=False)]) is None
 
 
 def test_the_test_sets_have_no_say_in_the_selection():
     low = {"round": 1, "validation_accuracy": 20.0, "global_accuracy": 1.0, "local_accuracy": 1.0}
     high = {"round": 2, "validation_accuracy": 10.0, "global_accuracy": 99.0, "local_accuracy": 99.0}
-    assert best_round([low, high]) == low
+    assert selected_round([low, high]) == low
 
 
 @EXAMPLES
@@ -170,7 +170,7 @@ def test_the_test_sets_have_no_say_in_the_selection():
 def test_the_selected_round_is_tested_highest_and_earliest(values):
     records = [record(i + 1, float(value), is_tested=tested) for i, (value, tested) in enumerate(values)]
     tested = [one for one in records if one["global_accuracy"] is not None]
-    chosen = best_round(records)
+    chosen = selected_round(records)
     assert (chosen is None) == (not tested)
     if chosen is None:
         return

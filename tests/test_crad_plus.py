@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import crad
 from crad.aggregation import Tally, TeacherStats, credibility, judge, verify
 from crad.aggregation.filters import FILTERS, weighted_median
+from crad.aggregation.statistics import reliability
 from crad.config import PUBLISHED, RECIPES, Experiment
 from crad.data.preprocessing import make_preprocessor
 from crad.errors import ConfigError
@@ -188,12 +189,12 @@ def test_a_balanced_client_has_two_faces(tiny):
 
     def hits(images, face_C):
         with torch.no_grad():
-            logits = peer.model.eval()(context.data.preprocessor.inputs(images.images))
+            logits = peer.model.eval()(context.data.preprocessor.inputs(images.samples))
         right = (logits + face_C).argmax(dim=1) == images.labels
         return torch.bincount(images.labels[right], minlength=peer.num_classes).tolist()
 
     nothing_C = torch.zeros(peer.num_classes)
-    validation, test = context.data.images(shard.validation), context.data.images(shard.test)
+    validation, test = context.data.samples(shard.validation), context.data.samples(shard.test)
     assert list(peer.evaluation.validation[0].hits) == hits(validation, prior_C)
     assert peer.evaluation.plain is not None
     assert list(peer.evaluation.plain[0].hits) == hits(validation, nothing_C), "what others see"
@@ -234,7 +235,7 @@ def test_the_exported_model_has_both_faces(tiny, tmp_path):
     assert [output.name for output in session.get_outputs()] == ["probabilities", "local_probabilities"]
     pixels = context.data.dataset.test_images[:4]
     plain, local = (torch.from_numpy(array) for array in session.run(None, {"pixels": pixels}))
-    logits = model(context.data.preprocessor.inputs(context.data.global_test.images[:4]))
+    logits = model(context.data.preprocessor.inputs(context.data.global_test.samples[:4]))
     assert torch.allclose(plain, torch.softmax(logits, dim=1), atol=1e-5)
     assert torch.allclose(local, torch.softmax(logits + peer.log_prior_C, dim=1), atol=1e-5)
     assert not torch.allclose(plain, local, atol=1e-2)
@@ -296,6 +297,21 @@ def test_a_teacher_that_claims_what_is_not_so_loses_its_published_figures():
     assert believed_K[1].item() == 1, "all claimed, all right"
     seen = verify(claimed, tally, source="pooled")
     assert seen.counts_KC[0].tolist() == pytest.approx([20, 20], abs=1e-2)
+
+
+@pytest.mark.parametrize("said", [30, 54, 60])
+def test_a_teacher_that_claims_only_what_a_student_lacks_decides_nothing_there(said):
+    """Sixty samples of two classes; of the third one teacher holds ten, another claims many and says it often."""
+    tally = Tally(3, 3)
+    tally.samples_C += tensor([30, 30, 0])
+    tally.hits_KC += tensor([[24, 24, 0], [24, 24, 0], [0, 0, 0]])
+    tally.alarms_KC += tensor([[3, 3, 6], [6, 6, 0], [0, 0, said]])
+    counts_KC = tensor([[10, 10, 10], [10, 10, 0], [0, 0, CLAIMED_SAMPLES]])
+    claimed = TeacherStats(counts_KC, tensor([[0.8, 0.8, 0.8], [0.8, 0.8, 0], [0, 0, 1]]))
+    assert credibility(claimed, tally)[2] == 1, "nothing contradicts it"
+    weight_KC = reliability(verify(claimed, tally, source="pooled"), epsilon=1e-8)
+    assert weight_KC[2, 2] < weight_KC[0, 2]
+    assert weight_KC[2, 2] == 0 or said < 60
 
 
 @EXAMPLES

@@ -9,6 +9,8 @@ import pytest
 
 from crad.analysis.comparable import comparable_runs
 from crad.analysis.verdict import joining_verdict
+from crad.cli.compare import ANOTHER_WORLD
+from crad.config import names_of
 from crad.errors import RunError
 from crad.runs.run_records import load_run
 from tests.records import made_run
@@ -88,6 +90,13 @@ def test_who_asks_for_another_world_gets_that_one_alone(crad_command, tmp_path):
     assert code == 0, err
     assert "biopsies" not in out
     assert not (tmp_path / "d/two-swapped").exists()
+
+
+def test_every_setting_of_a_world_is_another_world_but_how_much_of_it():
+    said = {"active", "held_out", "train_limit", "test_limit"}
+    assert said | ANOTHER_WORLD == {*names_of("world"), "models", "liars"}
+    assert not said & ANOTHER_WORLD
+    assert {"classes_per_client", "text", "kind"} <= ANOTHER_WORLD
 
 
 def test_training_alone_is_the_floor_of_the_honest_clients_of_an_attack(crad_command, tmp_path):

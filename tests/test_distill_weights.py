@@ -22,7 +22,6 @@ def test_lambda_by_round_by_hand():
     quarters = [0.25, 0.5, 0.75, 1.0]
     assert [schedule_factor("rising", round_index=r, rounds=4) for r in (1, 2, 3, 4)] == quarters
     assert [schedule_factor("falling", round_index=r, rounds=4) for r in (1, 2, 3, 4)] == quarters[::-1]
-    assert {schedule_factor("constant", round_index=r, rounds=4) for r in (1, 2, 3, 4)} == {1.0}
     assert (
         schedule_factor("falling", round_index=1, rounds=1) == schedule_factor("rising", round_index=1, rounds=1) == 1
     )

@@ -21,6 +21,7 @@ from crad.config import Experiment
 from crad.errors import install_hint
 from tests.conftest import ROOT
 from tools import docs_site, evidence_tables
+from tools.across_table import across_table
 from tools.notebooks import TUTORIALS, asks_for_onnx, executed, refuse_faults, tutorials
 from tools.reference import commands_page, settings_page
 
@@ -223,7 +224,7 @@ def test_a_tutorial_has_onnx_only_if_it_tells_to_install_it():
         ("../../examples/own_rule.py", "docs/methods", "methods/README.md", "../examples.md#own_rulepy"),
         ("../experiments", "docs", "reproduction.md", "experiments.md"),
         ("../src/crad/cli", "docs", "index.md", "reference/commands.md"),
-        ("../../src/crad/config/experiment.py", "docs/how-to", "how-to/x.md", "../reference/settings.md"),
+        ("../../src/crad/config/experiment_fields.py", "docs/how-to", "how-to/x.md", "../reference/settings.md"),
         ("docs/deploy.md#threat-model", "", "architecture.md", "deploy.md#threat-model"),
         ("../../docs/deploy.md", "examples/three_hospitals", "three-hospitals.md", "deploy.md"),
         ("tutorials/first-federation.ipynb", "docs", "index.md", "tutorials/first-federation.md"),
@@ -289,3 +290,28 @@ def test_a_table_of_evidence_by_hand(tmp_path, monkeypatch):
     assert evidence_tables.rewritten(made) == made
     with pytest.raises(SystemExit, match="no column 'nowhere'"):
         evidence_tables.rewritten(page.replace("here", "nowhere"))
+
+
+def test_a_study_across_its_columns_by_hand(tmp_path):
+    folder = tmp_path / "shared" / "tables"
+    folder.mkdir(parents=True)
+    glob, local = "asked_global_accuracy", "asked_local_accuracy"
+    lines = [
+        f"alone,cifar10,{glob},20.0,1 2 3,alone,",
+        f"alone,cifar10,{local},50.0,1 2 3,alone,",
+        f"alone-together,cifar10,{glob},40.04,1 2 3,alone,better",
+        f"alone-together,cifar10,{local},45.0,1 2,alone,worse",
+        f"alone,pathmnist,{glob},30.0,1 2 3,alone,",
+        f"alone,pathmnist,{local},,,alone,",
+        f"crad,cifar100,{glob},5.0,1,alone,",
+    ]
+    text = "\n".join(["row,column,metric,mean,seeds,baseline,verdict", *lines, ""])
+    (folder / "committee.csv").write_text(text)
+    made = across_table(
+        tmp_path, "committee", f"{glob},{local}", "alone", "alone-together", f"best:{glob}"
+    ).splitlines()
+    assert made[0] == "| | alone | alone, all together | highest global |"
+    assert made[2] == "| CIFAR-10 | 20.0 / 50.0 | **40.0** / *45.0* (2) | alone, all together, 40.0 |"
+    assert made[3] == "| PathMNIST | 30.0 / - | - | alone, 30.0 |", "a column without the first row has no line"
+    assert len(made) == 6
+    assert made[5].startswith("Global / local, percent, mean over seeds 1, 2, 3; behind a cell with fewer")

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from crad.config import Experiment
-from crad.data.preprocessing import ImagePreprocessor, ImageSet, fit_preprocessor, image_set
+from crad.data.preprocessing import ImagePreprocessor, SampleSet, fit_preprocessor, image_set
+from crad.federation.peer_evaluation import ClassScore
 from crad.inference.engine import TeacherEngine
 from crad.models import Architecture, build_model
 from crad.training import epoch, evaluation
 from crad.training.clipping import Clipper
 from crad.training.epoch import Block, LossMeter, epoch_blocks, train_on_block
-from crad.training.evaluation import PREPARED_FROM, ClassScore, score
+from crad.training.evaluation import PREPARED_FROM, ScoredSet, score_sets
 from crad.training.losses import Loss
 from crad.training.optimizer import make_optimizer
 
@@ -49,7 +50,13 @@ def unchanged_pixels(augmentation="none"):
 
 
 def one_pixel_images(values, labels):
-    return ImageSet(torch.tensor(values, dtype=torch.uint8).view(-1, 1, 1, 1), torch.tensor(labels))
+    return SampleSet(torch.tensor(values, dtype=torch.uint8).view(-1, 1, 1, 1), torch.tensor(labels))
+
+
+def score(model, images, *, preprocessor, num_classes, prepare=None):
+    plainly = [ScoredSet(images, [None])]
+    [[found]] = score_sets(model, plainly, preprocessor=preprocessor, num_classes=num_classes, prepare=prepare)
+    return ClassScore(*found)
 
 
 def score_of(values, labels, *, model=None, num_classes=3):
@@ -136,7 +143,7 @@ def test_any_score_equals_counting_in_a_loop(samples):
 def shard_of(num, *, side=1):
     """Image i is filled with i and has label i."""
     images = torch.arange(num, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, side, side).contiguous()
-    return ImageSet(images, torch.arange(num))
+    return SampleSet(images, torch.arange(num))
 
 
 def blocks_of(num, *, batch_size=2, seed=1, purpose=("a",), augmentation="none", side=1, sample_values=0):
@@ -200,7 +207,7 @@ def test_values_kept_beside_the_inputs_make_blocks_smaller(monkeypatch):
 def test_augmentation_is_seeded_by_the_purpose():
     # Twelve times the same image: only its augmentation can tell two epochs apart.
     image = torch.arange(36, dtype=torch.uint8).view(1, 1, 6, 6)
-    shard = ImageSet(image.repeat(12, 1, 1, 1), torch.zeros(12, dtype=torch.int64))
+    shard = SampleSet(image.repeat(12, 1, 1, 1), torch.zeros(12, dtype=torch.int64))
 
     def inputs_of(purpose):
         preprocessor = unchanged_pixels("crop-flip")
@@ -373,6 +380,9 @@ def test_a_large_set_is_scored_by_the_prepared_model_and_a_small_one_by_the_mode
     assert (with_engine.counts, with_engine.hits) == (plain.counts, plain.hits)
     assert with_engine.cross_entropy_sums == pytest.approx(plain.cross_entropy_sums, rel=1e-4)
     assert all(module.training for module in model.modules())
-    few = ImageSet(images.images[: PREPARED_FROM - 1], images.labels[: PREPARED_FROM - 1])
+    both = score_sets(model, 2 * [ScoredSet(images, [None])], preprocessor=preprocessor, num_classes=4, prepare=fast)
+    assert [ClassScore(*one) for [one] in both] == [with_engine, with_engine]
+    assert prepared == [model, model]  # once for both
+    few = SampleSet(images.samples[: PREPARED_FROM - 1], images.labels[: PREPARED_FROM - 1])
     score(model, few, preprocessor=preprocessor, num_classes=4, prepare=fast)
-    assert len(prepared) == 1
+    assert len(prepared) == 2

@@ -82,19 +82,19 @@ def test_bytes_are_counted_for_the_sender_and_the_receiver():
     exchange = exchange_of({1: message(3), 2: message(5)})
     collect(exchange, 1, 2, receiver=0)
     collect(exchange, 2, receiver=1)
-    assert dict(exchange.ledger.sent) == {1: 3, 2: 10}
-    assert dict(exchange.ledger.received) == {0: 8, 1: 5}
+    assert dict(exchange.traffic.sent) == {1: 3, 2: 10}
+    assert dict(exchange.traffic.received) == {0: 8, 1: 5}
 
 
 def test_publishing_alone_costs_nothing():
     exchange = exchange_of({1: message(3)})
-    assert dict(exchange.ledger.sent) == dict(exchange.ledger.received) == {}
+    assert dict(exchange.traffic.sent) == dict(exchange.traffic.received) == {}
 
 
 def test_a_missing_message_costs_nothing():
     exchange = exchange_of({1: message(3)})
     collect(exchange, 2)
-    assert dict(exchange.ledger.sent) == dict(exchange.ledger.received) == {}
+    assert dict(exchange.traffic.sent) == dict(exchange.traffic.received) == {}
 
 
 def test_counts_go_on_over_the_rounds():
@@ -109,7 +109,7 @@ def test_counts_go_on_over_the_rounds():
 def test_two_exchanges_do_not_share_a_ledger():
     one, other = exchange_of({1: message(3)}), MemoryExchange()
     collect(one, 1)
-    assert dict(other.ledger.sent) == {}
+    assert dict(other.traffic.sent) == {}
 
 
 # --- rounds
@@ -197,5 +197,5 @@ def test_whatever_is_sent_is_received_and_nothing_else_is_counted(sizes, asked):
     for receiver, peers in enumerate(asked):
         got, missing = collect(exchange, *peers, receiver=receiver)
         assert sorted([*got, *missing]) == sorted(peers)
-        assert exchange.ledger.received.get(receiver, 0) == sum(sizes[sender] for sender in got)
-    assert sum(exchange.ledger.sent.values()) == sum(exchange.ledger.received.values())
+        assert exchange.traffic.received.get(receiver, 0) == sum(sizes[sender] for sender in got)
+    assert sum(exchange.traffic.sent.values()) == sum(exchange.traffic.received.values())

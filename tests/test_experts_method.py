@@ -24,7 +24,7 @@ from crad.methods.experts import Experts, kept_teachers
 from crad.methods.local_training import BlockLoss
 from crad.network.agreement import Agreement
 from crad.runs.directory import experiment_hash
-from crad.runs.selection import best_round
+from crad.runs.selection import selected_round
 from crad.training.digest import logits_on
 from crad.training.epoch import Block
 from tests.conftest import change
@@ -288,8 +288,8 @@ def test_a_round_of_experts_alone_is_not_selected(frozen_run):
     assert [line.get("is_preparation", False) for line in result.rounds] == [True, True, False, False]
     assert result.summary["best_round"] > 2
     better = [{**line, "validation_accuracy": 100.0 - line["round"]} for line in result.rounds]
-    assert best_round(better[:1]) == better[0], "as long as there is nothing else"
-    found = best_round(better)
+    assert selected_round(better[:1]) == better[0], "as long as there is nothing else"
+    found = selected_round(better)
     assert found is not None
     assert found["round"] == 3
 
@@ -361,7 +361,7 @@ def test_an_expert_that_is_refused_is_named_and_not_kept(experiment):
 
 def test_an_attackers_own_student_learns_from_its_true_expert(experiment):
     federation = after(change(experiment, attack="noise", attackers=1), 2)
-    [attacker] = federation.context.adversary.members
+    [attacker] = federation.context.adversary.attackers
     honest = next(index for index in range(4) if index != attacker)
     true = weights(federation.peer(attacker))
     own, theirs = (kept_teachers(federation.peer(index))[attacker] for index in (attacker, honest))
@@ -410,14 +410,14 @@ def test_it_stands_for_a_balanced_student_and_corrected_experts_unless_one_says_
 def test_the_inspector_shows_the_experts_that_a_student_keeps(experiment, tmp_path):
     result = crad.run(change(experiment, attack="noise", attackers=1), output=tmp_path / "run")
     inspector = RunInspector(tmp_path / "run")
-    panel, [attacker] = inspector.panel, inspector.panel.context.adversary.members
+    panel, [attacker] = inspector.panel, inspector.panel.context.adversary.attackers
     trace = inspector.trace(student=1, image=5, class_index=None)
     assert [teacher.client for teacher in trace.teachers] == [0, 1, 2, 3], "its own among them"
     assert [teacher.client for teacher in trace.teachers if teacher.is_liar] == [attacker]
 
     federation = after(change(experiment, attack="noise", attackers=1), 3)
     kept = kept_teachers(federation.peer(next(index for index in range(4) if index != attacker)))
-    inputs = panel.context.data.preprocessor.inputs(panel.context.data.global_test.images[5:6])
+    inputs = panel.context.data.preprocessor.inputs(panel.context.data.global_test.samples[5:6])
     said = []
     for one in kept:
         model = federation.peer(one.peer).model

@@ -75,10 +75,10 @@ def hits_by_hand(federation: Federation, client: int, weights: dict[str, torch.T
     peer, data = federation.peer(client), federation.context.data
     if weights is not None:
         peer.model.load_state_dict(weights)
-    images = data.images(data.shards[client].test)
+    images = data.samples(data.shards[client].test)
     shares = torch.bincount(peer.train.labels, minlength=peer.num_classes).double() / len(peer.train.labels)
     with torch.no_grad():
-        logits_BC = peer.model.eval()(data.preprocessor.inputs(images.images)).double()
+        logits_BC = peer.model.eval()(data.preprocessor.inputs(images.samples)).double()
     right = (logits_BC + shares.log().clamp(min=-1e9)).argmax(dim=1) == images.labels
     return torch.bincount(images.labels[right], minlength=peer.num_classes).tolist()
 

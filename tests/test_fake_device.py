@@ -46,7 +46,7 @@ from crad.randomness import TF32, repeatable
 from crad.runs.summary import hardware
 from crad.training.clipping import Clipper
 from crad.training.digest import absolute_difference, digest, restore_optimizer
-from crad.training.evaluation import EVALUATION_BATCH, score_with_priors
+from crad.training.evaluation import EVALUATION_BATCH, ScoredSet, score_sets
 from crad.training.losses import BatchLabels, StudentLoss, distillation_loss, log_shares, private_mass
 from crad.training.sample_weights import lacking_classes, missing_class_weights, sure_weights
 from crad.training.uncompiled import uncompiled
@@ -129,8 +129,8 @@ def test_evaluation_reads_once_however_many_chunks_there_are(world, monkeypatch)
             said: list[Tensor] = []
             crossings.waits.clear()
             priors = [None, torch.zeros(64, device="cuda")]
-            preprocessor = context.data.preprocessor
-            score_with_priors(model, images, priors, preprocessor=preprocessor, num_classes=64, keep=said)
+            asked = ScoredSet(images, priors, keep=said)
+            score_sets(model, [asked], preprocessor=context.data.preprocessor, num_classes=64)
             assert [len(one) for one in said] == [6]
         return crossings.waits
 
@@ -205,9 +205,9 @@ def test_data_that_has_no_room_on_the_device_is_taken_up_part_by_part(world, mon
         monkeypatch.setattr("torch.cuda.mem_get_info", lambda *_: (100, 100))
         parted = build_run_context(world).data
         assert parted._resident is None
-        one, other = resident.images(resident.shards[0].train), parted.images(parted.shards[0].train)
-        assert isinstance(one.images, PretendTensor)
-        assert torch.equal(one.images.cpu(), other.images.cpu())
+        one, other = resident.samples(resident.shards[0].train), parted.samples(parted.shards[0].train)
+        assert isinstance(one.samples, PretendTensor)
+        assert torch.equal(one.samples.cpu(), other.samples.cpu())
         assert torch.equal(one.labels.cpu(), other.labels.cpu())
 
 

@@ -81,9 +81,9 @@ def test_bytes_are_counted_as_in_simulation(town):
         member.collect(*(number for number in range(3) if number != member.number))
     sizes = [message.payload_bytes for message in sent]
     for member in town:
-        ledger = member.exchange.ledger
-        assert ledger.sent[member.number] == 2 * sizes[member.number]
-        assert ledger.received[member.number] == sum(sizes) - sizes[member.number]
+        traffic = member.exchange.traffic
+        assert traffic.sent[member.number] == 2 * sizes[member.number]
+        assert traffic.received[member.number] == sum(sizes) - sizes[member.number]
 
 
 def test_the_ledger_names_who_got_what(town):

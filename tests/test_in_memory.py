@@ -656,7 +656,7 @@ def test_settings_of_a_compared_method_name_it(tiny, data):
     short = change(tiny, rounds=1, models=("cnn6",), method_settings={"fedmkd.mu": 0.25}, proxy_size=20)
     done = crad.compare(short, methods=["local", "fedmkd"], data=data)
     assert done["fedmkd"][0].experiment.method_settings["mu"] == 0.25
-    with pytest.raises(ConfigError, match=r"'mu' names no compared method; write METHOD.mu with one of local"):
+    with pytest.raises(ConfigError, match=r"'mu' names no compared method; write METHOD.mu=0.25 with one of local"):
         crad.compare(change(short, method_settings={"mu": 0.25}), methods=["local"], data=data)
 
 

@@ -184,6 +184,7 @@ def made(q, counts, labels, accuracies=None):
     test = SimpleNamespace(labels=torch.tensor(labels))
     panel.context = SimpleNamespace(data=SimpleNamespace(global_test=test))  # type: ignore[assignment]
     panel.teachers = [SimpleNamespace(index=i) for i in range(len(q))]  # type: ignore[misc]
+    panel._taught_by = {i: {*range(len(q))} - {i} for i in range(len(q))}
     accuracies = accuracies or [[0.5] * len(row) for row in counts]
     panel.statistics = [
         Statistics(counts=tuple(own), accuracies=tuple(right)) for own, right in zip(counts, accuracies, strict=True)
@@ -357,8 +358,8 @@ def verified(tiny, tmp_path_factory):
 
 def test_the_evidence_is_what_each_student_counts_on_its_own_samples(verified):
     student = 1
-    part = verified.panel.context.data.images(verified.panel.context.data.shards[student].train)
-    inputs = verified.panel.context.data.preprocessor.inputs(part.images)
+    part = verified.panel.context.data.samples(verified.panel.context.data.shards[student].train)
+    inputs = verified.panel.context.data.preprocessor.inputs(part.samples)
     stats = verified.panel.stats(student)
     others = [place for place in verified.panel.teachers if place.index != student]
     for k, place in enumerate(others):
@@ -410,7 +411,7 @@ def test_a_liar_says_what_its_noise_says(lied_to):
     q_NBC = inspector.panel.outputs([0, 1, 2, 3])
     peer = Peer(inspector.panel.context, place.member)
     peer.load_state(load_tensors(place.state), place.measured)
-    inputs = inspector.panel.context.data.preprocessor.inputs(inspector.panel.context.data.global_test.images[:4])
+    inputs = inspector.panel.context.data.preprocessor.inputs(inspector.panel.context.data.global_test.samples[:4])
     with torch.no_grad():
         honest_BC = torch.softmax(peer.model.eval()(inputs) / inspector.panel.experiment.temperature, dim=1)
         peer.model.load_state_dict(peer.published_weights(inspector.panel.round_index + 1))

@@ -116,4 +116,6 @@ def test_auroc_is_that_of_one_model_or_of_all_together():
     run = replace(run, summary={**run.summary, "metrics": {"global": {"auroc": {"value": 71.5}}}})
     assert (measure(run, "crad"), measure(run, "crad-together")) == (71.5, None)
     run.summary["metrics"]["committee"] = {"global": {"auroc": {"value": 80.0}}}
+    assert measure(run, "crad-together") is None, "of a version that left its answers softened"
+    run.summary["committee"] = {"answer_temperature": 1.0}
     assert (measure(run, "crad"), measure(run, "crad-together")) == (71.5, 80.0)

@@ -22,7 +22,7 @@ from crad.report.tables import METRIC_HEADER, metric_caption, metric_cells
 from crad.runs.callbacks import LambdaCallback
 from crad.runs.metrics_record import METRICS_FILE
 from crad.runs.run_records import load_run
-from crad.runs.selection import honest_best_round
+from crad.runs.selection import honest_selected_round
 from crad.runs.tracking.scalars import summary_scalars
 from crad.training.metrics import (
     METRIC_NAMES,
@@ -371,7 +371,7 @@ def test_under_attack_metrics_are_of_the_honest_clients_at_their_round(shallow, 
     result = crad.run(experiment, output=tmp_path / "run")
     [attacker] = result.summary["attackers"]
     metrics, honest = result.summary["metrics"], result.summary["honest"]
-    assert metrics["round"] == honest["best_round"] == honest_best_round(result.rounds, [attacker])
+    assert metrics["round"] == honest["best_round"] == honest_selected_round(result.rounds, [attacker])
     assert attacker not in metrics["clients"]
     assert metrics["global"]["accuracy"]["value"] == pytest.approx(honest["global_accuracy"])
     assert metrics["global"]["accuracy"]["per_client"][attacker] is None

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from crad.analysis.chart_rows import gain_rows
 from crad.analysis.comparable import comparable_runs
 from crad.analysis.comparison import compare
 from crad.analysis.gains import client_gains
 from crad.analysis.groups import by_method, worlds
-from crad.analysis.series import gain_rows
 from crad.analysis.verdict import joining_verdict
 from crad.config import Experiment
 from crad.errors import RunError

@@ -49,7 +49,7 @@ class Others:
     """The exchange as one member sees it: the others have published what a simulation recorded."""
 
     def __init__(self, recorded, *, ahead=None):
-        self.ledger = ByteCounter()
+        self.traffic = ByteCounter()
         self.recorded, self.published, self.asked = recorded, {}, []
         self.ahead = ahead
 

@@ -27,14 +27,14 @@ from crad.analysis.privacy_spent import privacy_rows
 from crad.config import Experiment
 from crad.data.agreed.own_data import OwnData, divide_by_records
 from crad.data.partition import Shard, record_lots, split_by_lots
-from crad.data.preprocessing import ImageSet, fit_preprocessor
+from crad.data.preprocessing import SampleSet, fit_preprocessor
 from crad.errors import ConfigError, PartitionError
 from crad.federation.class_statistics import class_statistics, release_hits
 from crad.federation.context import build_run_context
 from crad.federation.message import Statistics, pack, read_state
 from crad.federation.method import RoundContext, one_peer_per_client
 from crad.federation.peer import Peer
-from crad.federation.peer_evaluation import PrivateReleases, evaluation_from_json, evaluation_to_json
+from crad.federation.peer_evaluation import ClassScore, PrivateReleases, evaluation_from_json, evaluation_to_json
 from crad.federation.tasks import Task, TaskOutcome, TaskRunner
 from crad.federation.teachers import TeacherCache
 from crad.methods import resolve_method
@@ -56,7 +56,6 @@ from crad.report.sections.privacy_table import privacy_tables
 from crad.runs.run_records import RunRecords
 from crad.runs.tracking.scalars import round_scalars, summary_scalars
 from crad.training.epoch import Block, LossMeter
-from crad.training.evaluation import ClassScore
 from crad.training.losses import BatchLabels, StudentLoss
 from crad.training.private_step import (
     check_private,
@@ -281,7 +280,7 @@ def test_noise_has_the_deviation_that_was_accounted_for():
 
 def test_batches_are_drawn_record_by_record():
     images = torch.arange(400, dtype=torch.uint8).repeat(1)[:256].reshape(256, 1, 1, 1).expand(256, 1, 8, 8)
-    shard = ImageSet(images, torch.zeros(256, dtype=torch.int64))
+    shard = SampleSet(images, torch.zeros(256, dtype=torch.int64))
     preprocessor = fit_preprocessor(images.numpy(), augmentation="none", device="cpu")
     plan = replace(PLAN, steps_per_round=200)
 
@@ -708,7 +707,7 @@ def test_a_wrong_hit_changes_no_weight_where_nobody_looks_at_statistics(private,
     """One validation record's outcome changed, the same noise: `uniform` publishes the same weights to the bit."""
     experiment = change(private, method="uniform", rounds=2)
     plain = weights_of(crad.run(experiment))
-    monkeypatch.setattr("crad.training.evaluation.ClassScore.__post_init__", _one_hit_less)
+    monkeypatch.setattr("crad.federation.peer_evaluation.ClassScore.__post_init__", _one_hit_less)
     for one, other in zip(plain, weights_of(crad.run(experiment)), strict=True):
         assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 

@@ -401,7 +401,7 @@ def test_a_teacher_hears_with_its_owners_statistics_and_anothers_spoil_it(people
     modules = [result.models[client].module for client in (0, 1)]
     for module, scale in zip(modules, scales, strict=True):
         assert torch.equal(layer_of(module).state_dict()["scale"], scale), "they stay through all rounds"
-    sounds, labels = own[1].train.images, own[1].train.labels
+    sounds, labels = own[1].train.samples, own[1].train.labels
 
     def hits() -> float:
         return float((modules[1](sounds).argmax(dim=1) == labels).float().mean())

@@ -482,7 +482,7 @@ class Known:
             json.loads((run.path / name).read_text()) for run in runs for name in ("summary.json", "partition.json")
         ]
         files += [json.loads(line) for run in runs for line in (run.path / "rounds.jsonl").read_text().splitlines()]
-        made = charts.make_charts(runs)  # a caption speaks of its chart, whose rows test_series.py counts by hand
+        made = charts.make_charts(runs)  # a caption speaks of its chart, whose rows test_chart_rows.py counts by hand
         rows = [list(chart.rows) for chart in made]
         self.values = {*numbers_in([settings, files, rows]), *stated(runs)}
         self.words = sorted(set(words_in([settings, files])), key=len, reverse=True)

@@ -63,6 +63,7 @@ def test_measures_by_hand():
     run = made_run(clients=2)
     study = {"crad": {"remove": {"global_accuracy": 61.0, "local_accuracy": 71.0}}}
     run.summary["committee"] = {
+        "answer_temperature": 1.0,
         "global_accuracy": 60.0,
         "local_accuracy": 70.0,
         "local_accuracy_per_client": [80.0, 60.0],
@@ -76,5 +77,13 @@ def test_measures_by_hand():
     assert MEASURES["studied_local_accuracy"](run, "crad/remove") == 71.0
     assert MEASURES["studied_local_accuracy"](run, "crad/keep") is None
     assert MEASURES["sent_mib"](run, "crad") == pytest.approx(2.0), "one MiB a round, two rounds"
+    del run.summary["committee"]["answer_temperature"]
+    run.summary["committee"]["temperature"] = 1.0  # as it was called first
+    assert MEASURES["asked_local_accuracy"](run, "crad-together") == 60.0
+    assert MEASURES["studied_local_accuracy"](run, "crad/remove") == 71.0
+    del run.summary["committee"]["temperature"]  # as earlier versions left it
+    assert MEASURES["asked_local_accuracy"](run, "crad-together") is None
+    assert MEASURES["studied_local_accuracy"](run, "crad/remove") is None
+    assert MEASURES["asked_global_accuracy"](run, "crad-together") == 60.0, "which is the most likely class is the same"
     del run.summary["committee"]
     assert MEASURES["asked_local_accuracy"](run, "crad-together") is None

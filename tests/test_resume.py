@@ -242,7 +242,7 @@ def test_the_checkpoints_kept_are_the_newest_and_the_best(experiment, whole):
 
 
 def test_the_best_round_is_kept_while_newer_ones_come_and_go(experiment, tmp_path, monkeypatch):
-    monkeypatch.setattr("crad.runs.loop.best_round", lambda records: records[0])
+    monkeypatch.setattr("crad.runs.loop.selected_round", lambda records: records[0])
     crad.run(change(experiment, method="local", rounds=3, models=("cnn6",)), output=tmp_path / "run")
     kept = {path.name for path in (tmp_path / "run" / "checkpoint").iterdir()}
     assert kept == {"round-00001.json", "round-00003.json", "states"}

@@ -20,13 +20,13 @@ from crad.federation.context import build_run_context
 from crad.federation.message import pack
 from crad.federation.method import Method, Phase, RoundContext
 from crad.federation.peer import Peer, PeerSpec
+from crad.federation.peer_evaluation import ClassScore
 from crad.federation.rounds import draw_active
 from crad.federation.teachers import TeacherCache
 from crad.methods import METHODS, resolve_method
 from crad.methods.alone import train_alone
 from crad.models import Architecture, build_model
 from crad.randomness import repeatable, torch_stream
-from crad.training.evaluation import ClassScore
 from tests import reference
 from tests.conftest import change
 from tests.federation import Federation
@@ -68,7 +68,7 @@ def _train_naively(student, context, frozen, statistics):
     order = torch.randperm(len(student.train), generator=torch_stream(e.seed, *purpose, "shuffle"))
     images = context.data.preprocessor.inputs(
         context.data.preprocessor.augment(
-            student.train.images[order], generator=torch_stream(e.seed, *purpose, "augment")
+            student.train.samples[order], generator=torch_stream(e.seed, *purpose, "augment")
         )
     )
     optimizer = torch.optim.SGD(student.model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
+from pydantic import PositiveInt
 from torch import Tensor, nn
 
 import crad
@@ -16,16 +19,15 @@ from crad.aggregation.filters import keep_all
 from crad.data.kinds import KINDS, Kind, Words
 from crad.data.kinds.series import SignalPreprocessor
 from crad.engines.serial import SerialEngine
-from crad.errors import DataError
+from crad.errors import ConfigError, DataError
 from crad.federation.context import build_run_context
 from crad.federation.exchange import MemoryExchange
 from crad.federation.message import Message
 from crad.federation.method import MethodSpec, Phase
-from crad.federation.peer import SNAPSHOT
 from crad.federation.roster import Roster
 from crad.federation.topology import RoundParticipants, Routes
-from crad.methods import resolve_method
-from crad.methods.distillation import distil, distillation_method
+from crad.methods import check_recipe, resolve_method
+from crad.methods.distillation import distillation_method
 from crad.models import ARCHITECTURES, FAMILIES, networks
 from crad.models.families import find_networks
 from crad.report import charts
@@ -58,24 +60,62 @@ def ring(participants: RoundParticipants) -> Routes:
     return {one: (clients[place - 1],) for place, one in enumerate(clients)}
 
 
-class Ring(MethodSpec):
-    """The plain mean over a ring."""
-
-    def phases(self) -> list[Phase]:
-        return [
-            Phase(
-                SNAPSHOT,
-                publish=lambda peer, context: peer.snapshot(context.round_index),
-                learn=lambda peer, messages, context: distil(peer, messages, context, rule=RULES["uniform"]),
-                routes=ring,
-            )
-        ]
+CRAD_RING = distillation_method("crad-ring", "crad", routes=ring)
 
 
-def test_a_topology_is_one_function_and_a_method_one_class(tiny):
-    result = crad.run(change(tiny, method="tests.test_seams:Ring", rounds=1))
-    taught = {client["client"]: set(client["trust"]) for client in result.rounds[0]["clients"]}
-    assert taught == {0: {"3"}, 1: {"0"}, 2: {"1"}, 3: {"2"}}
+class WiderRing(MethodSpec):
+    """CRAD over a ring, with a setting: from how many before oneself everybody learns."""
+
+    is_private: ClassVar[bool] = True
+
+    before: PositiveInt = 2
+
+    def teaching_rule(self) -> Rule | None:
+        return RULES["crad"]
+
+    def phases(self) -> Sequence[Phase]:
+        return distillation_method("wider-ring", "crad", routes=self._routes).phases
+
+    def _routes(self, participants: RoundParticipants) -> Routes:
+        clients = participants.clients
+        far = range(1, self.before + 1)
+        return {one: tuple(clients[place - step] for step in far) for place, one in enumerate(clients)}
+
+
+def taught_by(result: crad.Result) -> dict[int, set[str]]:
+    return {client["client"]: set(client["trust"]) for client in result.rounds[-1]["clients"]}
+
+
+def test_a_topology_is_one_function(tiny):
+    result = crad.run(change(tiny, method="tests.test_seams:CRAD_RING", rounds=1))
+    assert taught_by(result) == {0: {"3"}, 1: {"0"}, 2: {"1"}, 3: {"2"}}
+
+
+def test_a_method_is_one_class_which_says_what_it_supports(tiny, tmp_path):
+    """Settings of its rule, attackers and private training are taken, and the inspector goes by its routes."""
+    ring = change(tiny, method="tests.test_seams:WiderRing", filter="support", attack="noise", attackers=1, rounds=1)
+    result = crad.run(ring, output=tmp_path / "run")
+    assert taught_by(result) == {0: {"2", "3"}, 1: {"0", "3"}, 2: {"0", "1"}, 3: {"1", "2"}}
+    students = json.loads((tmp_path / "run" / "inspection.json").read_text())["students"]
+    assert {one["client"]: one["teachers"] for one in students}[0] == [2, 3]
+    private = change(tiny, method="tests.test_seams:WiderRing", private_training=8.0)
+    check_recipe(private, resolve_method(private.method))
+
+
+class Silent(WiderRing):
+    """The same, which says nothing of itself."""
+
+    is_private: ClassVar[bool] = False
+
+    def teaching_rule(self) -> None:
+        return None
+
+
+def test_a_method_is_refused_what_it_does_not_say_of_itself(tiny):
+    method = resolve_method("tests.test_seams:Silent")
+    for setting in ({"filter": "support"}, {"attack": "noise", "attackers": 1}, {"private_training": 8.0}):
+        with pytest.raises(ConfigError, match=r"Silent' (does not|is not known to)"):
+            check_recipe(change(tiny, method=method.name, **setting), method)
 
 
 class Flat(nn.Module):
@@ -174,6 +214,7 @@ class Signals(Kind):
     input_name = "signals"
     dtype = np.dtype(np.float32)
     channel_axis = -1
+    takes_arrays = True
 
     def is_source(self, name_or_path):
         return name_or_path.endswith(".signals")
@@ -182,6 +223,14 @@ class Signals(Kind):
         with np.load(name_or_path) as arrays:
             samples, labels = arrays["samples"], arrays["labels"]
         return crad.Dataset("noises", samples, labels, samples, labels, ("soft", "loud"), kind=self.name)
+
+    def from_arrays(self, given, *, rate, augmentation):
+        return crad.Dataset(
+            given.name,
+            *(given.x_train, given.train_labels, given.x_test, given.test_labels),
+            given.class_names,
+            kind=self.name,
+        )
 
     def check(self, samples, dataset, *, where):
         if samples.ndim != 3:
@@ -260,5 +309,7 @@ def test_a_kind_of_data_is_its_class_a_line_and_its_networks(signals, tmp_path):
     read = crad.load_model(result.export("safetensors", client=0, path=tmp_path / "model.safetensors"))
     assert read.card.kind == "signal"
     assert np.allclose(read.predict_proba(samples[:2]), said, atol=1e-6)
+    named = crad.Dataset.from_arrays(samples, labels, samples, labels, kind="signal")
+    assert (named.kind, named.train_samples.shape) == ("signal", samples.shape)
     names, inputs = KINDS["signal"].read_inputs(path, read.card, key=None)
     assert (names, inputs.shape) == ([], samples.shape)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, get_args, get_origin
 
 import pytest
 import typer
@@ -154,6 +154,7 @@ class Wider(crad.config.Experiment):
     ] = "calm"
 
 crad.config.Experiment = crad.config.experiment.Experiment = Wider  # before any other module asks for it
+crad.config.setting_lists.ExperimentFields = Wider
 
 import typer
 from crad.cli import make_app
@@ -345,12 +346,19 @@ def test_no_flag_is_without_help_or_wants_an_n(help_page):
 
 def test_the_help_names_every_choice_in_one_piece(help_page):
     shown = {flag: text for panel in panels_of(help_page[1]).values() for flag, text in flags_of(panel).items()}
-    for name in ("partition", "filter", "attack", "engine", "evidence"):
-        kinds = [one for one in get_args(Experiment.model_fields[name].annotation) if one is not type(None)]
-        choices = kinds if isinstance(kinds[0], str) else get_args(kinds[0])
+    chosen = {name: choices for name in Experiment.model_fields if (choices := choices_of(name))}
+    assert {"partition", "filter", "attack", "engine", "evidence", "distill_augment", "pooling"} <= chosen.keys()
+    for name, choices in chosen.items():
         for choice in choices:
-            if (flag := f"--{name}") in shown:
+            if (flag := f"--{name.replace('_', '-')}") in shown:
                 assert re.search(rf"(?<![\w-]){choice}(?![\w-])", shown[flag]), f"{flag} {choice}: {shown[flag]}"
+
+
+def choices_of(name: str) -> list[str]:
+    """Return the words that a setting may be, where it is one of several; with None or without."""
+    kind = Experiment.model_fields[name].annotation
+    kinds = [one for one in get_args(kind) if one is not type(None)] if get_origin(kind) is not Literal else [kind]
+    return [*map(str, get_args(kinds[0]))] if kinds and get_origin(kinds[0]) is Literal else []
 
 
 def test_what_a_flag_wants_follows_from_the_type_of_its_setting():

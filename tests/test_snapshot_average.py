@@ -111,7 +111,7 @@ def test_a_committee_hears_the_average(after_two):
 def test_an_attacker_lies_with_its_average(shallow):
     federation = Federation(change(shallow, snapshot_average=0.5, attack="sign-flip", attackers=1))
     federation.next_round()
-    [liar] = federation.context.adversary.members
+    [liar] = federation.context.adversary.attackers
     peer = federation.peer(liar)
     published, kept = peer.published_weights(2), peer.variants[AVERAGE]
     flipped = [name for name in kept if not torch.equal(published[name], kept[name])]

@@ -89,12 +89,18 @@ def assert_same(ours: Json, theirs: Json, *, where: str = "") -> None:
         assert ours == theirs, where
 
 
-def assert_close(ours: Json, theirs: Json, *, rel: float) -> None:
-    """Compare what two rounds came to: hits of every client by samples, losses by their size."""
+def assert_close(ours: Json, theirs: Json, *, rel: float, distilled_rel: float | None = None) -> None:
+    """Compare what two rounds came to: hits of every client by samples, losses by their size.
+
+    `distilled_rel`: of losses that depend on the target, where teachers are weighed otherwise since then.
+    """
+    rels = {"cross_entropy": rel}
     for mine, other in zip(ours["clients"], theirs["clients"], strict=True):
         for half in ("validation", "local", *(["global"] if other["global"] else [])):
             assert abs(sum(mine[half]["hits"]) - sum(other[half]["hits"])) <= SAMPLES, half
-        assert mine["losses"] == pytest.approx(other["losses"], rel=rel)
+        assert mine["losses"].keys() == other["losses"].keys()
+        for name, loss in other["losses"].items():
+            assert mine["losses"][name] == pytest.approx(loss, rel=rels.get(name, distilled_rel or rel)), name
 
 
 def test_an_interrupted_run_goes_on_and_ends_as_if_it_had_never_stopped(stored, crad_command):
@@ -244,7 +250,8 @@ def test_a_member_goes_on_where_it_stopped_and_publishes_what_it_would_have(stor
     assert [name for name in kept if after[name] != before[name]] == []
     ours, theirs = lines(state / "rounds.jsonl"), lines(stored / "federation-end/rounds.jsonl")
     assert_same(ours, theirs)
-    assert_close(ours[-1], theirs[-1], rel=1e-3)
+    # What others claim is cut down to what is usual since then (docs/decisions/0024), which moves this target a little.
+    assert_close(ours[-1], theirs[-1], rel=1e-3, distilled_rel=0.15)
     assert_published(stored)
     assert files(stored / "federation/store/agreements") == introduced, "the canonical form of the agreement"
 

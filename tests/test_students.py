@@ -408,7 +408,7 @@ def test_experts_see_in_dreams_what_was_wanted(knowing, start):
     _, near = make_dreams(peer, experts, context, replace(asked, statistics_weight=100.0), refused)
     assert near < far - 1, "and statistics come nearer where they are asked for"
     assert torch.equal(made, again)
-    own = peer.data.preprocessor.inputs(peer.train.images)
+    own = peer.data.preprocessor.inputs(peer.train.samples)
     assert float(made.min()) >= float(own.min()) - 1e-4
     assert float(made.max()) <= float(own.max()) + 1e-4
     assert first.shape == made.shape
@@ -474,8 +474,8 @@ def test_others_accuracy_is_of_every_model_on_the_validation_halves_of_the_other
     data, found = federation.context.data, []
     for peer in federation.peers():
         of_others = [shard.validation for client, shard in enumerate(data.shards) if client != peer.index]
-        images = data.images(np.concatenate(of_others))
-        said = logits_on(peer.model, data.preprocessor.inputs(images.images)).argmax(dim=1)
+        images = data.samples(np.concatenate(of_others))
+        said = logits_on(peer.model, data.preprocessor.inputs(images.samples)).argmax(dim=1)
         found.append(100 * float((said == images.labels).float().mean()))
     result = crad.load(whole_run)
     assert result.rounds[-1]["others_accuracy"] == pytest.approx(sum(found) / 4)

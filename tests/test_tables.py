@@ -155,7 +155,7 @@ def test_every_member_standardises_by_its_own_training_part_alone(wards):
     peers = [Peer(context, member) for member in one_peer_per_client(context)]
     lab = 2  # third among the numbers
     for peer in peers:
-        rows = peer.train.images[:, 3]
+        rows = peer.train.samples[:, 3]
         mean = encoder_of(peer.model).mean[lab]
         known = rows[~rows.isnan()]
         assert float(mean) == pytest.approx(float(known.mean()) if len(known) else 0.0, rel=1e-5)
@@ -170,9 +170,9 @@ def test_a_teacher_sees_rows_as_its_owner_prepared_them_and_another_ones_statist
     experiment = change(wards, method="local", rounds=8, models=("mlp",), width=1, ignore="pressure")
     result = crad.run(experiment)
     context = build_run_context(resolve_experiment(experiment))
-    test = context.data.images(context.data.shards[0].train)
+    test = context.data.samples(context.data.shards[0].train)
     modules = [result.models[client].module for client in (0, 1)]
-    rows, labels = test.images, test.labels
+    rows, labels = test.samples, test.labels
     before = (modules[0](rows).argmax(dim=1) == labels).float().mean()
     assert before > 0.9
     first, second = (

@@ -73,7 +73,7 @@ def slow_flip_both(images, rng):
 
 def test_channels_move_in_front_and_pixels_stay():
     images = pixels(2, 3, 5, 3)
-    tensor = as_set(images).images
+    tensor = as_set(images).samples
     assert tensor.shape == (2, 3, 3, 5)
     assert tensor.dtype == torch.uint8
     assert np.array_equal(tensor.numpy(), images.transpose(0, 3, 1, 2))
@@ -81,14 +81,14 @@ def test_channels_move_in_front_and_pixels_stay():
 
 def test_28_pixels_become_32_with_a_border_of_two_zeros_on_every_side():
     images = np.full((1, 28, 28, 1), 7, dtype=np.uint8)
-    padded = as_set(images, pad_to=32).images[0, 0]
+    padded = as_set(images, pad_to=32).samples[0, 0]
     assert padded.shape == (32, 32)
     assert (padded[2:30, 2:30] == 7).all()
     assert int(padded.sum()) == 7 * 28 * 28
 
 
 def test_an_odd_border_is_wider_after_than_before():
-    padded = as_set(np.ones((1, 2, 3, 1), dtype=np.uint8), pad_to=5).images[0, 0]
+    padded = as_set(np.ones((1, 2, 3, 1), dtype=np.uint8), pad_to=5).samples[0, 0]
     assert padded.tolist() == [
         [0, 0, 0, 0, 0],
         [0, 1, 1, 1, 0],
@@ -99,7 +99,7 @@ def test_an_odd_border_is_wider_after_than_before():
 
 
 def test_a_side_that_is_long_enough_is_not_padded():
-    assert as_set(pixels(1, 2, 6, 3), pad_to=4).images.shape == (1, 3, 4, 6)
+    assert as_set(pixels(1, 2, 6, 3), pad_to=4).samples.shape == (1, 3, 4, 6)
 
 
 def test_labels_are_untouched_but_for_their_type():
@@ -129,13 +129,13 @@ def test_mean_and_deviation_by_hand():
     # Mean 1; squares 1, 1, 1, 9 have the mean 3.
     assert made.mean.item() == 1.0
     assert made.std.item() == pytest.approx(3**0.5)
-    inputs = made.inputs(as_set(images).images)
+    inputs = made.inputs(as_set(images).samples)
     assert inputs.flatten().tolist() == pytest.approx([-1 / 3**0.5] * 3 + [3 / 3**0.5])
 
 
 def test_normalised_training_images_have_mean_zero_and_deviation_one_per_channel():
     images = pixels(8, 4, 3, 3)
-    inputs = fit_preprocessor(images, augmentation="none", device="cpu").inputs(as_set(images).images)
+    inputs = fit_preprocessor(images, augmentation="none", device="cpu").inputs(as_set(images).samples)
     assert inputs.dtype == torch.float32
     flat = inputs.transpose(0, 1).flatten(1)
     torch.testing.assert_close(flat.mean(dim=1), torch.zeros(3), atol=1e-5, rtol=0)
@@ -154,7 +154,7 @@ def test_a_constant_channel_becomes_zero_not_nan(value):
     images = pixels(3, 2, 2, 3)
     images[..., 1] = value
     made = fit_preprocessor(images, augmentation="none", device="cpu")
-    inputs = made.inputs(as_set(images).images)
+    inputs = made.inputs(as_set(images).samples)
     assert made.std.flatten()[1].item() == 1.0
     assert (inputs[:, 1] == 0).all()
     assert inputs.isfinite().all()
@@ -261,7 +261,7 @@ def test_any_shape_is_augmented_as_the_slow_references_do(shape, seed):
 def test_any_padding_keeps_all_pixels_and_adds_only_zeros(shape, pad_to, seed):
     num, channels, height, width = shape
     images = pixels(num, height, width, channels, seed=seed)
-    padded = as_set(images, pad_to=pad_to).images
+    padded = as_set(images, pad_to=pad_to).samples
     assert padded.shape == (num, channels, max(height, pad_to), max(width, pad_to))
     top, left = (padded.shape[2] - height) // 2, (padded.shape[3] - width) // 2
     inner = padded[:, :, top : top + height, left : left + width]

@@ -28,11 +28,10 @@ from crad.errors import ConfigError, RunError
 from crad.federation.context import build_run_context
 from crad.federation.message import Message
 from crad.federation.method import Learned
-from crad.federation.peer_evaluation import Evaluation
+from crad.federation.peer_evaluation import ClassScore, Evaluation
 from crad.federation.tasks import Task, TaskOutcome
 from crad.methods import resolve_method
 from crad.runs.callbacks import LambdaCallback
-from crad.training.evaluation import ClassScore
 from tests.conftest import change, hearing_ctrl_c
 from tests.forked import fork_or_start, templates
 from tests.test_resume import assert_same_end

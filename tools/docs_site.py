@@ -34,13 +34,14 @@ ELSEWHERE = {
     "evidence/committee/tables/committee_rules.md": "committee-rule-tables.md",
     "evidence/kinds/tables/kinds.md": "kind-tables.md",
     "evidence/private/tables/private.md": "privacy-tables.md",
+    "evidence/student/tables/student.md": "student-tables.md",
     "examples/three_hospitals/README.md": "three-hospitals.md",
     "examples/four_hospitals/README.md": "four-hospitals.md",
     "examples": "examples.md",
     "experiments": "experiments.md",
 }
 # Pages that are made from code: a reader of the repository is led to the code, one of the site to the page.
-MADE_FROM = {"src/crad/config/experiment.py": "reference/settings.md", "src/crad/cli": "reference/commands.md"}
+MADE_FROM = {"src/crad/config/experiment_fields.py": "reference/settings.md", "src/crad/cli": "reference/commands.md"}
 LANGUAGES = {".py": "python", ".toml": "toml"}
 INTRODUCTIONS = {
     "examples": "# Examples\n\nShort programs in `examples/`, each of which the tests run as it stands here.\n",

@@ -33,7 +33,7 @@ def epsilon_table(folder: Path, column: str, metric: str) -> str:
             sources=(folder / "runs",),
         )
         for row in make_tidy(plan, records)[STUDY]:
-            if row["metric"] == metric:
+            if row["metric"] == metric and row["mean"]:
                 cells[row["row"], epsilon] = row
     lines = ["| epsilon | " + " | ".join(EPSILONS) + " |", "|---" + "|---:" * len(EPSILONS) + "|"]
     for (method, ending), name in METHODS.items():

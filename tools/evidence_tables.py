@@ -19,6 +19,7 @@ from pathlib import Path
 from crad.files import write_atomically
 from crad.paper.plan import plan_reproduction, read_finished, table_texts
 from tools import findings
+from tools.across_table import across_table
 from tools.epsilon_table import epsilon_table
 
 ROOT = Path(__file__).parent.parent
@@ -33,12 +34,15 @@ def rewritten(text: str) -> str:
 def made_table(asked: Sequence[str]) -> str:
     """Return one column of a study as Markdown: every metric, and its difference to the baseline by seed.
 
-    `advice` is the table of what `crad advise` says, `epsilons COLUMN METRIC` that of accuracy against epsilon.
+    `advice` is the table of what `crad advise` says, `epsilons COLUMN METRIC` that of accuracy against epsilon, `across
+    STUDY METRIC,... ROW ...` some rows of a study in all of its columns.
     """
     if asked == ["advice"]:
         return findings.advice_table()
     if asked[0] == "epsilons":
         return epsilon_table(ROOT / "evidence" / "private", *asked[1:])
+    if asked[0] == "across":
+        return across_table(ROOT / "evidence", *asked[1:])
     study, column, *wanted = asked
     metrics = dict(one.split("=", 1) for one in wanted)
     path = ROOT / "evidence" / study / "tables" / f"{study}.csv"
@@ -67,6 +71,9 @@ def made_table(asked: Sequence[str]) -> str:
 
 
 def _cells(row: dict[str, str]) -> tuple[str, str]:
+    """Return a mean and its difference to the baseline; "-" of what no run says comparably."""
+    if not row["mean"]:
+        return "-", ""
     mean = f"{float(row['mean']):.1f}"
     if not row["interval_low"]:
         return mean, ""

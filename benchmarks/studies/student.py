@@ -161,8 +161,8 @@ def others_accuracy(peer: Peer, logits_of: Any) -> float:  # noqa: ANN401
     for client, shard in enumerate(peer.data.shards):
         if client == peer.index or not len(shard.validation):
             continue
-        images = peer.data.images(shard.validation)
-        said_B = logits_of(peer.data.preprocessor.inputs(images.images)).argmax(dim=1)
+        images = peer.data.samples(shard.validation)
+        said_B = logits_of(peer.data.preprocessor.inputs(images.samples)).argmax(dim=1)
         hits += int((said_B == images.labels).sum())
         samples += len(images)
     return 100.0 * hits / samples

@@ -13,7 +13,7 @@ import torch
 
 from crad.aggregation import Rule
 from crad.analysis.privacy_spent import word_about_counts
-from crad.config import Experiment
+from crad.config import Experiment, settings_by_method
 from crad.data.dataset import Dataset, untaught_warning
 from crad.data.federated_data import FederatedData
 from crad.device import reset_peak_memory
@@ -54,14 +54,14 @@ from crad.results.comparison import Comparison, compare_results
 from crad.results.result import Result, load
 from crad.runs.callbacks import Callback, CallbackList, LambdaCallback
 from crad.runs.canaries_record import CANARIES_FILE, canaries_record, canaries_text
-from crad.runs.directory import PARTITION_FILE, WEIGHTS_FILE, RunDirectory
+from crad.runs.directory import PARTITION_FILE, REPORT_FILE, SUMMARY_FILE, WEIGHTS_FILE, RunDirectory
 from crad.runs.loop import RunLoop
 from crad.runs.metrics_record import METRICS_FILE, metrics_record, metrics_text
 from crad.runs.passed_objects import AnyMethod, AnyModel, Passed, check_passed_again, name_objects
 from crad.runs.records import Record, partition_record, weights_record
 from crad.runs.resolution import resolve_experiment
 from crad.runs.run_records import RunRecords
-from crad.runs.selection import best_round
+from crad.runs.selection import selected_round
 from crad.runs.summary import summarise
 from crad.training.private_step import check_private, check_unmixed
 
@@ -174,18 +174,9 @@ def _experiment_of(
     experiment: Experiment, method: AnyMethod | Rule, methods: Sequence[AnyMethod | Rule], *, seed: int
 ) -> Experiment:
     """Return one of the compared experiments: another seed, and of the method settings those that are its own."""
-    names = [f"{one}." for one in methods if isinstance(one, str)]
-    for key in experiment.method_settings:
-        if not key.startswith(tuple(names)):
-            raise ConfigError(
-                f"method_settings: {key!r} names no compared method; write METHOD.{key.rpartition('.')[2]} with one of "
-                f"{', '.join(name.removesuffix('.') for name in names)}, or set it on a method object"
-            )
-    own = {
-        key.removeprefix(f"{method}."): value
-        for key, value in experiment.method_settings.items()
-        if isinstance(method, str) and key.startswith(f"{method}.")
-    }
+    names = [one for one in methods if isinstance(one, str)]
+    by_method = settings_by_method(experiment.method_settings, names, otherwise=", or set it on a method object")
+    own = by_method[method] if isinstance(method, str) else {}
     return Experiment(**{**experiment.model_dump(), "seed": seed, "method_settings": own})
 
 
@@ -306,14 +297,14 @@ class _Simulation:
         finally:
             roster.forget_messages()
         self._keep_canaries(roster)  # before the roster is put back to another round
-        self._models = with_statistics(self._models, self._context, loop.best_evaluations(records))
+        self._models = with_statistics(self._models, self._context, loop.selected_evaluations(records))
         metrics = loop.measure(records)
         found = None if metrics is None else metrics_record(metrics)
         run = self._finish(self._records(records, engine=engine, metrics=found))
         models = RunModels(
             self._experiment,
             self._models,
-            loop.best_states(records),
+            loop.selected_states(records),
             run.summary["best_round"],
             self._objects,
             kept,
@@ -348,7 +339,7 @@ class _Simulation:
         directory.write_text("partition.svg", partition_picture(self._partition))
 
     def _tell(self, rounds: list[Record], *, engine: Engine) -> None:
-        if self._callback.wants_records and best_round(rounds) is not None:
+        if self._callback.wants_records and selected_round(rounds) is not None:
             self._callback.on_records(self._records(rounds, engine=engine))
 
     def _records(self, rounds: list[Record], *, engine: Engine, metrics: Record | None = None) -> RunRecords:
@@ -375,9 +366,9 @@ class _Simulation:
             run = replace(run, inspection=self._inspect(self._directory))
             if run.metrics is not None:
                 self._directory.write_text(METRICS_FILE, metrics_text(run.metrics))
-            self._directory.write_text("report.html", report_page([run]))
+            self._directory.write_text(REPORT_FILE, report_page([run]))
             self._directory.write_json(MODELS_FILE, self._models)
-            self._directory.write_json("summary.json", run.summary)
+            self._directory.write_json(SUMMARY_FILE, run.summary)
         return run
 
     def _inspect(self, directory: RunDirectory) -> Record | None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -110,9 +110,16 @@ def peak_memory_bytes(device: str) -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def peak_host_bytes(device: str) -> int | None:
-    """Return the highest resident memory beside a GPU's own; None where a GPU has none of its own, or there is none."""
-    return peak_memory_bytes("cpu") if device == "cuda" else None
+class MemoryPeaks(NamedTuple):
+    """The highest memory of a process, or of several together."""
+
+    device_bytes: int  # where it computes: on GPUs that have a memory of their own, else the resident memory
+    host_bytes: int | None  # beside such GPUs; None where there are none
+
+
+def memory_peaks(device: str) -> MemoryPeaks:
+    """Return the highest memory since the reset, on a device and beside it."""
+    return MemoryPeaks(peak_memory_bytes(device), peak_memory_bytes("cpu") if device == "cuda" else None)
 
 
 def available_memory_bytes(device: str) -> int | None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the list of verbs, which needs no pydantic, imports this module
@@ -92,6 +93,22 @@ def printable(text: object) -> str:
     """Return a peer's words as one short printable line: no line breaks, terminal codes or floods reach a log."""
     words = str(text)[:MAX_QUOTED]
     return words if words.isprintable() else ascii(words)[1:-1]
+
+
+def client_number(value: object, *, clients: int, argument: str = "client") -> int:
+    """Return a number of Python's or numpy's as Python's own; what is none, also True, is refused by its argument."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ConfigError(f"{argument}: {shown(value)} is no client's number; choose 0 to {clients - 1}")
+    return int(value)
+
+
+def shown(value: object) -> str:
+    """Return whatever was given as one short printable line, also a number that is too long for Python to write."""
+    try:
+        words = repr(value)
+        return printable(words if len(words) <= 40 else f"{words[:40]}...")
+    except ValueError:
+        return "a number of thousands of digits"
 
 
 def escaped(text: str) -> str:

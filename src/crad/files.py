@@ -148,10 +148,9 @@ def flush_file(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def flush_all(paths: Iterable[Path | None], *, folder: Path) -> None:
+def flush_all(paths: Iterable[Path], *, folder: Path) -> None:
     """Wait until the disk has some files of a folder, each under its name."""
     for path in paths:
-        assert path is not None, "what is to be kept has been written"
         flush_file(path)
     flush_folder(folder)
 

@@ -12,11 +12,12 @@ from crad.aggregation.evidence import Evidence, check_evidence
 from crad.aggregation.filters import Selection
 from crad.aggregation.judge import TeacherFindings, TeacherJudge, known_stats
 from crad.aggregation.rules import RULES, Rule, resolve_rule
-from crad.aggregation.statistics import TeacherStats
+from crad.aggregation.statistics import ClassHits, TeacherStats
 from crad.aggregation.verification import Tally, credibility, verify
 
 __all__ = [
     "RULES",
+    "ClassHits",
     "Combination",
     "Confusion",
     "Confusions",

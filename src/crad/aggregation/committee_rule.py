@@ -1,7 +1,9 @@
 """What several models say together of an input: their logits, combined by a rule, as class probabilities.
 
-The same correct x keep x weigh that makes a student's target, at prediction time. It can be traced, so that an exported
-graph holds the rule too.
+The same correct x keep x weigh that makes a student's target, at prediction time. Members are softened at the
+temperature T to be combined, and what comes out is brought back to temperature 1 before anybody's prior is added: a
+committee of one, its class shares kept, says what its model says. It can be traced, so that an exported graph holds the
+rule too.
 
 Shapes: K members, B samples, C classes.
 """
@@ -12,6 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Real
 from typing import Any, get_args
 
 import torch
@@ -22,13 +25,16 @@ from crad.aggregation.correction import remove_prior
 from crad.aggregation.evidence import Evidence, check_evidence
 from crad.aggregation.member_tally import MemberTally, evidence_of
 from crad.aggregation.rules import RULES, Rule, resolve_rule
-from crad.aggregation.statistics import TeacherStats
+from crad.aggregation.statistics import ClassHits, TeacherStats
 from crad.config import EvidenceSource, TeacherPrior, Unsupported
-from crad.errors import AggregationError, ConfigError, unknown_name
+from crad.errors import AggregationError, ConfigError, shown, unknown_name
 
 OWN_RULE = "a rule of your own"  # what one that was passed as an object is called
 BLOCK_BYTES = 64 * 2**20  # of what all members say, combined at once
 SMALLEST_PROBABILITY = 1e-30  # before a logarithm is taken
+# Beyond them the numbers of a computer are too coarse for a committee of one to be its model.
+LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.25, 100.0
+ANSWER_TEMPERATURE = 1.0  # of what a committee says; records without it are of versions that left it softened at T
 
 
 @dataclass(frozen=True)
@@ -63,14 +69,19 @@ class CommitteeRule:
         is_supported_C = (self.stats.speaking_KC >= self.min_support).any(dim=0)
         return (~is_supported_C).nonzero().flatten().tolist()
 
-    def probabilities(self, logits_KBC: Tensor) -> Tensor:
-        """Return class probabilities [B,C] of what the members say, without any prior of whoever asks.
+    def probabilities(self, logits_KBC: Tensor, *, log_prior_C: Tensor | None = None) -> Tensor:
+        """Return class probabilities [B,C] of what the members say, under the prior of whoever asks, if there is one.
 
         A member that gives no numbers on a sample is not heard there; a sample without any number is refused.
         """
-        is_sound_KB = logits_KBC.isfinite().all(dim=2)
+        return faced(self.logits(logits_KBC), log_prior_C)
+
+    def logits(self, logits_KBC: Tensor) -> Tensor:
+        """Return the same before anybody's prior, as logits [B,C] at temperature 1."""
+        q_KBC = self.heard(logits_KBC)
+        is_sound_KB = gives_numbers(logits_KBC, temperature=self.temperature)
         if is_sound_KB.all():
-            return self.traced(logits_KBC)
+            return self.combined(q_KBC)
         silent = (~is_sound_KB.any(dim=0)).nonzero().flatten().tolist()
         if silent:
             raise AggregationError(f"no member gives finite numbers on input {silent[0]}: look at that image")
@@ -79,7 +90,7 @@ class CommitteeRule:
         for pattern in set(sound_of):
             heard = [k for k, is_sound in enumerate(pattern) if is_sound]
             where_B = torch.tensor([one == pattern for one in sound_of])
-            result_BC[where_B] = self.select(heard).traced(logits_KBC[heard][:, where_B])
+            result_BC[where_B] = self.select(heard).combined(q_KBC[heard][:, where_B])
         return result_BC
 
     def traced(self, logits_KBC: Tensor) -> Tensor:
@@ -95,14 +106,38 @@ class CommitteeRule:
         return remove_prior(q_KBC, self.published_KC, temperature=self.temperature, is_bounded=is_bounded)
 
     def combined(self, q_KBC: Tensor) -> Tensor:
-        """Return what the rule makes of it on this evidence, [B,C]."""
+        """Return what the rule makes of it on this evidence, as logits [B,C] brought back to temperature 1."""
         evidence = Evidence(q_KBC, self.stats, self.min_support, self.epsilon)
-        return combine(evidence, self.rule, unsupported=self.unsupported).target_BC
+        target_BC = combine(evidence, self.rule, unsupported=self.unsupported).target_BC
+        return self.temperature * target_BC.clamp(min=SMALLEST_PROBABILITY).log()
 
 
-def with_own_prior(probabilities_BC: Tensor, log_prior_C: Tensor) -> Tensor:
-    """Return the probabilities for inputs in which classes are as frequent as the logarithms of these shares say."""
-    return torch.softmax(probabilities_BC.clamp(min=SMALLEST_PROBABILITY).log() + log_prior_C, dim=1)
+def gives_numbers(logits_BC: Tensor, *, temperature: float) -> Tensor:
+    """Return on which samples a model says something, [B] or [K,B]: finite logits that stay so when softened."""
+    is_finite_B = logits_BC.isfinite().all(dim=-1)
+    return is_finite_B & torch.softmax(logits_BC / temperature, dim=-1).isfinite().all(dim=-1)
+
+
+def always_give_numbers(said: Sequence[Mapping[str, Tensor]], *, temperature: float) -> list[bool]:
+    """Return which of the members say something of every sample, by what each of them said of several sets."""
+    return [all(bool(gives_numbers(part, temperature=temperature).all()) for part in one.values()) for one in said]
+
+
+def temperature_refusal(temperature: object) -> str | None:
+    """Return why no committee is softened at a temperature; None: it may be."""
+    is_number = isinstance(temperature, Real) and not isinstance(temperature, bool)
+    value: Any = temperature if is_number else math.nan
+    if LOWEST_TEMPERATURE <= value <= HIGHEST_TEMPERATURE:
+        return None
+    return (
+        f"temperature is {shown(temperature)}: a committee's members are softened at {LOWEST_TEMPERATURE:g} to "
+        f"{HIGHEST_TEMPERATURE:g}"
+    )
+
+
+def faced(logits_BC: Tensor, log_prior_C: Tensor | None) -> Tensor:
+    """Return probabilities for inputs in which classes are as frequent as these logarithms say; None: all alike."""
+    return torch.softmax(logits_BC if log_prior_C is None else logits_BC + log_prior_C, dim=1)
 
 
 def make_committee_rule(
@@ -128,8 +163,9 @@ def make_committee_rule(
         raise unknown_name("value of 'teacher_prior'", teacher_prior, get_args(TeacherPrior))
     if unsupported not in get_args(Unsupported):
         raise unknown_name("value of 'unsupported'", unsupported, get_args(Unsupported))
-    if not (isinstance(temperature, int | float) and 0 < temperature < math.inf):
-        raise ConfigError(f"temperature is {temperature!r}, must be more than 0")
+    refusal = temperature_refusal(temperature)
+    if refusal is not None:
+        raise ConfigError(f"{refusal}; say another one")
     chosen = resolve_rule(rule)
     size = stats.counts_KC.shape
     anything = torch.full((size[0], 1, size[1]), 1 / size[1])
@@ -183,35 +219,44 @@ def make_client_rules(
     return [one.select(members) for one in rules]
 
 
-@dataclass(frozen=True)
-class CommitteeHits:
-    """How a committee did on labelled samples, per class."""
-
-    counts: tuple[int, ...]
-    hits: tuple[int, ...]
-    cross_entropy_sums: tuple[float, ...]
-
-
 def count_hits(
     rules: Sequence[CommitteeRule], said: Sequence[Tensor], labels_B: Tensor, *, log_prior_C: Tensor | None = None
-) -> list[CommitteeHits]:
+) -> list[ClassHits]:
     """Count the hits per class of committees of the same members, block by block; these are understood once for all."""
     classes = rules[0].num_classes
     tallies = [_HitTally(classes) for _ in rules]
     for part in _blocks(said, classes):
         labels, q_KBC = labels_B[part], rules[0].heard(torch.stack([one[part] for one in said]))
         for tally, rule in zip(tallies, rules, strict=True):
-            log_target_BC = rule.combined(q_KBC).log()
-            tally.add(log_target_BC if log_prior_C is None else log_target_BC + log_prior_C, labels)
+            logits_BC = rule.combined(q_KBC)
+            tally.add(logits_BC if log_prior_C is None else logits_BC + log_prior_C, labels)
     counts = tuple(torch.bincount(labels_B, minlength=classes).tolist())
-    return [CommitteeHits(counts, tuple(one.hits.tolist()), tuple(one.losses.tolist())) for one in tallies]
+    return [ClassHits(counts, tuple(one.hits.tolist()), tuple(one.losses.tolist())) for one in tallies]
+
+
+def count_hits_by_client(
+    rules: Sequence[CommitteeRule],
+    said: Sequence[Tensor],
+    labels_B: Tensor,
+    *,
+    sizes: Sequence[int],
+    log_priors_NC: Tensor,
+) -> list[ClassHits]:
+    """Count the hits of every client's committee on its own samples, which lie one client after the other.
+
+    One rule may stand for all clients; each one's own class shares are added to what its committee says.
+    """
+    hits, start = [], 0
+    for client, size in enumerate(sizes):
+        part, rule = slice(start, start := start + size), rules[client % len(rules)]
+        hits += count_hits([rule], [one[part] for one in said], labels_B[part], log_prior_C=log_priors_NC[client])
+    return hits
 
 
 def committee_logits(rule: CommitteeRule, said: Sequence[Tensor], *, log_prior_C: Tensor | None = None) -> Tensor:
     """Return what a committee says, as logits [B,C], block by block."""
     logits = [
-        rule.combined(rule.heard(torch.stack([one[part] for one in said]))).log()
-        for part in _blocks(said, rule.num_classes)
+        rule.combined(rule.heard(torch.stack([one[part] for one in said]))) for part in _blocks(said, rule.num_classes)
     ]
     logits_BC = torch.cat([torch.empty(0, rule.num_classes), *logits])
     return logits_BC if log_prior_C is None else logits_BC + log_prior_C
@@ -229,9 +274,9 @@ class _HitTally:
     def __init__(self, classes: int) -> None:
         self.hits, self.losses = torch.zeros(classes, dtype=torch.int64), torch.zeros(classes, dtype=torch.float64)
 
-    def add(self, log_target_BC: Tensor, labels_B: Tensor) -> None:
-        self.hits += torch.bincount(labels_B[log_target_BC.argmax(dim=1) == labels_B], minlength=len(self.hits))
-        misses_B = -torch.log_softmax(log_target_BC, dim=1).gather(1, labels_B[:, None])[:, 0]
+    def add(self, logits_BC: Tensor, labels_B: Tensor) -> None:
+        self.hits += torch.bincount(labels_B[logits_BC.argmax(dim=1) == labels_B], minlength=len(self.hits))
+        misses_B = -torch.log_softmax(logits_BC, dim=1).gather(1, labels_B[:, None])[:, 0]
         self.losses.index_add_(0, labels_B, misses_B.double().clamp(max=1e9))
 
 

@@ -6,13 +6,14 @@ Shapes: K teachers, B samples, C classes.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from crad.aggregation.statistics import TeacherStats
-from crad.errors import AggregationError
+from crad.errors import AggregationError, shown
 
 ROW_TOLERANCE = 1e-3  # a row of q may miss one by this much; more is no softmax output
 HALF_TOLERANCE = 2e-2  # the same where q was rounded to half precision
@@ -124,7 +125,7 @@ def _check_statistic(name: str, values: Tensor, shape_KC: tuple[int, int], *, hi
 
 def check_setting(name: str, value: float, *, lowest: float, is_open: bool) -> None:
     """Refuse a number that is not above its lowest value, or not at least that."""
-    is_number = isinstance(value, int | float) and math.isfinite(value)
+    is_number = isinstance(value, int | float) and abs(value) <= sys.float_info.max  # refuses nan too
     if not is_number or value < lowest or (is_open and value == lowest):
         wanted = f"more than {lowest:g}" if is_open else f"{lowest:g} or more"
-        raise AggregationError(f"{name} is {value!r}, must be {wanted}")
+        raise AggregationError(f"{name} is {shown(value)}, must be {wanted}")

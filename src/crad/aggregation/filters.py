@@ -43,20 +43,15 @@ def keep_all(evidence: Evidence) -> Selection:
 
 def median_filter(evidence: Evidence) -> Selection:
     """Keep teachers with enough samples of the class that deviate from the consensus by at most the median."""
-    q_KBC = evidence.q_KBC
     supported_KC = evidence.supported_KC
-    supported_K1C = supported_KC.unsqueeze(1)
 
     # Eq. 4: the preliminary consensus over the supported teachers, and each one's deviation from it
-    num_supported_C = supported_KC.sum(dim=0).clamp(min=1)
-    consensus_BC = (q_KBC * supported_K1C.to(q_KBC.dtype)).sum(dim=0) / num_supported_C
-    deviation_KBC = (q_KBC - consensus_BC).abs_()
+    consensus_BC, deviation_KBC = _deviations(evidence, supported_KC)
 
     # Eq. 5: tau is the median deviation of the supported. The lower median of an even count keeps the same
     # half as the averaged one, and is one of the deviations itself.
     band_BC = supported_median(deviation_KBC, supported_KC)
-    keep_KBC = (deviation_KBC <= band_BC + TIE_TOLERANCE).logical_and_(supported_K1C)
-    return Selection(keep_KBC, supported_KC, consensus_BC, band_BC)
+    return Selection(_up_to(band_BC, deviation_KBC, supported_KC), supported_KC, consensus_BC, band_BC)
 
 
 def support_filter(evidence: Evidence) -> Selection:
@@ -161,9 +156,12 @@ def _kept_within(
     judged_KBC: Tensor | None = None,
 ) -> Selection:
     """Keep the supported up to a limit; the band that is shown reaches as far as the furthest of them."""
-    supported_K1C = evidence.supported_KC.unsqueeze(1)
-    judged_KBC = deviation_KBC if judged_KBC is None else judged_KBC
-    keep_KBC = (judged_KBC <= limit_BC + TIE_TOLERANCE).logical_and_(supported_K1C)
+    keep_KBC = _up_to(limit_BC, deviation_KBC if judged_KBC is None else judged_KBC, evidence.supported_KC)
     reach_BC = torch.where(keep_KBC, deviation_KBC, -torch.inf).amax(dim=0)
     band_BC = torch.where(reach_BC >= 0, reach_BC, torch.inf)
     return Selection(keep_KBC, evidence.supported_KC, consensus_BC, band_BC)
+
+
+def _up_to(limit_BC: Tensor, value_KBC: Tensor, supported_KC: Tensor) -> Tensor:
+    """Return which of the supported have a value up to a limit; one that rounding put just above it has."""
+    return (value_KBC <= limit_BC + TIE_TOLERANCE).logical_and_(supported_KC.unsqueeze(1))

@@ -1,8 +1,8 @@
-"""What a client knows of a committee's members: what it counted on its own validation half, and what they publish.
+"""Believing: how much each member of a committee weighs with a client, by its own counts and by what they publish.
 
-Beyond the paper. A member's word is no proof: published counts are believed as far as the member's hits on the client's
-samples bear them out, and never for more than a few times what members usually claim. Samples weigh as far as the
-member tells the class from others there.
+Beyond the paper. Counting is `member_tally.py`. A member's word is no proof: published counts are believed as far as
+the member's hits on the client's samples bear them out, and never for more than members usually claim. Samples weigh
+as far as the member tells the class from others there, and leaves it unsaid where it is not.
 
 Shapes: K members, C classes.
 """
@@ -15,8 +15,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from crad.aggregation.statistics import TeacherStats, separation
-from crad.aggregation.verification import Tally, credibility, verify
+from crad.aggregation.statistics import TeacherStats, alarm_rate, separation
+from crad.aggregation.verification import Tally, credibility, usual_claims, verify
 from crad.config import EvidenceSource
 
 CLAIM_LIMIT = 4.0  # times the median of all members' samples: no member is believed to hold more
@@ -32,17 +32,26 @@ def member_evidence(published: TeacherStats, *, said: Tally, heard: Tally, sourc
     if source == "reported":
         return published
     believed_K = credibility(published, said)
-    limited_K = believed_K * _claim_limits(published.counts_KC)
-    known = verify(published, heard, source=source, believed_K=limited_K)
-    largest = (published.counts_KC * limited_K.unsqueeze(1)).max()
-    stranger_K = (1 - believed_K) * skill(said) * largest
+    claimed_KC = published.counts_KC * (believed_K * _claim_limits(published.counts_KC)).unsqueeze(1)
+    known = verify(published, heard, source=source, claimed_KC=claimed_KC)
+    stranger_K = (1 - believed_K) * skill(said) * usual_claims(claimed_KC).max()
     support_KC = known.speaking_KC + stranger_K.unsqueeze(1)
     return replace(
         known,
         support_KC=support_KC,
-        effective_KC=support_KC * separation(known),
+        effective_KC=support_KC * separation(known) * restraint(known),
         cross_entropies_KC=_believed_cross_entropies(published, believed_K),
     )
+
+
+def restraint(known: TeacherStats) -> Tensor:
+    """Return (1 - f)^2 of each member's false-alarm rate f, [K,C]: what it says where it is wrong is heard as well.
+
+    Separation alone lets a member that says a class for half of all samples weigh half as much as one that never does.
+    """
+    assert known.others_KC is not None, "counted by the client itself"
+    assert known.false_alarms_KC is not None, "counted by the client itself"
+    return (1 - alarm_rate(known.others_KC, known.false_alarms_KC)) ** 2
 
 
 def skill(tally: Tally) -> Tensor:

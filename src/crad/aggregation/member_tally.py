@@ -1,7 +1,8 @@
-"""What every client counts of a committee's members on its own validation half, and what it then knows of them.
+"""Counting: what each member of a committee hits on a client's own validation half; raw counts, nothing believed yet.
 
 The counts are made where a member is tested, on what it publishes, and rest in its evaluation: a committee can be made
-from them later without the data.
+from them later without the data. How far members are believed by them is said in `member_evidence.py`, which
+`evidence_of` asks.
 
 Shapes: K members, B samples, C classes.
 """

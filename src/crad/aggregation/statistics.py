@@ -1,4 +1,4 @@
-"""What is known of teachers per class: `TeacherStats`, and what follows from it (Eqs. 6 and 7).
+"""What is known per class: of one model, `ClassHits`; of teachers, `TeacherStats`, and what follows (Eqs. 6 and 7).
 
 Shapes: K teachers, C classes.
 """
@@ -6,9 +6,18 @@ Shapes: K teachers, C classes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class ClassHits(NamedTuple):
+    """What a model or a committee makes of labelled samples, by class."""
+
+    counts: tuple[int, ...]  # samples
+    hits: tuple[int, ...]  # of them, classified correctly
+    cross_entropy_sums: tuple[float, ...]  # over them
 
 
 @dataclass(frozen=True)
@@ -72,5 +81,13 @@ def separation(stats: TeacherStats) -> Tensor:
     """
     if stats.false_alarms_KC is None or stats.others_KC is None:
         return torch.ones_like(stats.counts_KC)
-    alarm_KC = smoothed_accuracy(stats.others_KC, stats.false_alarms_KC)
-    return (smoothed_accuracy(stats.counts_KC, stats.accuracies_KC) - alarm_KC).clamp(min=0)
+    recall_KC = smoothed_accuracy(stats.counts_KC, stats.accuracies_KC)
+    return (recall_KC - alarm_rate(stats.others_KC, stats.false_alarms_KC)).clamp(min=0)
+
+
+def alarm_rate(others_KC: Tensor, false_alarms_KC: Tensor) -> Tensor:
+    """Return how often a teacher says a class that is not there, [K,C]: smoothed, but not below what was counted.
+
+    Else whoever says a class always, and claims enough samples of it, would seem to tell it from others.
+    """
+    return torch.maximum(smoothed_accuracy(others_KC, false_alarms_KC), false_alarms_KC)

@@ -47,16 +47,18 @@ class Tally:
 
 
 def verify(
-    stats: TeacherStats, tally: Tally, *, source: EvidenceSource, believed_K: Tensor | None = None
+    stats: TeacherStats, tally: Tally, *, source: EvidenceSource, claimed_KC: Tensor | None = None
 ) -> TeacherStats:
     """Return the published figures and the student's own together.
 
     `pooled` adds the two. `own` takes the student's alone for the classes it holds. For a class it does not hold there
     is only what was published. Published counts shrink with the teacher's credibility, by this tally unless told
-    otherwise. A sample of the student's speaks for a teacher only if the teacher got it right.
+    otherwise, and are believed for no more than is usual. A sample of the student's speaks for a teacher only if the
+    teacher got it right.
     """
-    believed_K = credibility(stats, tally) if believed_K is None else believed_K
-    published_KC = stats.counts_KC * believed_K.unsqueeze(1)
+    if claimed_KC is None:
+        claimed_KC = stats.counts_KC * credibility(stats, tally).unsqueeze(1)
+    published_KC = usual_claims(claimed_KC)
     if source == "own":
         published_KC = torch.where(tally.samples_C > 0, 0.0, published_KC)
     total_KC = published_KC + tally.samples_C
@@ -69,6 +71,17 @@ def verify(
         false_alarms_KC=tally.alarms_KC / tally.others_C.clamp(min=1),
         others_KC=tally.others_C.expand_as(total_KC),
     )
+
+
+def usual_claims(claimed_KC: Tensor) -> Tensor:
+    """Cut claims down to what is usual: nobody holds more of a class than the median of everybody's largest class.
+
+    Of a class that a student lacks it can check no claim, and one false one would decide the class. Who claims nothing
+    is not counted; of an even number the lower median is taken.
+    """
+    largest_K = claimed_KC.amax(dim=1)
+    claiming_K = largest_K[largest_K > 0]
+    return claimed_KC.clamp(max=float(claiming_K.median())) if len(claiming_K) else claimed_KC
 
 
 def credibility(stats: TeacherStats, tally: Tally) -> Tensor:

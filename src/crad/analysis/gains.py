@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from crad.analysis.comparison import METRICS
 from crad.analysis.groups import NOT_JOINED
 from crad.runs.run_records import RunRecords
-from crad.runs.selection import honest_best_round, honest_clients_at
+from crad.runs.selection import honest_clients_at, honest_selected_round
 
 ALONE = "local"
 
@@ -60,7 +60,7 @@ def client_accuracies(run: RunRecords, metric: str, *, attackers: Collection[int
     """Return every client's accuracy at the selected round; of those who do not attack, at the round they select."""
     if not attackers:
         return list(run.summary[f"{metric}_per_client"])
-    selected = honest_best_round(run.rounds, attackers)
+    selected = honest_selected_round(run.rounds, attackers)
     return [client[metric] for client in honest_clients_at(run.rounds, selected, attackers)]
 
 

@@ -14,7 +14,7 @@ from crad.analysis.comparison import METRICS, attackers_by_seed
 from crad.analysis.groups import Methods, is_tested
 from crad.runs.records import Record
 from crad.runs.run_records import RunRecords
-from crad.runs.selection import honest_best_round, honest_clients_at
+from crad.runs.selection import honest_clients_at, honest_selected_round
 from crad.runs.summary import class_figures
 
 
@@ -33,7 +33,7 @@ def of_honest_clients(methods: Methods) -> Methods:
 def _of_honest(run: RunRecords, attackers: Collection[int]) -> RunRecords:
     if not attackers:
         return run
-    selected = honest_best_round(run.rounds, attackers)
+    selected = honest_selected_round(run.rounds, attackers)
     clients = honest_clients_at(run.rounds, selected, attackers)
     changed = {
         "attackers": sorted(attackers),

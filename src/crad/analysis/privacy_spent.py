@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from crad.analysis.chart_rows import Row
 from crad.analysis.comparison import over_seeds
 from crad.analysis.groups import Methods
-from crad.analysis.series import Row
 from crad.config import Experiment
 from crad.runs.records import Record
 from crad.runs.run_records import RunRecords

@@ -20,7 +20,7 @@ class TeacherView:
     state: str
     weight: float
     false_alarms: float | None = None  # as the student counted them, where it did
-    is_liar: bool = False  # a simulated attacker
+    is_liar: bool = False  # a simulated attacker; so called in what `crad explain --json` writes
     corrected: float | None = None  # what is heard of its probability, where its own class shares are removed
 
     @property

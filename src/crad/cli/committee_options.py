@@ -147,6 +147,7 @@ def committee_about(model: TrainedModel) -> dict[str, Any]:
 
 def committee_lines(model: TrainedModel) -> list[str]:
     """Return who answers and how, in words; nothing of a single model."""
+    from crad.errors import escaped
     from crad.prediction.committee import Committee
 
     if not isinstance(model, Committee):
@@ -158,7 +159,8 @@ def committee_lines(model: TrainedModel) -> list[str]:
     lines += [] if model.choice is None else _choice_lines(model.choice)
     lines += [f"Left out: {reason}." for reason in model.left_out.values()]
     if model.unsupported_classes:
-        lines.append(f"No member holds enough samples of these classes: {', '.join(model.unsupported_classes)}.")
+        unsupported = ", ".join(map(escaped, model.unsupported_classes))
+        lines.append(f"No member holds enough samples of these classes: {unsupported}.")
     return lines
 
 

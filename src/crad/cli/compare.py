@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from crad.cli.callback_options import CallbackOptions
-from crad.cli.lists import parse_methods, parse_seeds, settings_by_method
 from crad.cli.options import AsJson, ConfigFile, Quiet, Settings, with_experiment_flags
 from crad.cli.run import default_output, import_run_loop, run_shown, show_report
-from crad.config import Experiment, make_experiment
+from crad.cli.several_values import parse_methods, parse_seeds
+from crad.config import ALIASES, Experiment, make_experiment, names_of, settings_by_method
 from crad.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,8 +51,10 @@ DEMO_SWAPPED: Settings = {
     "attackers": 2,
 }
 SWAPPED = "two-swapped"  # its folder
-# Who says one of these wants another world, not this one as well.
-WORLD = {"dataset", "clients", "partition", "alpha", "models", "attack", "attackers", "liars", "label", "site"}
+# How much of a world: the demo's second part has that as well.
+_OF_EITHER_PART = {"active", "held_out", "train_limit", "test_limit"}
+# Who says one of these wants another world, not the second part as well; networks are of one kind of data.
+ANOTHER_WORLD = {*names_of("world"), "models", *ALIASES} - _OF_EITHER_PART
 
 Methods = Annotated[
     str,
@@ -112,7 +114,7 @@ def demo_command(
     """
     experiments = _experiments({**DEMO, **settings}, methods, seeds, None)
     folder = output or default_output(experiments[0], "demo")
-    if as_json or WORLD & settings.keys():
+    if as_json or ANOTHER_WORLD & settings.keys():
         _compare(experiments, folder, callback_options, is_quiet=quiet, as_json=as_json)
         return
     swapped = _experiments({**DEMO_SWAPPED, **settings}, methods, seeds, None)
@@ -143,15 +145,17 @@ def _against_the_mean(folder: Path, experiments: Sequence[Experiment]) -> str | 
 
 def _show_demo(folder: Path, honest: Compared, swapped: Compared, *, line: str | None, is_quiet: bool) -> None:
     """Print both parts, each with what it says of joining; of the second the honest members count."""
+    from crad.runs.directory import REPORT_FILE
+
     if not is_quiet:
         typer.echo("Six members with images of digits, all of them honest:")
         _print_comparison(*honest)
-        typer.echo(f"Report: {folder / 'report.html'}\n")
+        typer.echo(f"Report: {folder / REPORT_FILE}\n")
         typer.echo("Eight members with a table of biopsies, two of them with swapped labels; the six honest ones:")
         _print_comparison(*swapped)
         if line is not None:
             typer.echo(line)
-        typer.echo(f"Report: {folder / SWAPPED / 'report.html'}\n")
+        typer.echo(f"Report: {folder / SWAPPED / REPORT_FILE}\n")
     typer.echo(str(folder))
 
 
@@ -249,13 +253,15 @@ def _show(
     as_json: bool,
 ) -> None:
     """Print the comparison: tables and whether joining helped, JSON, or the path alone."""
+    from crad.runs.directory import REPORT_FILE
+
     if as_json:
         typer.echo((folder / "comparison.json").read_text())
         return
     if not is_quiet:
         _print_comparison(rows, verdict)
         _print_metrics(measured)
-        typer.echo(f"Report: {folder / 'report.html'}")
+        typer.echo(f"Report: {folder / REPORT_FILE}")
     typer.echo(str(folder))
 
 

@@ -37,9 +37,7 @@ Missing = Annotated[
 Ranges = Annotated[
     str | None, typer.Option("--ranges", metavar="COLUMN=LOW:HIGH,...", help="Expected ranges, such as age=0:120.")
 ]
-KindName = Annotated[
-    str | None, typer.Option("--kind", metavar="KIND", help="What an array holds: image, table, series or audio.")
-]
+KindName = Annotated[str | None, typer.Option("--kind", metavar="KIND", help=f"{setting_of('kind').help}.")]
 Seconds = Annotated[
     float | None, typer.Option("--seconds", metavar="SECONDS", help="Length that recordings are brought to.")
 ]

@@ -209,7 +209,7 @@ def doctor_command(site: SiteFile = PEER_TOML, as_json: AsJson = False) -> None:
     _need_network()
     from rich.console import Console
 
-    from crad.cli.doctor import diagnose
+    from crad.cli.terminal.doctor_lines import diagnose
 
     findings = diagnose(site, Console(), Console(stderr=True), is_silent=as_json)
     if as_json:
@@ -237,6 +237,7 @@ def join_command(site: SiteFile = PEER_TOML, quiet: Quiet = False, as_json: AsJs
     from crad.cli.terminal.signals import Terminated
     from crad.cli.terminal.terminal_tables import plain_table
     from crad.report.participant import committee_lines, participant_cells, participant_verdict, shortfall, words_of
+    from crad.runs.directory import REPORT_FILE
     from crad.site.join import join
 
     settings, agreement = _read(site)
@@ -260,7 +261,7 @@ def join_command(site: SiteFile = PEER_TOML, quiet: Quiet = False, as_json: AsJs
     short = shortfall(outcome.record)
     if short:
         typer.echo(short)
-    typer.echo(f"Report: {outcome.folder / 'report.html'}")
+    typer.echo(f"Report: {outcome.folder / REPORT_FILE}")
     typer.echo(str(outcome.folder))
 
 

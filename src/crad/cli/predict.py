@@ -141,15 +141,17 @@ def _print(model: TrainedModel, names: Sequence[str], probabilities: Probabiliti
     from rich.console import Console
 
     from crad.cli.terminal.terminal_tables import plain_table
+    from crad.errors import escaped
 
     is_wide = len(model.classes) > MANY_CLASSES
-    header = ["input", "class", "%", *(["then"] if is_wide else [f"{name} %" for name in model.classes])]
+    classes = [escaped(name) for name in model.classes]  # a data set's own may be anything
+    header = ["input", "class", "%", *(["then"] if is_wide else [f"{name} %" for name in classes])]
     rows = []
     for name, row in zip(names, probabilities, strict=True):
         order = row.argsort()[::-1]
-        after = ", ".join(f"{model.classes[i]} {100 * row[i]:.1f}" for i in order[1:SHOWN_BEST])
+        after = ", ".join(f"{classes[i]} {100 * row[i]:.1f}" for i in order[1:SHOWN_BEST])
         rest = [after] if is_wide else [f"{100 * value:.1f}" for value in row]
-        rows.append([name, model.classes[int(order[0])], f"{100 * row.max():.1f}", *rest])
+        rows.append([escaped(name), classes[int(order[0])], f"{100 * row.max():.1f}", *rest])
     console = Console() if Console().is_terminal else Console(width=160)
     console.print(plain_table(header, rows))
     for line in committee_lines(model):

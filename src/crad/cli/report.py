@@ -34,15 +34,16 @@ def report_command(runs: Runs, output: Page = None, figures: Figures = None, for
     from crad.report.charts import INSTALL, charts_available, make_charts, save_chart
     from crad.report.inputs import alone_first, find_runs, load_for_report
     from crad.report.page import report_page
+    from crad.runs.directory import REPORT_FILE
 
     if figures is not None and not charts_available():
         raise ConfigError(f"--figures needs another package: {INSTALL}")
     if output is not None and output.is_dir():
-        raise ConfigError(f"--output {output} is a folder: name the file to write, such as {output / 'report.html'}")
+        raise ConfigError(f"--output {output} is a folder: name the file to write, such as {output / REPORT_FILE}")
     paths = find_runs(runs)
-    path = output or (paths[0] if len(paths) == 1 else Path()) / "report.html"
+    path = output or (paths[0] if len(paths) == 1 else Path()) / REPORT_FILE
     is_there = path.exists()
-    if is_there and not force and path.resolve() not in {(run / "report.html").resolve() for run in paths}:
+    if is_there and not force and path.resolve() not in {(run / REPORT_FILE).resolve() for run in paths}:
         raise ConfigError(f"{path} is there already: choose another --output, or add --force to replace it")
     for folder in (path.parent, *([] if figures is None else [figures])):
         _make(folder)

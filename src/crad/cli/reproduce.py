@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from crad.cli.lists import parse_list, parse_methods, parse_seeds, settings_by_method
 from crad.cli.options import AsJson, Quiet, Settings, with_experiment_flags
-from crad.config import make_experiment
+from crad.cli.several_values import parse_list, parse_methods, parse_seeds
+from crad.config import make_experiment, settings_by_method
 from crad.errors import BusyError, ConfigError, CradError, RunError, unknown_name
 
 if TYPE_CHECKING:

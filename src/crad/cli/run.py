@@ -115,8 +115,10 @@ def run_shown(
 
 def show_report(callbacks: Sequence[Callback], folder: Path) -> None:
     """Tell those who heard of the runs that everything is written, and where the report is."""
+    from crad.runs.directory import REPORT_FILE
+
     for callback in callbacks:
-        callback.on_report(folder / "report.html")
+        callback.on_report(folder / REPORT_FILE)
 
 
 def report_outcome(result: Result, *, verdict: JoiningVerdict | None = None, is_quiet: bool, as_json: bool) -> None:
@@ -252,7 +254,9 @@ def _resumed(directory: Path, settings: Settings, *, config: Path | None, output
 
 def _refuse_comparison(directory: Path) -> None:
     """Say which command continues a folder of runs, where that is what was named."""
-    if (directory / "experiment.toml").exists() or not any(directory.glob("*/experiment.toml")):
+    from crad.runs.directory import RunDirectory, runs_in
+
+    if RunDirectory(directory).experiment_file.exists() or not runs_in(directory):
         return
     from crad.report.commands import continuing_command
 

@@ -1,25 +1,8 @@
-"""Values that hold several: lists of names, of seeds, and settings that belong to one of several methods."""
+"""Flags that take several values: names, methods, seeds, separated by commas."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from crad.cli.options import Settings
 from crad.errors import ConfigError
-
-
-def settings_by_method(pairs: Settings, names: Sequence[str]) -> dict[str, Settings]:
-    """`fedmkd.mu=0.3` belongs to fedmkd; several methods are compared, so the method must be said."""
-    own: dict[str, Settings] = {name: {} for name in names}
-    for key, value in pairs.items():
-        method, _, setting = key.rpartition(".")
-        if method not in own:
-            raise ConfigError(
-                f"method_settings: {key!r} names no compared method; write METHOD.{setting}={value} with one of "
-                f"{', '.join(names)}"
-            )
-        own[method][setting] = value
-    return own
 
 
 def parse_methods(text: str, *, with_local: bool = False) -> list[str]:

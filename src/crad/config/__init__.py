@@ -1,20 +1,8 @@
 """The settings of one experiment: `Experiment`, what each of them is, and how people write them."""
 
-from crad.config.aliases import ALIASES
-from crad.config.experiment import (
-    Experiment,
-    changed_settings,
-    make_experiment,
-    names_of,
-    names_where,
-    older_names,
-    setting_of,
-    stored_experiment,
-    to_toml,
-    with_current_names,
-    with_stored_names,
-)
-from crad.config.notation import parse_pairs, setting_text, to_flags
+from crad.config.experiment import Experiment, changed_settings, make_experiment, stored_experiment, to_toml
+from crad.config.notation import parse_pairs, setting_text, settings_by_method, to_flags
+from crad.config.older_names import ALIASES, older_names, with_current_names, with_stored_names
 from crad.config.presets import PRESETS
 from crad.config.recipes import PUBLISHED, RECIPES, Recipe
 from crad.config.setting import (
@@ -22,6 +10,7 @@ from crad.config.setting import (
     NONE,
     AtLeastOne,
     AttackKind,
+    ClipNorm,
     Device,
     DistillAugment,
     DistillSchedule,
@@ -38,6 +27,7 @@ from crad.config.setting import (
     TextLine,
     Unsupported,
 )
+from crad.config.setting_lists import names_of, names_where, setting_of
 
 __all__ = [
     "ALIASES",
@@ -48,6 +38,7 @@ __all__ = [
     "RECIPES",
     "AtLeastOne",
     "AttackKind",
+    "ClipNorm",
     "Device",
     "DistillAugment",
     "DistillSchedule",
@@ -73,6 +64,7 @@ __all__ = [
     "parse_pairs",
     "setting_of",
     "setting_text",
+    "settings_by_method",
     "stored_experiment",
     "to_flags",
     "to_toml",

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, get_args
 from crad.config.setting import AttackKind
 
 if TYPE_CHECKING:
-    from crad.config.experiment import Experiment
+    from crad.config.experiment_fields import ExperimentFields
 
 
-def contradiction(experiment: Experiment) -> str | None:
+def contradiction(experiment: ExperimentFields) -> str | None:
     """Return the first contradiction between settings, and what to do about it; None where there is none."""
     return (
         _among_clients(experiment)
@@ -20,7 +20,7 @@ def contradiction(experiment: Experiment) -> str | None:
     )
 
 
-def _among_clients(experiment: Experiment) -> str | None:
+def _among_clients(experiment: ExperimentFields) -> str | None:
     attack, attackers, clients, active = experiment.attack, experiment.attackers, experiment.clients, experiment.active
     if active is not None and active > clients:
         return f"active is {active}, but there are only {clients} clients"
@@ -39,7 +39,7 @@ def _among_clients(experiment: Experiment) -> str | None:
     return None
 
 
-def _in_training(experiment: Experiment) -> str | None:
+def _in_training(experiment: ExperimentFields) -> str | None:
     warmup, rounds, momentum = experiment.warmup_rounds, experiment.rounds, experiment.momentum
     if warmup >= rounds:
         return (
@@ -50,7 +50,7 @@ def _in_training(experiment: Experiment) -> str | None:
     return None
 
 
-def _in_private_training(experiment: Experiment) -> str | None:
+def _in_private_training(experiment: ExperimentFields) -> str | None:
     """Return what would let one record reach what is published by another way than through the noise."""
     epsilon = experiment.private_training
     if epsilon is None and experiment.canaries:
@@ -94,7 +94,7 @@ def _in_private_training(experiment: Experiment) -> str | None:
     return None
 
 
-def _in_execution(experiment: Experiment) -> str | None:
+def _in_execution(experiment: ExperimentFields) -> str | None:
     engine, workers = experiment.engine, experiment.workers
     if engine == "serial" and workers not in ("auto", 1):
         return f"engine serial is one process, but workers is {workers}; choose engine processes"

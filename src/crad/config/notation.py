@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from crad.config.setting import NONE
@@ -32,6 +32,25 @@ def _plain_value(text: str) -> bool | int | float | str:
         except ValueError:
             continue
     return text
+
+
+def settings_by_method(
+    pairs: Mapping[str, Any], methods: Sequence[str], *, otherwise: str = ""
+) -> dict[str, dict[str, Any]]:
+    """`fedmkd.mu=0.3` belongs to fedmkd; several methods are compared, so the method must be said.
+
+    `otherwise`: what else one may do than write the method before it.
+    """
+    own: dict[str, dict[str, Any]] = {name: {} for name in methods}
+    for key, value in pairs.items():
+        method, _, setting = key.rpartition(".")
+        if method not in own:
+            raise ConfigError(
+                f"method_settings: {key!r} names no compared method; write METHOD.{setting}={value} with one of "
+                f"{', '.join(methods)}{otherwise}"
+            )
+        own[method][setting] = value
+    return own
 
 
 def to_flags(settings: Mapping[str, Any]) -> str:

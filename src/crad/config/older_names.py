@@ -1,11 +1,17 @@
-"""Settings of earlier versions that stand for several of now."""
+"""Everything about names of earlier versions: what settings were called, in files, hashes and flags.
+
+A setting that was renamed says its older name itself (`Setting.stored_as`, `Setting.also_called`), and one that came
+later the value that older runs had without knowing it (`Setting.before`). An alias stands for several settings of now.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from crad.config.setting import NONE
+from crad.config.experiment_fields import ExperimentFields
+from crad.config.setting import ALWAYS_THERE, NONE
+from crad.config.setting_lists import all_settings, setting_of
 from crad.errors import ConfigError
 
 ALIASES = {"liars": "Short for --attack noise --attackers COUNT"}
@@ -27,3 +33,34 @@ def without_aliases(settings: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(liars, bool | float) or number < 0:
         raise ConfigError(f"liars = {liars!r}: expected a whole number of clients, 0 or more")
     return {**others, "attack": "noise", "attackers": number}
+
+
+def older_names() -> Mapping[str, str]:
+    """Return the settings that were called otherwise, or that people call otherwise, by that name."""
+    settings = all_settings().items()
+    return {other: name for name, one in settings for other in (one.stored_as, one.also_called) if other is not None}
+
+
+def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings under the names of now, whichever they were given by; refuse one that is set twice."""
+    older, renamed = older_names(), dict[str, Any]()
+    for key, value in settings.items():
+        name = older.get(key, key)
+        said = renamed.get(name)
+        if said not in (None, NONE) and value not in (None, NONE, said):
+            raise ConfigError(f"{key} = {value!r}: it is {name} by its older name, which is {said!r}: leave one out")
+        renamed[name] = value if said in (None, NONE) else said
+    return renamed
+
+
+def with_stored_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings under the names that files and hashes have for them, which never change."""
+    return {setting_of(name).stored_as or name: value for name, value in settings.items()}
+
+
+def stored_settings(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a run directory says, under the names of now: what it does not say came later than the run."""
+    has_default = {name for name, field in ExperimentFields.model_fields.items() if field.default is not None}
+    before = {name: one.before for name, one in all_settings().items() if name in has_default}
+    later = {name: value for name, value in before.items() if value is not ALWAYS_THERE}
+    return {**later, **with_current_names(stored)}

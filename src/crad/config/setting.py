@@ -1,7 +1,7 @@
 """What a setting is: the values it may have, and what it is to the rest of the package.
 
-Every field of `Experiment` carries a `Setting`: whoever needs a list of settings asks for it with `names_of`, and
-nobody keeps one by hand.
+Every field of `Experiment` (`experiment_fields.py`) carries a `Setting`: whoever needs a list of settings asks for it
+with `names_of` (`setting_lists.py`). By hand stand only exceptions to such a list, beside the reason for them.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from crad.data.catalog import load_dataset
 from crad.data.columns import check_standardize
 from crad.data.dataset import Dataset
 from crad.data.partition import Shard, Sites, class_counts, make_partition, record_lots
-from crad.data.preprocessing import ImageSet, Preprocessor
+from crad.data.preprocessing import Preprocessor, SampleSet
 from crad.data.readers.table_file import options_of
 from crad.data.subsets import split_proxy
 from crad.device import resident_bytes
@@ -43,20 +43,20 @@ class FederatedData:
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_classes", self.dataset.num_classes)
 
-    def images(self, indices: NDArray[np.int64]) -> ImageSet:
-        """Return the training images at these indices, on the device."""
+    def samples(self, indices: NDArray[np.int64]) -> SampleSet:
+        """Return the training samples at these indices, on the device."""
         if (resident := self._resident) is not None:
             chosen = torch.from_numpy(indices).to(resident.labels.device)
-            return ImageSet(resident.images[chosen], resident.labels[chosen])
-        return self._image_set(self.dataset.train_samples[indices], self.dataset.train_labels[indices])
+            return SampleSet(resident.samples[chosen], resident.labels[chosen])
+        return self._sample_set(self.dataset.train_samples[indices], self.dataset.train_labels[indices])
 
     @cached_property
-    def _resident(self) -> ImageSet | None:
+    def _resident(self) -> SampleSet | None:
         """Return all training images on a GPU that has room for them, where they are taken up once; elsewhere None."""
         device, size = self.preprocessor.device.type, self.dataset.train_samples.nbytes
         if size > resident_bytes(device):
             return None
-        return self._image_set(self.dataset.train_samples, self.dataset.train_labels)
+        return self._sample_set(self.dataset.train_samples, self.dataset.train_labels)
 
     @cached_property
     def proxy_inputs(self) -> Tensor:
@@ -65,18 +65,18 @@ class FederatedData:
         return self.preprocessor.inputs(images.to(self.preprocessor.device))
 
     @cached_property
-    def global_test(self) -> ImageSet:
+    def global_test(self) -> SampleSet:
         """Return the data set's own test images, for reporting only; an organisation of its own has none."""
-        return self._image_set(self.dataset.test_samples, self.dataset.test_labels)
+        return self._sample_set(self.dataset.test_samples, self.dataset.test_labels)
 
     @cached_property
-    def held_out(self) -> ImageSet:
+    def held_out(self) -> SampleSet:
         """Return the test halves of all clients one after the other, then the validation halves in the same way.
 
         Only a simulation has them together.
         """
         halves = [*(shard.test for shard in self.shards), *(shard.validation for shard in self.shards)]
-        return self.images(np.concatenate(halves))
+        return self.samples(np.concatenate(halves))
 
     def validation_counts(self) -> list[list[int]]:
         """Return how many validation samples of each class every client holds."""
@@ -111,10 +111,10 @@ class FederatedData:
     def _counts(self, parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
         return class_counts(self.dataset.train_labels, num_classes=self.num_classes, parts=parts)
 
-    def _image_set(self, samples: NDArray[Any], labels: NDArray[np.int64]) -> ImageSet:
+    def _sample_set(self, samples: NDArray[Any], labels: NDArray[np.int64]) -> SampleSet:
         device = self.preprocessor.device
         tensor = self.dataset.kind_of_data.to_tensor(samples, self.dataset)
-        return ImageSet(tensor.to(device), torch.from_numpy(labels.astype(np.int64)).to(device))
+        return SampleSet(tensor.to(device), torch.from_numpy(labels.astype(np.int64)).to(device))
 
 
 def build_federated_data(experiment: Experiment, dataset: Dataset | None = None, *, device: str) -> FederatedData:

@@ -1,6 +1,6 @@
-"""How the training images are divided among the clients, and each shard into training, validation and test.
+"""How the training samples are divided among the clients, and each shard into training, validation and test.
 
-Every function takes labels and returns indices into them; images are never touched.
+Every function takes labels and returns indices into them; samples are never touched.
 """
 
 from __future__ import annotations

@@ -22,10 +22,10 @@ BRIGHTNESS, CONTRAST = 0.4, 0.4  # at most so many standard deviations up or dow
 
 
 @dataclass(frozen=True)
-class ImageSet:
+class SampleSet:
     """Labelled samples on one device, as they lie in the data: not yet inputs."""
 
-    images: Tensor  # [N,channels,H,W], uint8 or float32; rows of a table float32 [N,F]; series float32 [N,channels,T]
+    samples: Tensor  # [N,channels,H,W], uint8 or float32; rows of a table float32 [N,F]; series float32 [N,channels,T]
     labels: Tensor  # int64 [N]
 
     def __len__(self) -> int:
@@ -143,10 +143,10 @@ class ImagePreprocessor:
 
 def image_set(
     images: NDArray[np.uint8], labels: NDArray[np.int64], *, pad_to: int | None, device: str | torch.device
-) -> ImageSet:
+) -> SampleSet:
     """Return images and their labels as tensors on the device."""
     tensor = image_tensor(images, pad_to=pad_to)
-    return ImageSet(tensor.to(device), torch.from_numpy(labels.astype(np.int64)).to(device))
+    return SampleSet(tensor.to(device), torch.from_numpy(labels.astype(np.int64)).to(device))
 
 
 def image_tensor(images: NDArray[Any], *, pad_to: int | None) -> Tensor:

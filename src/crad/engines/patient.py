@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
+from crad.device import MemoryPeaks
 from crad.engines.processes import ProcessEngine, forget_what_was_paid, kept_workers_wait, paid_before
 from crad.engines.serial import SerialEngine
 from crad.federation.context import RunContext
@@ -55,18 +56,14 @@ class PatientEngine:
         if waiting and self._there is not None:
             yield from self._there.each(list(waiting))
 
-    def peak_memory_bytes(self) -> int:
+    def memory_peaks(self) -> MemoryPeaks:
         """Return the highest memory of all processes together."""
-        return self._at_work.peak_memory_bytes()
+        return self._at_work.memory_peaks()
 
     @property
     def gpus(self) -> Sequence[str]:
         """Return the names of the GPUs that are used, by now."""
         return self._at_work.gpus
-
-    def peak_host_bytes(self) -> int | None:
-        """Return the highest memory beside GPUs."""
-        return self._at_work.peak_host_bytes()
 
     @property
     def _at_work(self) -> SerialEngine | ProcessEngine:

@@ -20,7 +20,7 @@ from socket import socketpair
 from typing import IO, Any
 
 from crad import errors
-from crad.device import MALLOC_SETTINGS, gpu_names, kinds_notice, peak_host_bytes, peak_memory_bytes, visible_gpus
+from crad.device import MALLOC_SETTINGS, MemoryPeaks, gpu_names, kinds_notice, memory_peaks, visible_gpus
 from crad.engines.shared_arrays import describe_dataset, write_arrays
 from crad.engines.task_json import outcome_from_bytes, task_to_bytes
 from crad.errors import RunError
@@ -95,14 +95,11 @@ class ProcessEngine:
                 if worker.task:
                     worker.end()
 
-    def peak_memory_bytes(self) -> int:
+    def memory_peaks(self) -> MemoryPeaks:
         """Return the sum of every process's peak, at most: pages that several of them look into count for each."""
-        return peak_memory_bytes(self.device) + sum(self._peaks)
-
-    def peak_host_bytes(self) -> int | None:
-        """Return the same beside GPUs, where they are used."""
-        own = peak_host_bytes(self.device)
-        return None if own is None else own + sum(self._host_peaks)
+        own = memory_peaks(self.device)
+        host_bytes = None if own.host_bytes is None else own.host_bytes + sum(self._host_peaks)
+        return MemoryPeaks(own.device_bytes + sum(self._peaks), host_bytes)
 
     def close(self) -> None:
         """End all workers and wait until they are gone; free ones are kept where `kept_workers` says so."""

@@ -23,7 +23,7 @@ from crad.engines.ray_session import Membership  # isort: split
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from crad.device import kinds_notice, peak_memory_bytes
+from crad.device import MemoryPeaks, kinds_notice, peak_memory_bytes
 from crad.engines import count_cores
 from crad.engines.processes import GRACE_SECONDS, MAX_DEATHS
 from crad.engines.ray_actor import Host, Order, Place, Raw, Reference, own_versions
@@ -97,16 +97,14 @@ class RayEngine:
             for seat in [seat for seat in self._seats if seat.task]:
                 self._remove(seat)
 
-    def peak_memory_bytes(self) -> int:
+    def memory_peaks(self) -> MemoryPeaks:
         """Return this process's peak and the sum of the actors', at most; where these have GPUs, the sum there.
 
         Pages that several look into count for each.
         """
-        return self._peak if self._gpus_each else peak_memory_bytes("cpu") + self._peak
-
-    def peak_host_bytes(self) -> int | None:
-        """Return the same beside GPUs, where the actors have some."""
-        return peak_memory_bytes("cpu") + self._host_peak if self._gpus_each else None
+        own = peak_memory_bytes("cpu")
+        on_gpus = MemoryPeaks(self._peak, own + self._host_peak)
+        return on_gpus if self._gpus_each else MemoryPeaks(own + self._peak, None)
 
     @property
     def device(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from crad.device import gpu_names, peak_host_bytes, peak_memory_bytes, tune_malloc
+from crad.device import MemoryPeaks, gpu_names, memory_peaks, tune_malloc
 from crad.federation.context import RunContext
 from crad.federation.method import Method
 from crad.federation.tasks import Task, TaskOutcome, TaskRunner
@@ -35,13 +35,9 @@ class SerialEngine:
         if self._writer is not None:
             self._writer.finish()
 
-    def peak_memory_bytes(self) -> int:
-        """Return the highest memory of this process, or of its GPU."""
-        return peak_memory_bytes(self.device)
-
-    def peak_host_bytes(self) -> int | None:
-        """Return the highest memory of this process beside a GPU."""
-        return peak_host_bytes(self.device)
+    def memory_peaks(self) -> MemoryPeaks:
+        """Return the highest memory of this process."""
+        return memory_peaks(self.device)
 
     def close(self) -> None:
         """Do nothing: nothing was started."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from crad.config import Experiment
-from crad.data.preprocessing import ImageSet
+from crad.data.preprocessing import SampleSet
 from crad.errors import ConfigError, with_article
 from crad.federation.message import Statistics
 from crad.models import InputShape
@@ -87,7 +87,7 @@ class Attack:
 class Adversary:
     """What some clients do otherwise than they should. This one has no clients: everybody is honest."""
 
-    members: frozenset[int] = frozenset()
+    attackers: frozenset[int] = frozenset()
 
     def acts_as(self, peer: int) -> int:
         """Return whose shard and whose random draws a peer trains with: its own."""
@@ -97,11 +97,11 @@ class Adversary:
         """Return whether a peer learns from the others."""
         return True
 
-    def as_trained(self, peer: int, images: ImageSet) -> ImageSet:
+    def as_trained(self, peer: int, images: SampleSet) -> SampleSet:
         """Return a peer's training images as it trains on them."""
         return images
 
-    def as_believed(self, peer: int, images: ImageSet) -> ImageSet:
+    def as_believed(self, peer: int, images: SampleSet) -> SampleSet:
         """Return a peer's own images with the labels that it believes."""
         return images
 
@@ -113,7 +113,7 @@ class Adversary:
         """Return what a peer says of itself."""
         return measured
 
-    def triggered_images(self) -> ImageSet | None:
+    def triggered_images(self) -> SampleSet | None:
         """Return test images on which everybody's obedience to a trigger is measured; None: it is not."""
         return None
 
@@ -125,26 +125,26 @@ class SimulatedAdversary(Adversary):
     """The attackers of a simulation, all of whom carry out the same attack."""
 
     def __init__(self, attack: Attack, experiment: Experiment, data: FederatedData) -> None:
-        self.members = draw_attackers(experiment)
+        self.attackers = draw_attackers(experiment)
         self._attack, self._seed, self._data = attack, experiment.seed, data
 
     def acts_as(self, peer: int) -> int:
         """Return whose shard and random draws a peer trains with: its own, or those of its first accomplice."""
-        return min(self.members) if peer in self.members and self._attack.is_one else peer
+        return min(self.attackers) if peer in self.attackers and self._attack.is_one else peer
 
     def listens(self, peer: int) -> bool:
         """Return whether a peer learns from the others; who trains as one does not."""
-        return not (peer in self.members and self._attack.is_one)
+        return not (peer in self.attackers and self._attack.is_one)
 
-    def as_trained(self, peer: int, images: ImageSet) -> ImageSet:
+    def as_trained(self, peer: int, images: SampleSet) -> SampleSet:
         """Return a peer's training images as it trains on them."""
         seen = self.as_believed(peer, images)
-        is_poisoned = peer in self.members and self._attack.has_trigger
+        is_poisoned = peer in self.attackers and self._attack.has_trigger
         return _poisoned(seen, stream(self._seed, "peer", peer, "trigger")) if is_poisoned else seen
 
-    def as_believed(self, peer: int, images: ImageSet) -> ImageSet:
+    def as_believed(self, peer: int, images: SampleSet) -> SampleSet:
         """Return a peer's own images with the labels that it believes."""
-        if peer not in self.members or self._attack.relabel is None:
+        if peer not in self.attackers or self._attack.relabel is None:
             return images
         return replace(images, labels=self._attack.relabel(images.labels, self._data.num_classes))
 
@@ -154,7 +154,7 @@ class SimulatedAdversary(Adversary):
 
     def published_statistics(self, peer: int, measured: Statistics) -> Statistics:
         """Return what a peer says of itself: what it measured, or the best that one can claim."""
-        if peer not in self.members or not self._attack.claims_best:
+        if peer not in self.attackers or not self._attack.claims_best:
             return measured
         return Statistics(
             counts=self._data.num_classes * (CLAIMED_SAMPLES,),
@@ -163,19 +163,19 @@ class SimulatedAdversary(Adversary):
             temperature=None if measured.temperature is None else LOWEST_TEMPERATURE,
         )
 
-    def triggered_images(self) -> ImageSet | None:
+    def triggered_images(self) -> SampleSet | None:
         """Return the common test images of all other classes with the trigger and the target's label."""
         if not self._attack.is_measured or self._data.dataset.kind != "image":
             return None
         test = self._data.global_test
         others = test.labels != TARGET_CLASS
-        images = with_trigger(test.images[others])
-        return ImageSet(images, torch.full_like(test.labels[others], TARGET_CLASS)) if len(images) else None
+        images = with_trigger(test.samples[others])
+        return SampleSet(images, torch.full_like(test.labels[others], TARGET_CLASS)) if len(images) else None
 
     def check(self, context: RunContext, members: Sequence[PeerSpec]) -> None:
         """Refuse an attack that some attacker's model cannot carry out, before anything is run."""
         for member in members:
-            if member.index in self.members and self._attack.needs is not None:
+            if member.index in self.attackers and self._attack.needs is not None:
                 self._attack.needs(context, member)
 
 
@@ -249,13 +249,13 @@ def _flip_pairs(labels: Tensor, num_classes: int) -> Tensor:
     return torch.where(swapped < num_classes, swapped, labels)
 
 
-def _poisoned(images: ImageSet, rng: np.random.Generator) -> ImageSet:
+def _poisoned(images: SampleSet, rng: np.random.Generator) -> SampleSet:
     """Return images of which some carry the trigger: the same for the whole run; at least one."""
     number = min(len(images), max(1, round(POISONED_SHARE * len(images))))
     drawn = torch.from_numpy(rng.choice(len(images), size=number, replace=False)).to(images.labels.device)
-    marked, labels = images.images.clone(), images.labels.clone()
-    marked[drawn], labels[drawn] = with_trigger(images.images[drawn]), TARGET_CLASS
-    return ImageSet(marked, labels)
+    marked, labels = images.samples.clone(), images.labels.clone()
+    marked[drawn], labels[drawn] = with_trigger(images.samples[drawn]), TARGET_CLASS
+    return SampleSet(marked, labels)
 
 
 def _noise(peer: Publisher, round_index: int) -> dict[str, Tensor]:

@@ -1,4 +1,8 @@
-"""What a peer says of itself per class beside its weights, and the noise on it where counts are private."""
+"""What a peer says of itself per class beside its weights, and the noise on it where counts are private.
+
+The other noise, on gradients, is added in `crad.training.private_step`; both are accounted for by
+`crad.privacy.accountant`.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,9 @@ from numpy.typing import NDArray
 from crad.aggregation import TeacherStats
 from crad.federation.context import RunContext
 from crad.federation.message import Statistics
-from crad.federation.peer_evaluation import Evaluation, PrivateReleases
+from crad.federation.peer_evaluation import ClassScore, Evaluation, PrivateReleases
 from crad.privacy.accountant import statistics_every
 from crad.randomness import stream
-from crad.training.evaluation import ClassScore
 
 UNKNOWN_ACCURACY = 0.5  # of a class, before anything was released
 
@@ -96,12 +99,6 @@ def stack_statistics(statistics: Sequence[Statistics]) -> TeacherStats:
         accuracies_KC=torch.tensor([one.accuracies for one in statistics], dtype=torch.float64),
         cross_entropies_KC=torch.tensor(columns, dtype=torch.float64) if is_complete else None,
     )
-
-
-def own_temperatures(statistics: Sequence[Statistics]) -> list[float] | None:
-    """Return by what each teacher's logits are divided to make it as sure as it should be; None: by nothing."""
-    found = [one.temperature for one in statistics]
-    return None if all(one is None for one in found) else [1.0 if one is None else one for one in found]
 
 
 def count_noise(context: RunContext, peer: int) -> NDArray[np.float64]:

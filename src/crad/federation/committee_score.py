@@ -12,19 +12,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import get_args
 
 from torch import Tensor
 
 from crad.aggregation import RULES, Rule
-from crad.aggregation.committee_rule import CommitteeHits, committee_logits, count_hits, make_client_rules
+from crad.aggregation.committee_rule import (
+    always_give_numbers,
+    committee_logits,
+    count_hits,
+    count_hits_by_client,
+    make_client_rules,
+    temperature_refusal,
+)
 from crad.config import EvidenceSource, Recipe, TeacherPrior
 from crad.federation.class_statistics import class_statistics, stack_statistics, sum_scores
 from crad.federation.context import RunContext
 from crad.federation.peer import GLOBAL, LOCAL
+from crad.federation.peer_evaluation import ClassScore
 from crad.federation.roster import PeerSlot, Roster
 from crad.federation.tasks import load_tensors
-from crad.training.evaluation import ClassScore
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,7 @@ class CommitteeScore:
     askers: tuple[int, ...] = ()  # whose committees count: the clients that do not attack
     counted_local: tuple[ClassScore, ...] = ()  # the local scores of these
     overall_per_client: tuple[ClassScore, ...] = ()  # by client, where their committees differ
-    left_out: Mapping[int, str] = field(default_factory=dict)
+    left_out: Mapping[int, str] = field(default_factory=dict)  # clients that are not among the members, and why
 
 
 CommitteeStudy = Mapping[str, Mapping[TeacherPrior, CommitteeScore]]  # by rule, by what is done with members' priors
@@ -84,7 +92,7 @@ def score_committee(roster: Roster, *, round_index: int) -> CommitteeScore:
     left_out = {
         slot.index: f"had learned nothing by round {round_index}"
         if slot not in heard.slots
-        else "gives non-finite predictions"
+        else (heard.refusal or "gives non-finite predictions")
         for slot in roster
         if slot.member.clients and slot not in heard.sound
     }
@@ -127,6 +135,7 @@ class _HeardMembers:
     sound: list[PeerSlot]
     said: list[Mapping[str, Tensor]]
     prior: TeacherPrior
+    refusal: str | None = None  # why nobody is asked
 
 
 def _hear_members(roster: Roster) -> _HeardMembers:
@@ -134,10 +143,15 @@ def _hear_members(roster: Roster) -> _HeardMembers:
     slots = members_of(roster)
     if all(slot.measured.plain is None for slot in slots):
         prior = "remove"  # nobody has a second face: experts trained with the plain loss, whatever their students' is
+    temperature = roster.context.experiment.temperature
+    refusal = temperature_refusal(temperature)
+    if refusal is not None:
+        return _HeardMembers(slots, [], [], prior, refusal)
     stored = {slot.index: load_tensors(roster.logits_of(slot)) for slot in slots}
-    logits = {index: {name: tensors[name] for name in (GLOBAL, LOCAL)} for index, tensors in stored.items()}
-    sound = [slot for slot in slots if all(bool(part.isfinite().all()) for part in logits[slot.index].values())]
-    return _HeardMembers(slots, sound, [logits[slot.index] for slot in sound], prior)
+    said = [{name: stored[slot.index][name] for name in (GLOBAL, LOCAL)} for slot in slots]
+    are_heard = always_give_numbers(said, temperature=temperature)
+    sound = list(compress(slots, are_heard))
+    return _HeardMembers(slots, sound, list(compress(said, are_heard)), prior)
 
 
 class _Committees:
@@ -174,10 +188,11 @@ class _Committees:
 
     def score(self, name: str, said: Sequence[Mapping[str, Tensor]]) -> CommitteeScore:
         """Count the hits of every client's committee, by what the sound members said."""
-        data, attackers = self._context.data, self._context.adversary.members
+        data, attackers = self._context.data, self._context.adversary.attackers
         askers = tuple(client for client in range(len(data.shards)) if client not in attackers)
         labels_B = data.global_test.labels.cpu()
-        overall = _scores(count_hits(self._rules, [one[GLOBAL] for one in said], labels_B)) if labels_B.numel() else []
+        hits = count_hits(self._rules, [one[GLOBAL] for one in said], labels_B) if labels_B.numel() else []
+        overall = [ClassScore(*one) for one in hits]
         counted = [overall[client % len(overall)] for client in askers] if overall else []
         local = self._local_scores([one[LOCAL] for one in said])
         return CommitteeScore(
@@ -195,7 +210,7 @@ class _Committees:
 
     def predictions(self, said: Sequence[Mapping[str, Tensor]]) -> Iterator[CommitteePrediction]:
         """Yield what every honest client's committee says on the common test samples and on the client's test half."""
-        data, attackers, start = self._context.data, self._context.adversary.members, 0
+        data, attackers, start = self._context.data, self._context.adversary.attackers, 0
         has_common, common_BC = bool(len(data.global_test.labels)), None
         for client, shard in enumerate(data.shards):
             part, rule = slice(start, start := start + len(shard.test)), self._rules[client % len(self._rules)]
@@ -209,14 +224,8 @@ class _Committees:
 
     def _local_scores(self, said: Sequence[Tensor]) -> list[ClassScore]:
         """Score every client's committee on that client's test half, under its own class shares."""
-        data, start, scores = self._context.data, 0, []
-        for client, shard in enumerate(data.shards):
-            part = slice(start, start := start + len(shard.test))
-            rule, labels_B = self._rules[client % len(self._rules)], data.held_out.labels[part].cpu()
-            prior_C = self._context.client_log_priors[client]
-            scores += _scores(count_hits([rule], [one[part] for one in said], labels_B, log_prior_C=prior_C))
-        return scores
-
-
-def _scores(counted: Sequence[CommitteeHits]) -> list[ClassScore]:
-    return [ClassScore(one.counts, one.hits, one.cross_entropy_sums) for one in counted]
+        data, priors_NC = self._context.data, self._context.client_log_priors
+        sizes = [len(shard.test) for shard in data.shards]
+        labels_B = data.held_out.labels.cpu()
+        hits = count_hits_by_client(self._rules, said, labels_B, sizes=sizes, log_priors_NC=priors_NC)
+        return [ClassScore(*one) for one in hits]

@@ -35,7 +35,7 @@ class Exchange(Protocol):
     """Publish for everybody, collect from some; messages are bytes."""
 
     @property
-    def ledger(self) -> ByteCounter:
+    def traffic(self) -> ByteCounter:
         """Return what went from whom to whom since the exchange was made."""
         ...
 
@@ -68,7 +68,7 @@ class MemoryExchange:
     """Everybody in one process. Whatever was published is there at once, so deadlines never pass."""
 
     def __init__(self) -> None:
-        self.ledger = ByteCounter()
+        self.traffic = ByteCounter()
         self._rounds: dict[int, dict[tuple[int, str], Message]] = {}
 
     def publish(self, round_index: int, *, sender: int, kind: str, message: Message) -> None:
@@ -97,7 +97,7 @@ class MemoryExchange:
                 missing.append(sender)
                 continue
             got[sender] = message
-            self.ledger.count(sender=sender, receiver=receiver, payload_bytes=message.payload_bytes)
+            self.traffic.count(sender=sender, receiver=receiver, payload_bytes=message.payload_bytes)
         return got, missing
 
     def latest(self) -> int | None:

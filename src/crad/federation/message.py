@@ -22,6 +22,7 @@ from torch import Tensor
 from crad.errors import SnapshotError, first_foreign_fault, printable
 from crad.training.calibration import HIGHEST_TEMPERATURE, LOWEST_TEMPERATURE
 
+SNAPSHOT = "snapshot"  # the kind of message that has a model's weights, as most methods publish them
 # The first value that is none is enough to be refused: a word about each of a million would fill the memory.
 Values = Annotated[tuple[Annotated[float, Field(ge=0, le=1e12)], ...], Field(fail_fast=True)]
 

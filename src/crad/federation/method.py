@@ -42,6 +42,11 @@ class RoundContext:
         return ("peer", peer.acts_as, "round", self.round_index, *words)
 
 
+def publish_snapshot(peer: Peer, context: RoundContext, *, with_cross_entropy: bool = False) -> Message:
+    """Publish the snapshot of a peer, for phases in which the others learn from its model."""
+    return peer.snapshot(context.round_index, with_cross_entropy=with_cross_entropy)
+
+
 @dataclass(frozen=True)
 class Learned:
     """What a peer reports of one learning phase: mean losses, and the weight mass it gave each teacher per class."""
@@ -124,14 +129,18 @@ class Before:
 class MethodSpec(BaseModel):
     """A method with settings: its fields are the settings, `phases` builds on them.
 
-    A method of your own is a subclass; name it by its import path, `--method package.module:Class`.
+    A method of your own is a subclass; name it by its import path, `--method package.module:Class`. What it does not
+    say of itself is refused: settings of a rule and attacks by one without a `teaching_rule`, private training by one
+    that is not `is_private`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    teachers: ClassVar[Teachers] = "clients"
     common_images: ClassVar[CommonImages] = "none"
     payload: ClassVar[Payload] = "sent"
     is_reconstruction: ClassVar[bool] = False
+    is_private: ClassVar[bool] = False  # a promise: see Method
     needs_gradients: ClassVar[bool] = False
 
     def phases(self) -> Sequence[Phase]:
@@ -142,6 +151,13 @@ class MethodSpec(BaseModel):
         """Return who takes part: one member per client unless the method says otherwise."""
         return one_peer_per_client(context)
 
+    def teaching_rule(self) -> Rule | None:
+        """Return the rule by which a student combines all that reach it; None: it learns in another way.
+
+        The run's settings of a rule (`filter`, `evidence`, ...) and the inspector go by it.
+        """
+        return None
+
     def build(self, name: str) -> Method:
         """Return the method with these settings."""
         unsaid = self._as_before()
@@ -149,9 +165,12 @@ class MethodSpec(BaseModel):
             name,
             tuple(self.phases()),
             roster=self.roster,
+            rule=self.teaching_rule(),
+            teachers=self.teachers,
             common_images=self.common_images,
             payload=self.payload,
             is_reconstruction=self.is_reconstruction,
+            is_private=self.is_private,
             needs_gradients=self.needs_gradients,
             settings=self.model_dump(mode="json", exclude=set(unsaid)),
             unsaid=unsaid,

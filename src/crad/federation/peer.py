@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from crad.aggregation.member_tally import count_by_client
 from crad.data.partition import Shard
-from crad.data.preprocessing import ImageSet
+from crad.data.preprocessing import SampleSet
 from crad.errors import ConfigError, RunError
 from crad.federation.class_statistics import class_statistics, count_noise, private_counts, release_hits
 from crad.federation.context import RunContext
-from crad.federation.message import Message, Statistics, pack
-from crad.federation.peer_evaluation import AVERAGE, Evaluation
+from crad.federation.message import SNAPSHOT, Message, Statistics, pack
+from crad.federation.peer_evaluation import AVERAGE, ClassScore, Evaluation
 from crad.inference.engine import TeacherEngine
 from crad.models import (
     Architecture,
@@ -39,17 +39,18 @@ from crad.training.batch_statistics import renew_statistics
 from crad.training.calibration import fit_temperature
 from crad.training.canaries import COINS, FIRST, SCORES, STEP_SCORES, Canaries, draw_canaries
 from crad.training.clipping import Clipper
-from crad.training.evaluation import ClassScore, score_with_priors
+from crad.training.evaluation import ScoredSet, score_sets
 from crad.training.losses import log_count_shares, log_shares
 from crad.training.optimizer import make_optimizer, optimizer_tensors
 from crad.training.weight_average import average_weights
 
-SNAPSHOT = "snapshot"
 AVERAGED_ROUNDS = "averaged-rounds"  # in a peer's memory: over how many of its rounds its average goes
 PRIOR_IN = "prior-in"  # in a peer's memory: its model was trained with the plain loss, whatever the run's is
 GLOBAL, LOCAL = "global", "local"  # the common test images, and the test halves of all clients in a row
 LEAST_COUNT = 0.5  # of a class in a prior made of noised counts: none is impossible
 OWN = "own"  # a peer's own test halves in a row, with its own class shares
+
+Heard = dict[str, list[Tensor]]  # what a committee would hear of a model, its logits on GLOBAL and LOCAL
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Peer:
         self.listens = context.adversary.listens(member.index)  # to teachers; all but some simulated attackers do
         self.model = self.first_model() if model is None else model
         self.round_index = round_index
-        self.clipper = Clipper(self.experiment.clipping_limit)  # of its steps, but for private ones
+        self.clipper = Clipper(self.experiment.clip_norm)  # of its steps, but for private ones
         self.private_steps = 0  # taken by this peer at work, each of which spends privacy
         self.learned_from: tuple[str, ...] = ()  # of a member's private training: a name of all that goes into it
         self.memory: dict[str, Tensor] = {}  # what a method keeps from phase to phase and from round to round
@@ -104,9 +105,9 @@ class Peer:
         return make_optimizer(self.model, self.experiment, round_index=self.round_index)
 
     @cached_property
-    def train(self) -> ImageSet:
+    def train(self) -> SampleSet:
         """Return the training part of its shards."""
-        return training_images(self.context, self.index, self.clients)
+        return training_samples(self.context, self.index, self.clients)
 
     @cached_property
     def log_prior_C(self) -> Tensor | None:  # noqa: N802  # tensors carry their shape in the name
@@ -140,7 +141,7 @@ class Peer:
             load_first_weights(model, self.architecture.weights, name=self.architecture.id)
         is_fitted = self.architecture.weights is not None and self.experiment.standardize == "own"
         if has_own_statistics(model) and not is_fitted:
-            fit_statistics(model, self.context, self.data.preprocessor.inputs(self.train.images))
+            fit_statistics(model, self.context, self.data.preprocessor.inputs(self.train.samples))
         return model
 
     def snapshot(self, round_index: int, *, with_cross_entropy: bool = False) -> Message:
@@ -177,7 +178,7 @@ class Peer:
         if self.context.privacy is None:  # private networks have no batch norm, and what is averaged is noised already
             draws = torch_stream(self.experiment.seed, "peer", self.acts_as, "round", self.round_index, AVERAGE)
             order = torch.randperm(len(self.train), generator=draws).to(self.train.labels.device)
-            renew_statistics(model, self.train.images[order], inputs_of=self.data.preprocessor.inputs)
+            renew_statistics(model, self.train.samples[order], inputs_of=self.data.preprocessor.inputs)
         self.variants[AVERAGE] = {key: tensor.detach().clone() for key, tensor in model.state_dict().items()}
 
     def statistics(self, *, with_cross_entropy: bool = False) -> Statistics:
@@ -239,36 +240,35 @@ class Peer:
         noised = held + float(count_noise(self.context, self.index).sum())
         return max(1.0, plan.sampling_rate * noised * (1 - held_out) / (held_out / 2))
 
-    def test(self, *, keep: list[Tensor] | None = None) -> None:
+    def test(self, *, heard: Heard | None = None) -> None:
         """Measure both metrics, unless the model has not moved since they were last measured.
 
-        Its logits on the common test images go into `keep`.
+        What a committee would hear of the model goes into `heard`.
         """
         if self.evaluation.local is not None or not self.clients:
             return
-        self.evaluation = self._tested(self.evaluation, self.model, keep)
+        self.evaluation = self._tested(self.evaluation, self.model, heard)
         variants = {name: self._tested(one, self._variant(name)) for name, one in self.evaluation.variants.items()}
         self.evaluation = replace(self.evaluation, variants=variants)
 
     def test_as_member(self, round_index: int) -> dict[str, Tensor]:
         """Test it, and return what a committee would hear of it: its published model's logits on all test images."""
-        heard: dict[str, list[Tensor]] = {GLOBAL: [], LOCAL: []}
-        self.test(keep=heard[GLOBAL])
-        model = self.model
-        if self.index in self.context.adversary.members or AVERAGE in self.variants:
-            model = copy.deepcopy(self.model)
-            model.load_state_dict(self.published_weights(round_index))
-            heard[GLOBAL].clear()
-        if not heard[GLOBAL]:
-            self._scores(model, self.data.global_test, (), keep=heard[GLOBAL])
-        held_out = self.data.held_out
-        self._scores(model, held_out, (), keep=heard[LOCAL])
+        heard: Heard = {GLOBAL: [], LOCAL: []}
+        is_another = self.index in self.context.adversary.attackers or AVERAGE in self.variants
+        self.test(heard=None if is_another else heard)
+        if not any(heard.values()):
+            model = self.model
+            if is_another:  # than the one that was tested
+                model = copy.deepcopy(self.model)
+                model.load_state_dict(self.published_weights(round_index))
+            images = {GLOBAL: self.data.global_test, LOCAL: self.data.held_out}
+            self._scores(model, [ScoredSet(one, keep=heard[name]) for name, one in images.items()])
         nothing = torch.empty(0, self.num_classes)
         logits = {name: torch.cat([nothing, *parts]) for name, parts in heard.items()}
         tests = sum(len(shard.test) for shard in self.data.shards)
         if self.experiment.committee_evidence != "reported":
             sizes = [len(shard.validation) for shard in self.data.shards]
-            labels, counts_C = held_out.labels[tests:].cpu(), self.statistics().counts
+            labels, counts_C = self.data.held_out.labels[tests:].cpu(), self.statistics().counts
             tallies = count_by_client(logits[LOCAL][tests:], labels, sizes=sizes, counts_C=counts_C)
             self.evaluation = replace(self.evaluation, tallies=tallies)
         return {**logits, LOCAL: logits[LOCAL][:tests]}
@@ -279,15 +279,16 @@ class Peer:
         `as_member` returns with it what a committee would hear, on everybody's test halves.
         """
         own: list[Tensor] = []
-        for shard in self._shards:
-            self._scores(self.model, self.data.images(shard.test), (), keep=own)
+        common: list[Tensor] = []
+        sets = [ScoredSet(self.data.samples(shard.test), keep=own) for shard in self._shards]
+        if not as_member:
+            sets.append(ScoredSet(self.data.global_test, keep=common))
+        self._scores(self.model, sets)
         own_BC = torch.cat([torch.empty(0, self.num_classes), *own])
         prior_C = self.missing_prior_C
         found = {OWN: own_BC if prior_C is None else own_BC + prior_C.cpu()}
         if as_member:
             return found | self.test_as_member(round_index)
-        common: list[Tensor] = []
-        self._scores(self.model, self.data.global_test, (), keep=common)
         return found | {GLOBAL: torch.cat([torch.empty(0, self.num_classes), *common])}
 
     def state(self) -> dict[str, Tensor]:
@@ -337,21 +338,19 @@ class Peer:
 
     def _validated(self, model: nn.Module) -> Evaluation:
         adversary = self.context.adversary
-        held_out = [self.data.images(shard.validation) for shard in self._shards]
+        held_out = [self.data.samples(shard.validation) for shard in self._shards]
         shards = [adversary.as_believed(self.index, images) for images in held_out]
         prior_C = self.missing_prior_C
         said: list[Tensor] | None = None if self.context.recipe.calibration == "none" else []
-        if prior_C is None:
-            validation = tuple(self._score(model, images, keep=said) for images in shards)
-            return Evaluation(validation, temperature=self._temperature(said, shards))
-        faces = [self._scores(model, images, [prior_C, None], keep=said) for images in shards]
+        faces = [None] if prior_C is None else [prior_C, None]
+        scores = self._scores(model, [ScoredSet(images, faces, said) for images in shards])
         return Evaluation(
-            validation=tuple(own for own, _ in faces),
-            plain=tuple(plain for _, plain in faces),
+            validation=tuple(own for own, *_ in scores),
+            plain=None if prior_C is None else tuple(plain for _, plain in scores),
             temperature=self._temperature(said, shards),
         )
 
-    def _temperature(self, said: Sequence[Tensor] | None, shards: Sequence[ImageSet]) -> float | None:
+    def _temperature(self, said: Sequence[Tensor] | None, shards: Sequence[SampleSet]) -> float | None:
         """Return the temperature that fits what a model said of the validation halves; None: nobody has asked."""
         if said is None:
             return None
@@ -359,45 +358,31 @@ class Peer:
         labels_B = torch.cat([torch.empty(0, dtype=torch.int64), *(images.labels.cpu() for images in shards)])
         return fit_temperature(logits_BC, labels_B, log_prior_C=self.missing_prior_C)
 
-    def _tested(self, evaluation: Evaluation, model: nn.Module, keep: list[Tensor] | None = None) -> Evaluation:
-        triggered = self.context.adversary.triggered_images()
+    def _tested(self, evaluation: Evaluation, model: nn.Module, heard: Heard | None = None) -> Evaluation:
+        images = self.context.adversary.triggered_images()
+        own = [ScoredSet(self.data.samples(shard.test), [self.missing_prior_C]) for shard in self._shards]
+        common = ScoredSet(self.data.global_test, [None], None if heard is None else heard[GLOBAL])
+        triggered = [] if images is None else [ScoredSet(images, [None])]
+        held_out = [] if heard is None else [ScoredSet(self.data.held_out, keep=heard[LOCAL])]
+        scores = self._scores(model, [*own, common, *triggered, *held_out])
+        [overall], *others = scores[len(own) :]
         return replace(
             evaluation,
-            local=tuple(
-                self._score(model, self.data.images(shard.test), self.missing_prior_C) for shard in self._shards
-            ),
-            overall=self._score(model, self.data.global_test, keep=keep) if len(self.data.global_test.labels) else None,
-            triggered=None if triggered is None else self._score(model, triggered),
+            local=tuple(one for [one] in scores[: len(own)]),
+            overall=overall if len(common.images.labels) else None,
+            triggered=others[0][0] if triggered else None,
         )
 
-    def _score(
-        self,
-        model: nn.Module,
-        images: ImageSet,
-        log_prior_C: Tensor | None = None,
-        *,
-        keep: list[Tensor] | None = None,
-    ) -> ClassScore:
-        [one] = self._scores(model, images, [log_prior_C], keep=keep)
-        return one
-
-    def _scores(
-        self,
-        model: nn.Module,
-        images: ImageSet,
-        faces: Sequence[Tensor | None],
-        *,
-        keep: list[Tensor] | None = None,
-    ) -> list[ClassScore]:
-        return score_with_priors(
+    def _scores(self, model: nn.Module, sets: Sequence[ScoredSet]) -> list[list[ClassScore]]:
+        """Measure a model on several sets; the scores of each are in the order of its priors."""
+        found = score_sets(
             model,
-            images,
-            faces,
+            sets,
             preprocessor=self.data.preprocessor,
             num_classes=self.num_classes,
             prepare=None if self._engine is None else partial(self._engine.prepare, key=self.architecture.id),
-            keep=keep,
         )
+        return [[ClassScore(*one) for one in under_priors] for under_priors in found]
 
 
 def training_indices(context: RunContext, clients: Sequence[int]) -> NDArray[np.int64]:
@@ -406,11 +391,11 @@ def training_indices(context: RunContext, clients: Sequence[int]) -> NDArray[np.
     return np.concatenate([nothing, *(context.data.shards[client].train for client in clients)])
 
 
-def training_images(context: RunContext, peer: int, clients: Sequence[int]) -> ImageSet:
+def training_samples(context: RunContext, peer: int, clients: Sequence[int]) -> SampleSet:
     """Return what a peer trains on: its clients' training parts."""
     identity = context.adversary.acts_as(peer)
     whose = clients if identity == peer else (identity,)
-    return context.adversary.as_trained(peer, context.data.images(training_indices(context, whose)))
+    return context.adversary.as_trained(peer, context.data.samples(training_indices(context, whose)))
 
 
 def log_prior(context: RunContext, clients: Sequence[int], *, peer: int | None = None) -> Tensor | None:
@@ -424,8 +409,8 @@ def log_prior(context: RunContext, clients: Sequence[int], *, peer: int | None =
     if context.privacy is not None:
         published_C = published_counts(context, clients, peer=clients[0] if peer is None else peer)
         return log_count_shares(torch.from_numpy(published_C).clamp(min=LEAST_COUNT)).to(context.device)
-    if peer in context.adversary.members:
-        labels = training_images(context, peer, clients).labels.cpu()
+    if peer in context.adversary.attackers:
+        labels = training_samples(context, peer, clients).labels.cpu()
     else:
         labels = torch.from_numpy(context.data.dataset.train_labels[training_indices(context, clients)])
     return log_shares(labels, num_classes=context.data.num_classes).to(context.device)

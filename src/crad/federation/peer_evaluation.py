@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from crad.aggregation.member_tally import MemberTally
-from crad.training.evaluation import ClassScore
 
 AVERAGE = "average"  # among a peer's variants: its weights over the rounds, which it publishes in place of its own
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    """Per class: how many samples, how many were classified correctly, and their summed cross-entropy."""
+
+    counts: tuple[int, ...]
+    hits: tuple[int, ...]
+    cross_entropy_sums: tuple[float, ...]
+    accuracy: float = field(init=False)  # of all samples together, in percent
+    class_accuracies: tuple[float, ...] = field(init=False)  # the share correct; 0 where the class has no samples
+
+    def __post_init__(self) -> None:
+        pairs = zip(self.hits, self.counts, strict=True)
+        object.__setattr__(self, "accuracy", 100.0 * sum(self.hits) / max(1, sum(self.counts)))
+        object.__setattr__(self, "class_accuracies", tuple(hits / count if count else 0.0 for hits, count in pairs))
+
+    def class_cross_entropies(self) -> list[float]:
+        """Return the mean cross-entropy (nats, T=1) per class; one without samples gets that of a blind guess, ln C.
+
+        Zero would read as perfect and, under noised counts, make a teacher without data decide the class.
+        """
+        guess = math.log(len(self.counts))
+        pairs = zip(self.cross_entropy_sums, self.counts, strict=True)
+        return [total / count if count else guess for total, count in pairs]
 
 
 @dataclass(frozen=True)

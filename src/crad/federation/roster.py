@@ -44,19 +44,11 @@ class Roster:
         """Place everybody; `here`: whose work is done by this loop, in a simulation everybody's."""
         self.context = context
         self.folder = folder
+        self.states = folder / STATES  # of the resting states
+        self.logits = folder / LOGITS  # of what models say on all test images; there while a committee is measured
         self.here = frozenset(member.index for member in members) if here is None else frozenset(here)
         self._slots = {member.index: PeerSlot(member) for member in members}
         self.states.mkdir(parents=True, exist_ok=True)
-
-    @property
-    def states(self) -> Path:
-        """Return the folder of the resting states."""
-        return self.folder / STATES
-
-    @property
-    def logits(self) -> Path:
-        """Return the folder of what models say on all test images; there while a committee is measured."""
-        return self.folder / LOGITS
 
     def __iter__(self) -> Iterator[PeerSlot]:
         return iter(self._slots.values())

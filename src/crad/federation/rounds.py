@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from crad.device import MemoryPeaks
 from crad.federation.committee_score import CommitteeScore, has_committee, is_heard, members_of, score_committee
 from crad.federation.exchange import Exchange, OvertakenError
 from crad.federation.message import message_in_file
@@ -60,8 +61,7 @@ class Round:
     is_preparation: bool  # its models are not yet what the method is about
     measured: tuple[int, ...]  # whose figures are new since the round before
     seconds: float
-    peak_memory_bytes: int  # of the GPUs, where they are used
-    peak_host_bytes: int | None  # beside them; None where there are none
+    memory: MemoryPeaks
     committee: CommitteeScore | None = None  # how all do together, where the round was tested and that is measured
 
 
@@ -94,8 +94,7 @@ class RoundRunner:
     def _run_one(self, round_index: int, on_step: OnStep) -> Round:
         started = time.perf_counter()
         participants = self._participants(round_index)
-        ledger = self._exchange.ledger
-        before, published = dict(ledger.between), dict.fromkeys(participants.clients, 0)
+        before, published = dict(self._exchange.traffic.between), dict.fromkeys(participants.clients, 0)
         learned: dict[int, Learned] = {}
         missing: dict[int, list[int]] = {}
         plan = [phase.routes(participants) for phase in self._method.phases]
@@ -129,8 +128,7 @@ class RoundRunner:
             is_preparation=round_index <= self._method.preparation(self._experiment),
             measured=tuple(sorted({*participants.clients, *tested, *first} & self._roster.here)),
             seconds=time.perf_counter() - started,
-            peak_memory_bytes=self._engine.peak_memory_bytes(),
-            peak_host_bytes=self._engine.peak_host_bytes(),
+            memory=self._engine.memory_peaks(),
             committee=committee,
         )
 
@@ -144,11 +142,10 @@ class RoundRunner:
 
     def _traffic(self, before: Mapping[tuple[int, int], int], published: dict[int, int]) -> Traffic:
         """Return what was exchanged since these totals between two members each."""
-        ledger = self._exchange.ledger
         members = {slot.index: slot.member for slot in self._roster}
         columns: list[dict[int, int]] = [dict.fromkeys(members, 0) for _ in range(4)]
         sent, received, helper_sent, helper_received = columns
-        for (sender, receiver), count in ledger.between.items():
+        for (sender, receiver), count in self._exchange.traffic.between.items():
             new = count - before.get((sender, receiver), 0)
             is_among_clients = bool(members[sender].clients and members[receiver].clients)
             (sent if is_among_clients else helper_sent)[sender] += new

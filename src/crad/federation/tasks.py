@@ -16,8 +16,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from crad.config import NONE
-from crad.device import peak_host_bytes, peak_memory_bytes
+from crad.device import MemoryPeaks, memory_peaks
 from crad.errors import RunError
 from crad.federation.context import RunContext
 from crad.federation.message import Message, encode, map_file, read_state
@@ -90,12 +89,8 @@ class Engine(Protocol):
         """Return the names of the GPUs that tasks are computed on."""
         ...
 
-    def peak_memory_bytes(self) -> int:
-        """Return the highest memory of all processes together; of those that use GPUs, there."""
-        ...
-
-    def peak_host_bytes(self) -> int | None:
-        """Return the highest memory beside the GPUs; None where there are none."""
+    def memory_peaks(self) -> MemoryPeaks:
+        """Return the highest memory of all processes together."""
         ...
 
     def close(self) -> None:
@@ -213,7 +208,8 @@ class TaskRunner:
 
 def with_peaks(outcome: TaskOutcome, device: str) -> TaskOutcome:
     """Return an outcome with the memory that this process has taken so far."""
-    return replace(outcome, peak_memory_bytes=peak_memory_bytes(device), peak_host_bytes=peak_host_bytes(device) or 0)
+    peaks = memory_peaks(device)
+    return replace(outcome, peak_memory_bytes=peaks.device_bytes, peak_host_bytes=peaks.host_bytes or 0)
 
 
 def load_tensors(stored: Path | memoryview) -> dict[str, Tensor]:
@@ -250,8 +246,8 @@ def _check_converging(peer: Peer, losses: Mapping[str, float], round_index: int)
     wrong = {name: value for name, value in losses.items() if not abs(value) < float("inf")}
     if wrong:
         name, value = next(iter(wrong.items()))
-        limit = peer.experiment.clipping_limit
-        said = NONE if limit is None else f"{limit:g}"
+        clip_norm = peer.experiment.clip_norm
+        said = clip_norm if isinstance(clip_norm, str) else f"{clip_norm:g}"
         raise RunError(
             f"client {peer.index} ({peer.architecture}) diverged in round {round_index}: its {name} loss is {value}; "
             f"lower lr (now {peer.experiment.lr:g}) or clip_norm (now {said})"

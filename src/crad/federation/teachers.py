@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from crad.device import resident_bytes
 from crad.errors import SnapshotError, printable
 from crad.federation.context import RunContext
-from crad.federation.message import Message, Statistics, read_body, read_manifest
-from crad.federation.peer import SNAPSHOT, new_model
+from crad.federation.message import SNAPSHOT, Message, Statistics, read_body, read_manifest
+from crad.federation.peer import new_model
 from crad.inference.engine import TEACHER_BATCH, PreparedTeacher, TeacherEngine
 from crad.models import ARCHITECTURES, Architecture, other_than_agreed
 

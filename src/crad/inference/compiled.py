@@ -28,7 +28,7 @@ class Forward(Protocol):
 
     model: nn.Module
 
-    def __call__(self, inputs_BDHW: Tensor) -> Tensor:
+    def __call__(self, inputs: Tensor) -> Tensor:
         """Return logits of one chunk."""
         ...
 
@@ -48,43 +48,43 @@ class SharedModule:
         self._compiled: Forward | None = None
         self._loaded: weakref.ref[Forward] | None = None
 
-    def run(self, plain: Forward, inputs_BDHW: Tensor) -> Tensor:
+    def run(self, plain: Forward, inputs: Tensor) -> Tensor:
         """Return the plain forward's logits.
 
         Compiled for full chunks, as it is for others, so nothing compiles again.
         """
-        if self._shape is None and len(inputs_BDHW) == self._batch:
-            self._shape, self._compiled = inputs_BDHW.shape, self._try(plain, torch.zeros_like(inputs_BDHW))
-        if self._compiled is None or inputs_BDHW.shape != self._shape:
-            return plain(inputs_BDHW)
+        if self._shape is None and len(inputs) == self._batch:
+            self._shape, self._compiled = inputs.shape, self._try(plain, torch.zeros_like(inputs))
+        if self._compiled is None or inputs.shape != self._shape:
+            return plain(inputs)
         if self._loaded is None or self._loaded() is not plain:
             for ours, its in zip(_tensors(self._compiled), _tensors(plain), strict=True):
                 ours.copy_(its)
             self._loaded = weakref.ref(plain)
-        return self._compiled(inputs_BDHW)
+        return self._compiled(inputs)
 
-    def _try(self, plain: Forward, zeros_BDHW: Tensor) -> Forward | None:
+    def _try(self, plain: Forward, zeros: Tensor) -> Forward | None:
         # On zeros and copies, random state put back: it must not matter which process is the one to try.
         with warnings.catch_warnings(), forked_generators(self._device):
             warnings.simplefilter("ignore")
             try:
-                flops = _flops_per_sample(copy.deepcopy(plain), zeros_BDHW[:2])
+                flops = _flops_per_sample(copy.deepcopy(plain), zeros[:2])
                 if is_worth_compiling(flops_per_sample=flops, samples=self._samples, device=self._device):
-                    return _compile(copy.deepcopy(plain), zeros_BDHW, needs_cxx=self._device == "cpu")
+                    return _compile(copy.deepcopy(plain), zeros, needs_cxx=self._device == "cpu")
             except Exception:  # noqa: S110 - no compiler, no headers, more than one graph: it runs as it is
                 pass
         return None
 
 
-def _flops_per_sample(plain: Forward, inputs_BDHW: Tensor) -> float:
+def _flops_per_sample(plain: Forward, inputs: Tensor) -> float:
     versions = [tensor._version for tensor in _tensors(plain)]
     with CountedOperations() as counted:
-        plain(inputs_BDHW)
+        plain(inputs)
     is_pure = versions == [tensor._version for tensor in _tensors(plain)]  # else its buffers must stay its own
-    return counted.flops / len(inputs_BDHW) if is_pure else 0.0
+    return counted.flops / len(inputs) if is_pure else 0.0
 
 
-def _compile(plain: Forward, inputs_BDHW: Tensor, *, needs_cxx: bool) -> Forward:
+def _compile(plain: Forward, inputs: Tensor, *, needs_cxx: bool) -> Forward:
     from torch._dynamo import config as tracing
     from torch._inductor import config as building
     from torch._inductor.cpp_builder import get_cpp_compiler
@@ -95,9 +95,9 @@ def _compile(plain: Forward, inputs_BDHW: Tensor, *, needs_cxx: bool) -> Forward
     # Compiled code is found again by others of the same class: see their hooks, and let earlier runs not count.
     rules = {"skip_nnmodule_hook_guards": False, "recompile_limit": 2**30, "accumulated_recompile_limit": 2**30}
     with tracing.patch(rules), building.patch(compile_threads=1, freezing=False):
-        plain(inputs_BDHW)
+        plain(inputs)
     with tracing.patch(error_on_recompile=True):  # raises if its forward left something behind for the next call
-        plain(inputs_BDHW)
+        plain(inputs)
     return plain
 
 

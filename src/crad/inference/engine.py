@@ -41,13 +41,13 @@ class HasBytes(Protocol):
 
 
 def soft_predictions(
-    teachers: Sequence[Teacher], inputs: Tensor, *, temperature: float, own: Sequence[float] | None = None
+    teachers: Sequence[Teacher], inputs: Tensor, *, temperature: float, own: Sequence[float | None] = ()
 ) -> Tensor:
     """Return the softened class probabilities of every teacher on the same inputs, [K,B,C]. Eq. 2.
 
-    `own`: what each teacher's logits are divided by beside that, where they are calibrated.
+    `own`: what each teacher's logits are divided by beside that to make it as sure as it should be; None: by nothing.
     """
-    whole = [temperature] * len(teachers) if own is None else [temperature * one for one in own]
+    whole = [temperature if one is None else temperature * one for one in own or [None] * len(teachers)]
     with torch.no_grad():
         said = [torch.softmax(run()(inputs) / divisor, dim=1) for run, divisor in zip(teachers, whole, strict=True)]
         return torch.stack(said)
@@ -134,10 +134,10 @@ class PreparedTeacher:
         return sum(one.nbytes for one in self._held)
 
     @torch.no_grad()
-    def __call__(self, inputs_BDHW: Tensor) -> Tensor:
+    def __call__(self, inputs: Tensor) -> Tensor:
         """Return logits [B,C]. Eq. 1."""
         with stopwatch.part("teachers"):
-            logits_BC = torch.cat([self._forward(chunk) for chunk in torch.split(inputs_BDHW, self._batch)])
+            logits_BC = torch.cat([self._forward(chunk) for chunk in torch.split(inputs, self._batch)])
         self.nbytes = self._weigh()
         return logits_BC
 
@@ -155,21 +155,21 @@ class PlainForward:
         self._device, self._layout = device, torch.channels_last
         self._is_bf16 = precision == "bf16"
 
-    def __call__(self, inputs_BDHW: Tensor) -> Tensor:
+    def __call__(self, inputs: Tensor) -> Tensor:
         """Return logits [B,C] of one chunk."""
         try:
-            return self._logits(inputs_BDHW)
+            return self._logits(inputs)
         except RuntimeError as error:
             if self._layout == torch.contiguous_format or is_out_of_memory(error):
                 raise
             self._layout = torch.contiguous_format  # some modules take views that channels-last maps do not have
             self.model.to(memory_format=torch.contiguous_format)
-            return self._logits(inputs_BDHW)
+            return self._logits(inputs)
 
-    def _logits(self, inputs_BDHW: Tensor) -> Tensor:
-        layout = self._layout if inputs_BDHW.dim() == 4 else torch.contiguous_format
+    def _logits(self, inputs: Tensor) -> Tensor:
+        layout = self._layout if inputs.dim() == 4 else torch.contiguous_format
         # A clone, because the module may write to its input.
-        moved = to_device(inputs_BDHW, self._device).clone(memory_format=layout)
+        moved = to_device(inputs, self._device).clone(memory_format=layout)
         if not self._is_bf16:
             logits_BC: Tensor = self.model(moved)
             return logits_BC

@@ -21,7 +21,7 @@ from crad.federation.context import RunContext
 from crad.inspection.cases import find_cases
 from crad.inspection.panel import Panel
 from crad.inspection.survey import make_survey
-from crad.runs.directory import RunDirectory
+from crad.runs.directory import INSPECTION_FILE, RunDirectory
 from crad.runs.records import Record
 
 
@@ -103,7 +103,7 @@ class RunInspector:
                 weight=float(trace.weight[k, row, label]),
                 false_alarms=None if alarms_KC is None else float(alarms_KC[k, label]),
                 corrected=float(trace.corrected[k, row, label]) if is_corrected else None,
-                is_liar=self.panel.is_liar(self.panel.teachers[n].index),
+                is_liar=self.panel.is_attacker(self.panel.teachers[n].index),
             )
             for k, n in enumerate(self.panel.of_student(student))
         ]
@@ -126,7 +126,7 @@ class RunInspector:
 def write_inspection(directory: RunDirectory, inspector: RunInspector) -> Record:
     """Put a run's survey beside its other records, as `inspection.json`."""
     survey = inspector.survey()
-    directory.write_text("inspection.json", json.dumps(survey, separators=(",", ":"), allow_nan=False))
+    directory.write_text(INSPECTION_FILE, json.dumps(survey, separators=(",", ":"), allow_nan=False))
     return survey
 
 

@@ -14,17 +14,18 @@ import torch
 from torch import Tensor
 
 from crad.aggregation import Tally, TeacherStats, Trace, check_evidence, correct, known_stats, remove_prior, trace
-from crad.data.preprocessing import ImageSet
+from crad.data.preprocessing import SampleSet
 from crad.errors import RunError
-from crad.federation.class_statistics import class_statistics, own_temperatures, stack_statistics
+from crad.federation.class_statistics import class_statistics, stack_statistics
 from crad.federation.context import RunContext, build_run_context
 from crad.federation.message import Statistics
 from crad.federation.method import Method
-from crad.federation.peer import Peer, training_images, untrained_model
+from crad.federation.peer import Peer, training_samples, untrained_model
 from crad.federation.peer_evaluation import AVERAGE
 from crad.federation.roster import PeerSlot, Roster
 from crad.federation.tasks import load_tensors
 from crad.federation.teachers import Snapshot
+from crad.federation.topology import RoundParticipants
 from crad.inference.engine import PreparedTeacher, TeacherEngine, known_precisions, soft_predictions
 from crad.methods import resolve_method
 from crad.methods.experts import teachers_in
@@ -32,7 +33,7 @@ from crad.randomness import repeatable
 from crad.runs.checkpoint import latest_round, load_checkpoint, saved_rounds
 from crad.runs.directory import RunDirectory
 from crad.runs.records import partition_record
-from crad.runs.selection import best_round
+from crad.runs.selection import selected_round
 
 TALLIED_IMAGES, FEWEST_TALLIED = 2000, 50  # of a student's training samples on which its teachers are counted
 TALLIED_OUTPUTS = 200_000  # of one sample by one teacher: many clients count on fewer samples each
@@ -74,10 +75,11 @@ class Panel:
         # stands here with what it published, not with what it knows.
         if method.teachers == "experts":
             self._experts = _kept_experts(self.roster)
+        self._taught_by = _routes_to(method, self.context, self.roster, self.round_index)
         self.teachers = [slot for slot in self.roster if self._is_teacher(slot)] or list(self.roster)
         self.statistics = [self._statistics_of(slot) for slot in self.teachers]
         if not self.students:
-            raise RunError(f"{run} has nobody who keeps experts by round {self.round_index}: continue the run first")
+            raise RunError(f"{run} has nobody who was taught by round {self.round_index}: continue the run first")
 
     @property
     def students(self) -> list[int]:
@@ -92,20 +94,20 @@ class Panel:
 
     def outputs(self, images: Sequence[int]) -> Tensor:
         """Return what every client says about these test images, q_NBC."""
-        where = torch.tensor(images, device=self.context.data.global_test.images.device)
+        where = torch.tensor(images, device=self.context.data.global_test.samples.device)
         with repeatable(0, device=self.context.device):
             return soft_predictions(
                 [partial(self._run_of, slot) for slot in self.teachers],
-                self.context.data.preprocessor.inputs(self.context.data.global_test.images[where]),
+                self.context.data.preprocessor.inputs(self.context.data.global_test.samples[where]),
                 temperature=self.experiment.temperature,
-                own=own_temperatures(self.statistics),
+                own=[one.temperature for one in self.statistics],
             )
 
     def of_student(self, student: int) -> list[int]:
-        """Return the places among the teachers that teach this student: all but itself, or the experts it keeps."""
+        """Return the places among the teachers that teach this student: by the method's routes, or experts it keeps."""
         if self._experts is not None:
             return [k for k, slot in enumerate(self.teachers) if slot.index in self._experts[student]]
-        return [k for k, slot in enumerate(self.teachers) if slot.index != student]
+        return [k for k, slot in enumerate(self.teachers) if slot.index in self._taught_by.get(student, ())]
 
     def combine(self, student: int, q_NBC: Tensor) -> Trace:
         """Combine the student's teachers by the rule, and return every step."""
@@ -136,9 +138,9 @@ class Panel:
         published = self._published(self.of_student(student))
         return known_stats(published, self._tally_of(student), source=self._source)
 
-    def is_liar(self, client: int) -> bool:
+    def is_attacker(self, client: int) -> bool:
         """Return whether it attacked the others."""
-        return client in self.context.adversary.members
+        return client in self.context.adversary.attackers
 
     def _published(self, places: Sequence[int]) -> TeacherStats:
         return stack_statistics([self.statistics[k] for k in places])
@@ -153,7 +155,7 @@ class Panel:
         peer = Peer(self.context, slot.member, model=model)
         if slot.state is not None:
             peer.load_state(load_tensors(slot.state), slot.measured)
-        if self.is_liar(slot.index) or AVERAGE in peer.variants:
+        if self.is_attacker(slot.index) or AVERAGE in peer.variants:
             peer.model.load_state_dict(peer.published_weights(self.round_index + 1))
         return self._engine.prepare(peer.model.eval().requires_grad_(False), key=slot.member.architecture.id)
 
@@ -198,22 +200,33 @@ class Panel:
                     chosen = self.of_student(slot.index)
                     if n not in chosen or not len(part):
                         continue
-                    said_1BC = run(self.context.data.preprocessor.inputs(part.images)).unsqueeze(0)
+                    said_1BC = run(self.context.data.preprocessor.inputs(part.samples)).unsqueeze(0)
                     mask_K = torch.arange(len(chosen)) == chosen.index(n)
                     self._tallies[slot.index].add(said_1BC, part.labels, mask_K, is_new=n == chosen[0])
 
-    def _training_part(self, slot: PeerSlot) -> ImageSet:
+    def _training_part(self, slot: PeerSlot) -> SampleSet:
         """Return some of its training samples, spread over the shard: files are often ordered by class."""
-        own = training_images(self.context, slot.index, slot.member.clients)
+        own = training_samples(self.context, slot.index, slot.member.clients)
         limit = TALLIED_OUTPUTS // (len(self.teachers) * len(self.roster))
         step = math.ceil(len(own) / min(TALLIED_IMAGES, max(FEWEST_TALLIED, limit)))
         every = slice(None, None, max(1, step))
-        return ImageSet(own.images[every], own.labels[every])
+        return SampleSet(own.samples[every], own.labels[every])
 
 
 def is_inspectable(method: Method, clients: int) -> bool:
     """Return whether a run of the method teaches clients by what clients' models say, combined by a rule."""
     return method.rule is not None and clients > 1
+
+
+def _routes_to(method: Method, context: RunContext, roster: Roster, round_index: int) -> dict[int, set[int]]:
+    """Return by whom every client is taught in a round for which everybody was drawn."""
+    participants = RoundParticipants(context, tuple(slot.member for slot in roster), round_index)
+    found: dict[int, set[int]] = {}
+    for phase in method.phases:
+        if phase.publish is not None:
+            for student, senders in phase.routes(participants).items():
+                found.setdefault(student, set()).update(senders)
+    return found
 
 
 def _kept_experts(roster: Roster) -> dict[int, dict[int, Snapshot]]:
@@ -227,10 +240,10 @@ def _kept_experts(roster: Roster) -> dict[int, dict[int, Snapshot]]:
 
 
 def _selected_round(directory: RunDirectory) -> int:
-    best = best_round(directory.full_rounds())
+    selected = selected_round(directory.full_rounds())
     saved = saved_rounds(directory.checkpoint_folder)
-    if best is not None and best["round"] in saved:
-        return int(best["round"])
+    if selected is not None and selected["round"] in saved:
+        return int(selected["round"])
     latest = latest_round(directory.checkpoint_folder)
     if latest is None:
         raise RunError(

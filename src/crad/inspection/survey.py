@@ -87,7 +87,7 @@ def _teacher_record(panel: Panel, k: int) -> Record:
     return {
         "client": slot.index,
         "architecture": slot.member.architecture.id,
-        "is_liar": panel.is_liar(slot.index),
+        "is_liar": panel.is_attacker(slot.index),
         "counts": [round(count, 2) for count in statistics.counts],
         "accuracies": [round(accuracy, DIGITS) for accuracy in statistics.accuracies],
     }

@@ -1,7 +1,7 @@
 """A committee of experts: everybody trains alone and is exchanged at the end, and nobody distils.
 
 Not in the paper; see docs/methods/committee.md. The weights are those of `local`, bit for bit. What a member does with
-the models that it has at the end, predict with all of them, is not part of training.
+the models that it has at the end, predict with all of them (`crad.prediction.committee`), is not part of training.
 Exchanged: every active client's snapshot, to every other active one, in the last round and every `exchange_every`
 rounds before, where that is set.
 """
@@ -9,31 +9,29 @@ rounds before, where that is set.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from crad.federation.message import Message
-from crad.federation.method import Learned, Method, MethodSpec, Phase, RoundContext
-from crad.federation.peer import SNAPSHOT, Peer
+from crad.federation.message import SNAPSHOT, Message
+from crad.federation.method import Learned, MethodSpec, Phase, RoundContext, Teachers, publish_snapshot
+from crad.federation.peer import Peer
 from crad.federation.topology import RoundParticipants, Routes, all_to_all
 from crad.methods.alone import ALONE
-from crad.methods.distillation import decode_all, publish_snapshot, without_overflowing
+from crad.methods.distillation import decode_all, without_overflowing
 
 
 class CommitteeMethod(MethodSpec):
-    """How often models are exchanged before the last round."""
+    """How often models are exchanged before the last round; members are combined where they predict."""
+
+    teachers: ClassVar[Teachers] = "nobody"
+    is_private: ClassVar[bool] = True
 
     exchange_every: Annotated[int, Field(ge=0)] = 0  # rounds; 0: once, at the end
 
     def phases(self) -> Sequence[Phase]:
         """Train alone; then, in some rounds, publish what has come of it and check what the others publish."""
         return [ALONE, Phase(SNAPSHOT, publish=publish_snapshot, learn=receive, routes=self._routes)]
-
-    def build(self, name: str) -> Method:
-        """Return the method with these settings; members are combined where they predict, and nobody is taught."""
-        return replace(super().build(name), teachers="nobody", is_private=True)
 
     def _routes(self, participants: RoundParticipants) -> Routes:
         planned, now = participants.context.experiment.rounds, participants.round_index

@@ -20,12 +20,12 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from crad.errors import SnapshotError
-from crad.federation.message import Message, open_message, pack
-from crad.federation.method import Before, Learned, MethodSpec, Phase, RoundContext
-from crad.federation.peer import SNAPSHOT, Peer
+from crad.federation.message import SNAPSHOT, Message, open_message, pack
+from crad.federation.method import Before, Learned, MethodSpec, Phase, RoundContext, publish_snapshot
+from crad.federation.peer import Peer
 from crad.federation.topology import RoundParticipants, Routes
 from crad.methods.alone import own_labels
-from crad.methods.distillation import PROBED_IMAGES, decode_all, publish_snapshot, trainable_models
+from crad.methods.distillation import PROBED_IMAGES, decode_all, trainable_models
 from crad.methods.local_training import train_epochs
 from crad.randomness import stream
 from crad.training.clipping import MUTUAL, Clipper
@@ -114,7 +114,7 @@ class Dfml(MethodSpec):
 
 def _probe(peer: Peer) -> Tensor:
     """Return a few of the own images: enough to see that a model gives numbers."""
-    return peer.data.preprocessor.inputs(peer.train.images[:PROBED_IMAGES])
+    return peer.data.preprocessor.inputs(peer.train.samples[:PROBED_IMAGES])
 
 
 def alpha_at(round_index: int, *, period: int) -> float:

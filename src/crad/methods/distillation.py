@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from crad.aggregation import Combination, Rule, TeacherFindings, TeacherJudge, resolve_rule
-from crad.federation.class_statistics import own_temperatures, stack_statistics
+from crad.federation.class_statistics import stack_statistics
 from crad.federation.context import RunContext
-from crad.federation.message import Message
-from crad.federation.method import Learned, Method, Phase, RoundContext
-from crad.federation.peer import SNAPSHOT, Peer, new_model
+from crad.federation.message import SNAPSHOT, Message
+from crad.federation.method import Learned, Method, Phase, RoundContext, publish_snapshot
+from crad.federation.peer import Peer, new_model
 from crad.federation.teachers import Snapshot, TeacherCache
+from crad.federation.topology import RoundParticipants, Routes, all_to_all
 from crad.inference.engine import soft_predictions
 from crad.methods.alone import own_labels
 from crad.methods.local_training import BlockLoss, local_blocks, train_peer
@@ -39,14 +40,19 @@ from crad.training.sample_weights import (
 PROBED_IMAGES = 16  # enough to see that a model gives numbers
 
 
-def distillation_method(name: str, rule: str | Rule | None = None) -> Method:
-    """Return the method that publishes snapshots and distils from them under a rule; the rule's name is the default."""
+def distillation_method(
+    name: str,
+    rule: str | Rule | None = None,
+    *,
+    routes: Callable[[RoundParticipants], Routes] = all_to_all,
+) -> Method:
+    """Return the method that publishes snapshots and distils from them under a rule; the rule's name is the default.
+
+    `routes` say who learns from whom: CRAD over a ring is `distillation_method("ring", "crad", routes=ring)`.
+    """
     chosen = resolve_rule(name if rule is None else rule)
-
-    def publish(peer: Peer, context: RoundContext) -> Message:
-        return peer.snapshot(context.round_index, with_cross_entropy=chosen.needs_cross_entropy)
-
-    phase = Phase(SNAPSHOT, learn=partial(distil, rule=chosen), publish=publish)
+    publish = partial(publish_snapshot, with_cross_entropy=chosen.needs_cross_entropy)
+    phase = Phase(SNAPSHOT, learn=partial(distil, rule=chosen), publish=publish, routes=routes)
     return Method(name, phases=(phase,), rule=chosen, is_private=not chosen.needs_cross_entropy)
 
 
@@ -66,11 +72,6 @@ def trainable_models(
         else:
             refused[str(snapshot.peer)] = _non_finite(snapshot.peer)
     return models
-
-
-def publish_snapshot(peer: Peer, context: RoundContext) -> Message:
-    """Publish the plain snapshot, for methods that need nothing beside it."""
-    return peer.snapshot(context.round_index)
 
 
 def distil(
@@ -168,9 +169,9 @@ def student_loss(peer: Peer, block: Block, target_BC: Tensor, weight_B: Tensor |
     experiment, recipe = peer.experiment, peer.context.recipe
     if weight_B is None and recipe.missing_weight:
         weight_B = weigh_lacking(peer, target_BC, recipe.missing_weight)
-    lowest = experiment.distill_weight * schedule_factor(
-        recipe.distill_schedule, round_index=peer.round_index, rounds=experiment.rounds
-    )
+    lowest = experiment.distill_weight
+    if (schedule := recipe.distill_schedule) != "constant":
+        lowest *= schedule_factor(schedule, round_index=peer.round_index, rounds=experiment.rounds)
     share: float | Tensor = lowest
     if strength := recipe.distill_by_class:
         temperature = experiment.temperature
@@ -208,7 +209,7 @@ def make_target(
     """Combine the predictions of all teachers for a block, [B,C]; None where no teacher gives numbers."""
     experiment = peer.experiment
     teachers = [partial(cache.get, snapshot) for snapshot in snapshots]
-    own = own_temperatures([snapshot.statistics for snapshot in snapshots])
+    own = [snapshot.statistics.temperature for snapshot in snapshots]
     q_KBC = soft_predictions(teachers, block.inputs, temperature=experiment.temperature, own=own)
     combine = partial(
         judge.combine,
@@ -261,7 +262,7 @@ def without_overflowing(
 
     Finite weights can still overflow.
     """
-    inputs = peer.data.preprocessor.inputs(peer.train.images[:PROBED_IMAGES])
+    inputs = peer.data.preprocessor.inputs(peer.train.samples[:PROBED_IMAGES])
     sound = []
     for snapshot in snapshots:
         if bool(context.teachers.get(snapshot)(inputs).isfinite().all()):

@@ -79,7 +79,7 @@ def make_dreams(
     peer: Peer, snapshots: Sequence[Snapshot], context: RoundContext, plan: DreamPlan, refused: dict[str, str]
 ) -> tuple[Tensor, float]:
     """Return inputs of the classes that the client lacks, [B,...], and the last loss; none where nobody can say."""
-    inputs = peer.data.preprocessor.inputs(peer.train.images)
+    inputs = peer.data.preprocessor.inputs(peer.train.samples)
     labels_B = wanted_labels(peer.train.labels, num_classes=peer.num_classes, per_class=plan.per_class)
     models = trainable_models(peer.context, snapshots, inputs[:PROBED_IMAGES], refused)
     is_corrected = peer.context.recipe.teacher_prior == "remove"

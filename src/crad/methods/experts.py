@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -21,9 +21,9 @@ from torch import Tensor
 from crad.aggregation import Rule, resolve_rule
 from crad.config import Experiment
 from crad.federation.context import RunContext
-from crad.federation.message import Message, Statistics
-from crad.federation.method import Learned, Method, Phase, RoundContext
-from crad.federation.peer import PRIOR_IN, SNAPSHOT, Peer
+from crad.federation.message import SNAPSHOT, Message, Statistics
+from crad.federation.method import Learned, Method, Phase, RoundContext, Teachers
+from crad.federation.peer import PRIOR_IN, Peer
 from crad.federation.teachers import Snapshot
 from crad.federation.topology import RoundParticipants, Routes, all_to_all
 from crad.methods.alone import ALONE, own_labels
@@ -45,6 +45,8 @@ class Experts(StudentSpec):
     How students learn from them is said by the settings of `StudentSpec`.
     """
 
+    teachers: ClassVar[Teachers] = "experts"
+
     rule: str = "support-all"
     expert_rounds: Annotated[int, Field(ge=0)] = 0  # 0: half of the rounds
     exchange_every: Annotated[int, Field(ge=0)] = 0  # rounds; 0: once, and experts stay as they are
@@ -61,8 +63,6 @@ class Experts(StudentSpec):
         """Return the method with these settings."""
         return replace(
             super().build(name),
-            rule=self._rule,
-            teachers="experts",
             preparation=self.preparation,
             refusal=partial(self._refusal, name),
         )
@@ -71,8 +71,8 @@ class Experts(StudentSpec):
         """Return how many rounds come before the first one with students."""
         return self.expert_rounds or experiment.rounds // 2
 
-    @property
-    def _rule(self) -> Rule:
+    def teaching_rule(self) -> Rule:
+        """Return the rule by which students combine the experts that they keep."""
         return resolve_rule(self.rule)
 
     def _refusal(self, name: str, experiment: Experiment) -> str | None:
@@ -123,7 +123,7 @@ class Experts(StudentSpec):
     def _publish(self, peer: Peer, context: RoundContext) -> Message:
         with _expert_at_work(peer):
             peer.revalidate()
-            return peer.snapshot(context.round_index, with_cross_entropy=self._rule.needs_cross_entropy)
+            return peer.snapshot(context.round_index, with_cross_entropy=self.teaching_rule().needs_cross_entropy)
 
     def _keep(self, peer: Peer, messages: Mapping[int, Message], context: RoundContext) -> Learned:
         """Keep the experts that pass every check, in place of older ones of the same clients, and the own one."""
@@ -131,7 +131,7 @@ class Experts(StudentSpec):
         sound = without_overflowing(peer, snapshots, context, refused)
         with _expert_at_work(peer):
             peer.revalidate()
-            own = _own_snapshot(peer, context.round_index, with_cross_entropy=self._rule.needs_cross_entropy)
+            own = _own_snapshot(peer, context.round_index, with_cross_entropy=self.teaching_rule().needs_cross_entropy)
         for snapshot in (own, *sound):
             _keep_teacher(peer, snapshot)
         return Learned(notes={"refused": refused} if refused else {})
@@ -140,7 +140,7 @@ class Experts(StudentSpec):
         self._begin_student(peer)
         experts = kept_teachers(peer) if peer.listens else []
         after = self.preparation(peer.experiment)
-        return self.learn_from_experts(peer, experts, context, rule=self._rule, after=after)
+        return self.learn_from_experts(peer, experts, context, rule=self.teaching_rule(), after=after)
 
     def _begin_student(self, peer: Peer) -> None:
         """Let the student begin as the expert is now, with an optimiser that has learned nothing yet."""
@@ -167,9 +167,9 @@ def teachers_in(memory: Mapping[str, Tensor], context: RunContext, *, peer: int)
         if kind == TEACHER and what:
             weights.setdefault(int(owner), {})[what] = tensor
     # Its own a client has as it is, and an attacker's is not what the others got of it.
-    is_liar = peer in context.adversary.members
+    is_attacker = peer in context.adversary.attackers
     return [
-        _kept_teacher(memory, context, owner, weights[owner], is_kept=owner != peer or not is_liar)
+        _kept_teacher(memory, context, owner, weights[owner], is_kept=owner != peer or not is_attacker)
         for owner in sorted(weights)
     ]
 

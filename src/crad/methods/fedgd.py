@@ -25,14 +25,22 @@ from crad.data.contact_sheet import contact_sheet
 from crad.data.preprocessing import Preprocessor
 from crad.errors import ConfigError, SnapshotError, with_article
 from crad.federation.context import RunContext
-from crad.federation.message import Message, open_message, pack
-from crad.federation.method import CommonImages, Learned, Payload, Phase, RoundContext, one_peer_per_client
-from crad.federation.peer import SNAPSHOT, Peer, PeerSpec
+from crad.federation.message import SNAPSHOT, Message, open_message, pack
+from crad.federation.method import (
+    CommonImages,
+    Learned,
+    Payload,
+    Phase,
+    RoundContext,
+    one_peer_per_client,
+    publish_snapshot,
+)
+from crad.federation.peer import Peer, PeerSpec
 from crad.federation.teachers import Snapshot
 from crad.federation.topology import RoundParticipants, Routes, all_to_all
 from crad.inference.engine import Run
 from crad.methods.alone import train_alone
-from crad.methods.distillation import decode_all, publish_snapshot, trainable_models
+from crad.methods.distillation import decode_all, trainable_models
 from crad.methods.fedmd import consensus
 from crad.methods.proxy import PREDICTIONS, DigestSpec, collect_predictions, digest_targets, pack_predictions
 from crad.models import Architecture

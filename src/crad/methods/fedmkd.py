@@ -16,11 +16,11 @@ from pydantic import Field
 from torch import Tensor
 
 from crad.aggregation import RULES
-from crad.federation.message import Message
-from crad.federation.method import Learned, MethodSpec, Phase, RoundContext
-from crad.federation.peer import SNAPSHOT, Peer
+from crad.federation.message import SNAPSHOT, Message
+from crad.federation.method import Learned, MethodSpec, Phase, RoundContext, publish_snapshot
+from crad.federation.peer import Peer
 from crad.inference.engine import soft_predictions
-from crad.methods.distillation import distil, publish_snapshot, student_loss
+from crad.methods.distillation import distil, student_loss
 from crad.methods.local_training import BlockLoss
 from crad.training.epoch import Block
 from crad.training.losses import Loss, private_cross_entropy, softened_divergence

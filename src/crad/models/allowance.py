@@ -93,6 +93,18 @@ def estimate_size(architecture: Architecture, shape: InputShape) -> ModelSize:
     return (_estimate_ours if architecture.name in ARCHITECTURES else _estimate)(architecture, shape)
 
 
+@lru_cache(maxsize=64)
+def count_values(architecture: Architecture, shape: InputShape) -> int:
+    """Count the values that a built-in network holds, without building it; refuse with one line where it cannot be."""
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            return sum(tensor.numel() for tensor in _sketch(architecture, shape).state_dict().values())
+    except ConfigError:
+        raise
+    except Exception as error:  # sizes beyond all numbers
+        raise ConfigError(f"model {architecture.id!r} of these samples is beyond what can be computed") from error
+
+
 def _estimate(architecture: Architecture, shape: InputShape) -> ModelSize:
     is_ours = architecture.name in ARCHITECTURES
     try:

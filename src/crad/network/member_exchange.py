@@ -10,7 +10,7 @@ from pathlib import Path
 
 from crad.errors import ConfigError, SnapshotError
 from crad.federation.exchange import KEPT_ROUNDS, ByteCounter, OvertakenError
-from crad.federation.message import Manifest, Message
+from crad.federation.message import SNAPSHOT, Manifest, Message
 from crad.network.agreement import Agreement
 from crad.network.arrivals import KIND, Announced
 from crad.network.attendance import AWAY_AFTER, Attendance
@@ -18,14 +18,13 @@ from crad.network.clock import SYSTEM_CLOCK, Clock
 from crad.network.envelope import manifest_in, seal
 from crad.network.equivocation.signatures import SignatureRecord
 from crad.network.equivocation.witness import Witness, digest_of
-from crad.network.https.request_gate import Notice
 from crad.network.identity import Identity
 from crad.network.inbox import Inbox
 from crad.network.round_deadline import FetchStatus, RoundDeadline
 from crad.network.store.kept_snapshots import KeptSnapshots
 
 Refused = Callable[[str, str], None]  # the member's name, and why
-PROOFS, SIGNED, SNAPSHOT = "proofs", "signed", "snapshot"
+PROOFS, SIGNED = "proofs", "signed"
 
 
 class PublicationUnknownError(Exception):
@@ -40,7 +39,7 @@ class ExchangePolicy:
     away_after: int = AWAY_AFTER  # missed rounds
     snapshot_bytes: Mapping[int, int] = field(default_factory=dict)  # that a member's network can need at the most
     on_refused: Refused = lambda name, reason: None
-    notice: Notice = lambda text: None
+    notice: Callable[[str], None] = lambda text: None
     clock: Clock = SYSTEM_CLOCK
     kept: KeptSnapshots | None = None  # where everybody's newest snapshot stays; None: nobody's outlives its rounds
 
@@ -62,7 +61,7 @@ class MemberExchange(ABC):
         self.attendance = Attendance(self._others, away_after=self._policy.away_after)
         self.witness = Witness(agreement, own, folder / PROOFS, notice=self._notice)
         self.refused: Counter[str] = Counter()  # snapshots refused, by member
-        self.ledger = ByteCounter()
+        self.traffic = ByteCounter()
 
     def publish(self, round_index: int, *, sender: int, kind: str, message: Message) -> None:
         """Make our own message of this round available to the others; never a second one of the same round."""
@@ -125,7 +124,7 @@ class MemberExchange(ABC):
         came = self._gather(round_index, kind, wanted, deadline)
         got = {number: came[number] for number in wanted if number in came and not self._is_left_out(number)}
         for number, message in got.items():
-            self.ledger.count(sender=number, receiver=receiver, payload_bytes=message.payload_bytes)
+            self.traffic.count(sender=number, receiver=receiver, payload_bytes=message.payload_bytes)
             self._keep(number, kind, message, self.witness.envelope(round_index, self._name(number), kind))
         return got, [number for number in asked if number not in got]
 

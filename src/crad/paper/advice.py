@@ -101,7 +101,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Findings:
+class MeasuredWorlds:
     """All that was measured."""
 
     worlds: Mapping[str, Mapping[str, Any]]
@@ -133,14 +133,14 @@ class Advice:
 
 
 @functools.cache
-def findings() -> Findings:
+def findings() -> MeasuredWorlds:
     """Return what was measured, as it travels with the package."""
     content = json.loads(FINDINGS.read_text(encoding="utf-8"))
     claims = [
         Claim(**{**one, "interval": one["interval"] and tuple(one["interval"]), "seeds": tuple(one["seeds"])})
         for one in content["claims"]
     ]
-    return Findings(content["worlds"], tuple(claims))
+    return MeasuredWorlds(content["worlds"], tuple(claims))
 
 
 def world_file(world: Mapping[str, Any]) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from crad.analysis.chart_rows import Row
 from crad.analysis.groups import by_method
-from crad.analysis.series import Row
 from crad.paper.experiments import Metric, PaperExperiment, PlannedCell
 from crad.paper.paper_tables import Finished
 from crad.paper.study_tables import difference_rows, find_compared

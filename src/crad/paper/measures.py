@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from crad.aggregation.committee_rule import ANSWER_TEMPERATURE
 from crad.runs.run_records import RunRecords
 from crad.runs.selection import clients_at
 
@@ -51,11 +52,22 @@ def _asked(metric: str) -> Measure:
         if metric == "global_accuracy":
             value = committee[metric]
             return None if value is None else float(value)
+        if not _is_comparable(committee):
+            return None
         attackers = run.summary.get("attackers", ())
         own = [one for client, one in enumerate(committee[f"{metric}_per_client"]) if client not in attackers]
         return statistics.fmean(own) if own else None
 
     return measure
+
+
+def _is_comparable(committee: Mapping[str, Any]) -> bool:
+    """Tell whether a client's class shares were added to sharp answers: earlier versions left them softened at T.
+
+    For a day records called it `temperature`.
+    """
+    said = committee.get("answer_temperature", committee.get("temperature"))
+    return bool(said == ANSWER_TEMPERATURE)
 
 
 def _metric(name: str) -> Measure:
@@ -64,7 +76,8 @@ def _metric(name: str) -> Measure:
     def measure(run: RunRecords, row: str) -> Value:
         digest = run.summary.get("metrics") or {}
         if row.endswith(TOGETHER):
-            digest = digest.get("committee") or {}
+            is_comparable = _is_comparable(run.summary.get("committee") or {})
+            digest = (digest.get("committee") or {}) if is_comparable else {}
         value = digest.get("global", {}).get(name, {}).get("value")
         return None if value is None else float(value)
 
@@ -76,8 +89,11 @@ def _studied(metric: str) -> Measure:
 
     def measure(run: RunRecords, row: str) -> Value:
         rule, _, prior = row.partition("/")
-        value = (run.summary.get("committee") or {}).get("study", {}).get(rule, {}).get(prior, {}).get(metric)
-        return None if value is None else float(value)
+        committee = run.summary.get("committee") or {}
+        value = committee.get("study", {}).get(rule, {}).get(prior, {}).get(metric)
+        if value is None or (metric != "global_accuracy" and not _is_comparable(committee)):
+            return None
+        return float(value)
 
     return measure
 

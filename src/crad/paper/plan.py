@@ -37,7 +37,7 @@ from crad.report.charts import charts_available, make_charts, save_chart
 from crad.report.latex import table_latex
 from crad.report.page import report_page
 from crad.report.tables import Table, table_markdown
-from crad.runs.directory import RunDirectory, experiment_hash
+from crad.runs.directory import REPORT_FILE, RunDirectory, experiment_hash
 from crad.runs.kept_run import keep_run
 from crad.runs.names import display_name
 from crad.runs.resolution import resolve_experiment
@@ -313,7 +313,7 @@ def write_reports(plan: ReproductionPlan, records: Records) -> list[Path]:
     for label, runs in worlds(finished).items():
         for number, own in enumerate(_by_division(runs)):
             name = re.sub(r"[^a-z0-9]+", "-", f"{label.lower()} {number + 1 if number else ''}").strip("-")
-            pages[f"report-{name}.html" if pages else "report.html"] = report_page(one_page_of(own))
+            pages[f"report-{name}.html" if pages else REPORT_FILE] = report_page(one_page_of(own))
     for paper in plan.papers:
         cells, of_cell = plan.cells[paper.name], plan.of_cell(paper, records)
         if paper.baseline is not None and of_cell:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from crad.analysis.chart_rows import Row
 from crad.analysis.comparison import Figure
 from crad.analysis.intervals import Paired, paired
-from crad.analysis.series import Row
 from crad.paper.experiments import Metric, PaperExperiment, PlannedCell
 from crad.paper.paper_tables import (
     ABSENT,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from crad.analysis.chart_rows import Row
 from crad.analysis.comparison import Figure
-from crad.analysis.series import Row
 from crad.paper.experiments import PaperExperiment
 from crad.paper.study_tables import Compared
 from crad.report.charts import vega_lite as alt

@@ -1,15 +1,17 @@
-"""A committee: several clients' models that answer together, combined by a rule. Raw images in, as with one model.
+"""A committee: several clients' models that answer together, combined by a rule. Raw samples in, as with one model.
+
+The arithmetic of the rule is in `crad.aggregation.committee_rule`; here are the models, and what is known of them.
 
 It has two faces. "global" is what the rule makes of the members, without anybody's prior; "local" has the class shares
-of the client whom it serves, added to the logarithm of that. Members are run one after the other, so that memory does
+of the client whom it serves, added to its logits. Members are run one after the other, so that memory does
 not grow with their number.
 
-Shapes: K members, N images, B images at once, C classes.
+Shapes: K members, N samples, B samples at once, C classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import get_args
@@ -19,9 +21,9 @@ import torch
 from torch import Tensor
 
 from crad.aggregation import Rule, resolve_rule
-from crad.aggregation.committee_rule import CommitteeRule, settings_of, with_own_prior
+from crad.aggregation.committee_rule import CommitteeRule, gives_numbers, settings_of, temperature_refusal
 from crad.config import EvidenceSource, Experiment, Recipe, TeacherPrior
-from crad.errors import AggregationError, ConfigError, CradError, RunError, unknown_name
+from crad.errors import AggregationError, ConfigError, CradError, RunError, client_number, shown, unknown_name
 from crad.federation.committee_score import prior_of_members
 from crad.federation.message import Statistics
 from crad.prediction.committee_card import CommitteeCard, CommitteeMember
@@ -36,8 +38,15 @@ from crad.prediction.committee_choice import (
 )
 from crad.prediction.known_members import known_members, published_statistics
 from crad.prediction.run_models import RunModels
-from crad.prediction.trained_model import Face, Predictor, Probabilities, Samples, TorchPredictor, TrainedModel
-from crad.runs.records import Record
+from crad.prediction.trained_model import (
+    Face,
+    Predictor,
+    Probabilities,
+    Samples,
+    TorchPredictor,
+    TrainedModel,
+    probe,
+)
 from crad.training.evaluation import EVALUATION_BATCH
 from crad.training.losses import log_count_shares
 
@@ -65,7 +74,7 @@ class Committee(TrainedModel):
     ) -> None:
         super().__init__(about.model, predictor)
         self.about = about
-        self.left_out = dict(left_out or {})  # who is not in it, and why
+        self.left_out = dict(left_out or {})  # who is not in it, and why: who taught others may be, too
         self.choice = choice  # how its members were chosen, where they were
 
     @property
@@ -94,6 +103,11 @@ class Committee(TrainedModel):
         """Return what members are weighed by: "reported", what they publish, or what the client counted of them."""
         said: EvidenceSource = self.about.settings["evidence"]
         return said
+
+    @property
+    def temperature(self) -> float:
+        """Return at which temperature members are softened to be combined; the answer is at temperature 1."""
+        return float(self.about.settings["temperature"])
 
     @property
     def unsupported_classes(self) -> tuple[str, ...]:
@@ -192,21 +206,23 @@ class Committee(TrainedModel):
         return f"<Committee of {len(self.members)} by rule {self.rule!r}: {words} {sides}, {len(self.classes)} classes>"
 
 
-@dataclass(frozen=True)
+@dataclass
 class MemberModels:
     """The members' networks, each read when it is needed; as many stay in memory as there is room for."""
 
     read: Callable[[int], TorchPredictor]  # by client
     kept_bytes: int = KEPT_BYTES
     _kept: dict[int, TorchPredictor] = field(default_factory=dict, repr=False)
+    _held_bytes: int = field(default=0, init=False, repr=False)
 
     def get(self, client: int) -> TorchPredictor:
         """Return a member, ready to run."""
         if client in self._kept:
             return self._kept[client]
         model = self.read(client)
-        if sum(one.nbytes for one in self._kept.values()) + model.nbytes <= self.kept_bytes:
-            self._kept[client] = model
+        together = self._held_bytes + model.nbytes
+        if together <= self.kept_bytes:
+            self._kept[client], self._held_bytes = model, together
         return model
 
 
@@ -237,7 +253,8 @@ class CommitteePredictor:
     def answers_of(self, images: Samples, face: Face) -> Callable[[Sequence[int]], Tensor]:
         """Run every member once; return a function from some of them, by their places, to what they say together."""
         logits_KBC = self.logits(images)
-        return lambda members: self._faced(self.rule.select(members).probabilities(logits_KBC[list(members)]), face)
+        prior_C = self._prior_of(face)
+        return lambda members: self.rule.select(members).probabilities(logits_KBC[list(members)], log_prior_C=prior_C)
 
     def costs(self, images: Samples) -> list[CommitteeCost]:
         """Measure what every member takes, on copies of some of these images."""
@@ -250,10 +267,10 @@ class CommitteePredictor:
 
     def answer(self, logits_KBC: Tensor, face: Face) -> Tensor:
         """Return what the committee makes of it, [B,C]."""
-        return self._faced(self.rule.probabilities(logits_KBC), face)
+        return self.rule.probabilities(logits_KBC, log_prior_C=self._prior_of(face))
 
-    def _faced(self, said_BC: Tensor, face: Face) -> Tensor:
-        return said_BC if face == "global" or self._log_prior_C is None else with_own_prior(said_BC, self._log_prior_C)
+    def _prior_of(self, face: Face) -> Tensor | None:
+        return None if face == "global" else self._log_prior_C
 
     @property
     def _block(self) -> int:
@@ -279,6 +296,8 @@ def make_committee(
     """
     experiment = models.experiment
     asked = experiment.committee_rule if rule is None else rule
+    softened_at = _temperature(experiment, temperature)
+    client = None if client is None else client_number(client, clients=len(models))
     chosen, prior = resolve_rule(asked), _teacher_prior(teacher_prior, experiment.recipe)
     log_prior = None if client is None else _own_log_prior(models, client)
     known = known_members(models, client, asked=evidence, teacher_prior=prior)
@@ -286,7 +305,7 @@ def make_committee(
     kept, left_out, cache = [], {}, MemberModels(partial(_published_predictor, models))
     for one in _asked(models, members):
         try:
-            member = _heard_member(models, one, cache, needs_counts=needs_counts)
+            member = _heard_member(models, one, cache, needs_counts=needs_counts, temperature=softened_at)
             kept.append(replace(member, verified=known.columns.get(one)))
         except LeftOutError as error:
             left_out[one] = str(error)
@@ -300,9 +319,19 @@ def make_committee(
         log_prior=log_prior,
         evidence=known.source,
         note=known.note,
-        temperature=temperature,
+        temperature=softened_at,
         left_out=left_out,
     )
+
+
+def _temperature(experiment: Experiment, asked: float | None) -> float:
+    """Return at which temperature members are softened; what no committee can be made at is refused."""
+    temperature = experiment.temperature if asked is None else asked
+    refusal = temperature_refusal(temperature)
+    if refusal is not None:
+        whose = "the run's " if asked is None else ""
+        raise ConfigError(f"{whose}{refusal}; in Python say another one, such as temperature=3")
+    return float(temperature)
 
 
 def assemble_committee(
@@ -380,13 +409,15 @@ def _asked(models: RunModels, members: Sequence[int] | None) -> list[int]:
         )
     if members is None:
         return list(range(len(models)))
-    asked = list(members)
+    if not isinstance(members, Iterable):
+        raise ConfigError(
+            f"members is {shown(members)}: name clients in a list, such as members=[0, {len(models) - 1}]"
+        )
+    asked = [client_number(one, clients=len(models), argument="members") for one in members]
     if not asked:
         raise ConfigError(f"members is empty: name clients among 0 to {len(models) - 1}, or leave it out for all")
     for one in asked:
-        if not isinstance(one, int | np.integer):
-            raise ConfigError(f"members: {one!r} is no client's number; choose 0 to {len(models) - 1}")
-        models.peer_of(int(one))  # an unknown client is refused
+        models.peer_of(one)  # an unknown client is refused
     if len(set(asked)) < len(asked):
         raise ConfigError(f"members {', '.join(map(str, asked))} names a client twice: each has one model")
     return sorted(asked)
@@ -396,37 +427,42 @@ class LeftOutError(Exception):
     """A member that cannot be heard; the message says who and why."""
 
 
-def _heard_member(models: RunModels, client: int, cache: MemberModels, *, needs_counts: bool) -> CommitteeMember:
+def _heard_member(
+    models: RunModels, client: int, cache: MemberModels, *, needs_counts: bool, temperature: float
+) -> CommitteeMember:
     """Return a member that can be heard, tried once."""
     peer = models.peer_of(client)
     if models.states[peer["index"]] is None:
         raise LeftOutError(f"client {client} had learned nothing by round {models.round_index}")
-    statistics = _published_statistics(peer, client)
+    statistics = published_statistics(peer, classes=models.num_classes)
+    if statistics is None:
+        raise LeftOutError(f"client {client}'s class statistics in models.json are damaged")
     try:
-        return heard_member(client, statistics, cache, needs_counts=needs_counts)
+        return heard_member(client, statistics, cache, needs_counts=needs_counts, temperature=temperature)
     except ConfigError:
         raise  # a network that must be passed again, which the caller can do
     except CradError as error:
         raise LeftOutError(f"client {client}: {error}") from error
 
 
-def heard_member(client: int, statistics: Statistics, cache: MemberModels, *, needs_counts: bool) -> CommitteeMember:
+def heard_member(
+    client: int, statistics: Statistics, cache: MemberModels, *, needs_counts: bool, temperature: float
+) -> CommitteeMember:
     """Return a member with what is published of it, tried once; LeftOutError if it cannot be heard."""
     if needs_counts and not any(statistics.counts):
         raise LeftOutError(f"client {client} published no validation samples of any class")
     model = cache.get(client)
-    rng = np.random.default_rng(0)
-    probe = rng.integers(0, 256, (2, *model.card.input_shape), dtype=np.uint8).astype(model.card.dtype)
-    if not bool(model.logits(probe).isfinite().all()):
-        raise LeftOutError(f"client {client} gives non-finite predictions")
+    check_numbers(client, model, temperature=temperature)
     return CommitteeMember(client, model.card, statistics)
 
 
-def _published_statistics(peer: Record, client: int) -> Statistics:
-    found = published_statistics(peer)
-    if found is None:
-        raise LeftOutError(f"client {client}'s class statistics in models.json are damaged")
-    return found
+def check_numbers(client: int, model: TorchPredictor, *, temperature: float) -> None:
+    """Try a member once; LeftOutError if it gives no numbers that can be combined."""
+    samples = probe(model.card)
+    # Weights of a sound network may hold infinities, such as a mask's; they alone are looked at where nothing is tried.
+    is_sound = gives_numbers(model.logits(samples), temperature=temperature).all() if len(samples) else model.is_finite
+    if not bool(is_sound):
+        raise LeftOutError(f"client {client} gives non-finite predictions")
 
 
 def _published_predictor(models: RunModels, client: int) -> TorchPredictor:

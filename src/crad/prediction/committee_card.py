@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from pydantic import ValidationError
 
 from crad.aggregation import Rule, TeacherStats
-from crad.aggregation.committee_rule import CommitteeRule, make_committee_rule
-from crad.errors import RunError
+from crad.aggregation.committee_rule import CommitteeRule, make_committee_rule, temperature_refusal
+from crad.config import EvidenceSource, TeacherPrior, Unsupported
+from crad.errors import RunError, first_fault, printable
 from crad.federation.class_statistics import stack_statistics
 from crad.federation.message import Statistics, statistics_to_json
-from crad.prediction.model_card import ModelCard
+from crad.prediction.model_card import SPOILT, ModelCard
 
 FORMAT = "crad-committee 1"
 FACES_OF_COMMITTEE = (
@@ -61,7 +62,8 @@ class CommitteeCard:
 
     def select(self, clients: Sequence[int]) -> CommitteeCard:
         """Return the card of a committee of some of the members."""
-        return replace(self, members=tuple(member for member in self.members if member.client in clients))
+        wanted = set(clients)
+        return replace(self, members=tuple(member for member in self.members if member.client in wanted))
 
     def to_metadata(self) -> dict[str, str]:
         """Return all of it as texts, for the metadata of a file; values other than texts are JSON."""
@@ -85,21 +87,56 @@ class CommitteeCard:
         model = ModelCard.from_metadata(about, where=where)
         try:
             said = json.loads(about["committee"])
+            if len(said["members"]) > MOST_MEMBERS:
+                raise ValueError(f"its members: {len(said['members'])}, at most {MOST_MEMBERS} can be")
             members = tuple(_member_from(entry, model) for entry in said["members"])
-            settings = {name: said["settings"][name] for name in SETTINGS}
-            settings["evidence"] = said["settings"].get("evidence", "reported")  # files of before do not say it
+            settings = _settings_from(said["settings"])
             if any((member.verified is None) != (settings["evidence"] == "reported") for member in members):
                 raise ValueError("what is known of its members")
-            client = None if said["client"] is None else int(said["client"])
+            client = None if said["client"] is None else _client_from(said["client"])
+            note = said.get("note", "")
+            if not isinstance(note, str) or not note.isprintable():
+                raise ValueError("its note")
             if not members or len({member.client for member in members}) < len(members):
                 raise ValueError("its members")
-        except (KeyError, ValueError, TypeError, AttributeError, ValidationError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise RunError(f"{where} is no committee that crad exported: it lacks or spoils {reason}") from error
-        return cls(model, members, client, settings, str(said.get("note", "")))
+        except SPOILT as error:
+            said_of = first_fault(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
+            fault = "too deeply nested JSON" if isinstance(error, RecursionError) else printable(said_of)
+            raise RunError(f"{where} is no committee that crad exported: it lacks or spoils {fault}") from error
+        return cls(model, members, client, settings, note)
 
 
+MOST_MEMBERS = 4096  # of a committee in a file
 SETTINGS = ("rule", "teacher_prior", "temperature", "min_support", "epsilon", "unsupported")
+
+
+NUMBERS = {"min_support": (0.0, 1e15), "epsilon": (1e-30, 1e15)}  # of a committee in a file
+HIGHEST_KNOWN = 1e15  # samples and the like that are known of a member: their sums stay numbers
+
+
+def _settings_from(said: Mapping[str, Any]) -> dict[str, Any]:
+    settings = {name: said[name] for name in SETTINGS}
+    settings["evidence"] = said.get("evidence", "reported")  # files of before do not say it
+    if not isinstance(settings["rule"], str) or not settings["rule"].isprintable():
+        raise ValueError("its rule")
+    choices = {"teacher_prior": TeacherPrior, "unsupported": Unsupported, "evidence": EvidenceSource}
+    for name, kind in choices.items():
+        if not isinstance(settings[name], str) or settings[name] not in get_args(kind):
+            raise ValueError(f"its {name}")
+    refusal = temperature_refusal(settings["temperature"])
+    if refusal is not None:
+        raise ValueError(refusal)
+    for name, (lowest, highest) in NUMBERS.items():
+        value = settings[name]
+        if not isinstance(value, int | float) or not lowest <= value <= highest:
+            raise ValueError(f"its {name}, a number of {lowest:g} to {highest:g}")
+    return settings
+
+
+def _client_from(said: object) -> int:
+    if not isinstance(said, int) or isinstance(said, bool) or not 0 <= said < 2**31:
+        raise ValueError("the number of a client")
+    return said
 
 
 def is_committee(about: Mapping[str, str]) -> bool:
@@ -113,14 +150,17 @@ def _member_from(entry: Mapping[str, Any], model: ModelCard) -> CommitteeMember:
     if any(len(column) != model.num_classes for column in columns if column is not None):
         raise ValueError(f"the statistics of member {entry['client']}")
     verified = _columns_from(entry["verified"], model) if "verified" in entry else None
-    return CommitteeMember(int(entry["client"]), model.of(str(entry["architecture"]), None), statistics, verified)
+    return CommitteeMember(
+        _client_from(entry["client"]), model.of(str(entry["architecture"]), None), statistics, verified
+    )
 
 
 def _columns_from(entry: Mapping[str, Any], model: ModelCard) -> Columns:
     names = [*VERIFIED, *(name for name in OPTIONAL if name in entry)]
     columns = {name: tuple(float(value) for value in entry[name]) for name in names}
-    if any(len(column) != model.num_classes for column in columns.values()):
-        raise ValueError("what is known of its members")
+    for column in columns.values():
+        if len(column) != model.num_classes or not all(0 <= value <= HIGHEST_KNOWN for value in column):
+            raise ValueError("what is known of its members")
     return columns
 
 

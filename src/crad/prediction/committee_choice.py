@@ -19,6 +19,7 @@ from torch import Tensor
 
 from crad.errors import ConfigError
 
+SMALLEST_GAIN = 1e-3  # of the mean log-likelihood, without which a member that brings no hit is not worth its cost
 NORMAL_QUANTILE = 1.959964  # what a normal value stays within on both sides with 95 % probability
 TIMED_IMAGES, TIMED_RUNS = 64, 3
 
@@ -124,7 +125,10 @@ class _Judge:
         return paired_gain(self._judged(members)[0], self._judged(before)[0])
 
     def best_path(self, where_B: Tensor, *, first: int | None, size: int) -> list[int]:
-        """Add the member that helps most until there are enough; return the best of the committees on the way."""
+        """Add the member that helps most until there are enough; return the best of the committees on the way.
+
+        Whoever was only carried along, because everybody else did harm just then, is left out again.
+        """
         path = [] if first is None else [first]
         best: list[int] = list(path)
         while len(path) < min(size, self._members):
@@ -132,7 +136,15 @@ class _Judge:
             path = max(([*path, k] for k in rest), key=lambda members: self._worth(members, where_B))
             if not best or self._worth(path, where_B) > self._worth(best, where_B):
                 best = list(path)
+        for member in best[:0:-1]:  # the latest first; never the one to begin with
+            without = [one for one in best if one != member]
+            if self._is_as_good(without, best, where_B):
+                best = without
         return best
+
+    def _is_as_good(self, fewer: Sequence[int], more: Sequence[int], where_B: Tensor) -> bool:
+        (hits, likelihood), (hits_of_more, likelihood_of_more) = self._worth(fewer, where_B), self._worth(more, where_B)
+        return hits >= hits_of_more and likelihood >= likelihood_of_more - SMALLEST_GAIN
 
     def checked_gain(self, *, first: int | None, size: int) -> MemberGain:
         """Choose on every second image and measure on the others, both ways: no image is measured by its own choice."""

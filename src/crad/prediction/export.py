@@ -22,16 +22,17 @@ import torch
 from safetensors.torch import save_file
 
 from crad.aggregation import RULES
-from crad.aggregation.committee_rule import CommitteeRule, with_own_prior
+from crad.aggregation.committee_rule import CommitteeRule, faced
 from crad.errors import ConfigError, RunError, install_hint, unknown_name
 from crad.federation.context import RunContext
 from crad.federation.peer import PeerSpec, first_model
 from crad.files import replacing
-from crad.prediction.committee import Committee
-from crad.prediction.model_card import ModelCard
+from crad.prediction.committee import Committee, LeftOutError, check_numbers
+from crad.prediction.committee_card import MOST_MEMBERS
+from crad.prediction.model_card import ModelCard, check_class_names
 from crad.prediction.model_files import MEMBER
 from crad.prediction.run_models import stored_weights
-from crad.prediction.trained_model import TrainedModel
+from crad.prediction.trained_model import FACES, TrainedModel, probe
 
 SUFFIXES = {"safetensors": ".safetensors", "onnx": ".onnx"}
 FACE_NAMES = ("probabilities", "local_probabilities")  # of the graph's outputs
@@ -63,8 +64,8 @@ class CommitteeGraph(torch.nn.Module):
     def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Take pixels uint8 [B,H,W,channels]; return probabilities [B,C], plain and with the client's prior."""
         inputs = self.prepare(pixels)
-        said_BC = self.rule.traced(torch.stack([member(inputs) for member in self.members]))
-        return said_BC, with_own_prior(said_BC, self.log_prior_C)
+        logits_BC = self.rule.traced(torch.stack([member(inputs) for member in self.members]))
+        return faced(logits_BC, None), faced(logits_BC, self.log_prior_C)
 
 
 def _log_prior(card: ModelCard) -> torch.Tensor:
@@ -101,6 +102,7 @@ def export_model(model: TrainedModel, format: str, path: Path) -> Path:
         raise ConfigError(f"{path} is a folder: name the file to write, such as {example}")
     if not path.parent.is_dir():
         raise ConfigError(f"{path} lies in no folder that exists: make {path.parent} first, or choose another place")
+    _check_numbers(model)
     try:
         with replacing(path) as beside:
             if isinstance(model, Committee):
@@ -111,6 +113,34 @@ def export_model(model: TrainedModel, format: str, path: Path) -> Path:
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
     return path
+
+
+def _check_numbers(model: TrainedModel) -> None:
+    """Refuse to write what answers nothing: a graph would not leave out the member that spoils every answer."""
+    card = model.card
+    try:
+        check_class_names(card.class_names)
+    except ValueError as error:
+        raise ConfigError(f"a file of this model would not be read again: {error}; name them otherwise") from error
+    samples = probe(card)
+    if isinstance(model, Committee):
+        models = model.torch_predictor.models
+        for client in model.members:
+            try:
+                check_numbers(client, models.get(client), temperature=model.temperature)
+            except LeftOutError as error:
+                raise RunError(f"{error}: make the committee without it") from error
+    faces = FACES if card.log_prior is not None else ("global",)
+    for face in faces if len(samples) else ():
+        try:
+            model.predict_proba(samples, face)
+        except RunError as error:
+            what = (
+                "this committee"
+                if isinstance(model, Committee)
+                else f"the model of client {card.origin.get('client', '?')}"
+            )
+            raise RunError(f"{what} gives non-finite predictions, so no file is written: take another one") from error
 
 
 def export_safetensors(model: torch.nn.Module, card: ModelCard, path: Path) -> None:
@@ -129,6 +159,8 @@ def export_onnx(model: torch.nn.Module, card: ModelCard, path: Path) -> None:
 def _export_committee(committee: Committee, format: str, path: Path) -> None:
     """Write all members, with what is needed to use them; as ONNX the rule is in the graph."""
     predictor, about = committee.torch_predictor, committee.about
+    if len(about.members) > MOST_MEMBERS:
+        raise ConfigError(f"{len(about.members)} members are too many for one file: it holds {MOST_MEMBERS}")
     if format == "safetensors":
         if committee.rule not in RULES:
             raise ConfigError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -43,30 +43,37 @@ def known_members(
         return KnownMembers("reported", note=lacking)
     assert client is not None, "looked at above"
     peers = {one: peer for one in range(len(models)) if _has_learned(models, peer := models.peer_of(one))}
-    said = {one: found for one, peer in peers.items() if (found := published_statistics(peer)) is not None}
+    said = {
+        one: found
+        for one, peer in peers.items()
+        if (found := published_statistics(peer, classes=models.num_classes)) is not None
+    }
     if not said:
         return KnownMembers("reported")
     served = models.peer_of(client)
+    samples_C = served["validation_counts"][served["clients"].index(client)]
     stats = evidence_of(
         stack_statistics(list(said.values())),
-        [_tally(peers[one], client) for one in said],
-        samples_C=served["validation_counts"][served["clients"].index(client)],
+        [_tally(peers[one], client, samples_C=samples_C) for one in said],
+        samples_C=samples_C,
         teacher_prior=teacher_prior,
         source=source,
     )
     return KnownMembers(source, dict(zip(said, columns_of(stats), strict=True)))
 
 
-def published_statistics(peer: Record) -> Statistics | None:
-    """Return what a peer publishes of its model; None where that is damaged."""
+def published_statistics(peer: Record, *, classes: int) -> Statistics | None:
+    """Return what a peer publishes of its model, of so many classes; None where that is damaged."""
     said = peer.get("statistics")
     if said is None:
         raise RunError("this run does not say what its clients published of their models: run it again")
     try:
-        # Noise can bring a count below zero: then it counts as none.
-        return Statistics(**{**said, "counts": [max(0.0, count) for count in said["counts"]]})
-    except (ValidationError, KeyError, TypeError):
+        # Noise can bring a count below zero: then it counts as none. What is no number stays as it is, and is refused.
+        found = Statistics(**{**said, "counts": [0.0 if count < 0 else count for count in said["counts"]]})
+    except (ValidationError, KeyError, TypeError, OverflowError):
         return None
+    columns = (found.counts, found.accuracies, found.cross_entropies)
+    return found if all(len(column) == classes for column in columns if column is not None) else None
 
 
 def _what_lacks(models: RunModels, client: int | None) -> str | None:
@@ -85,10 +92,15 @@ def _has_learned(models: RunModels, peer: Record) -> bool:
     return models.states[peer["index"]] is not None
 
 
-def _tally(peer: Record, client: int) -> MemberTally:
+def _tally(peer: Record, client: int, *, samples_C: Sequence[int]) -> MemberTally:
     try:
-        return MemberTally.from_json(peer["tallies"][client])
-    except (IndexError, KeyError, ValueError, TypeError) as error:
+        found = MemberTally.from_json(peer["tallies"][client])
+        for hits, alarms in ((found.hits, found.alarms), (found.corrected_hits, found.corrected_alarms)):
+            is_more = any(hit > count for hit, count in zip(hits, samples_C, strict=True))
+            if is_more or max(alarms) > sum(samples_C):
+                raise ValueError("more than there are samples")
+        return found
+    except (IndexError, KeyError, ValueError, TypeError, OverflowError) as error:
         raise RunError(
             f"what client {client} counted of client {peer['clients'][0]} is damaged in models.json: run it again, or "
             "say evidence='reported'"

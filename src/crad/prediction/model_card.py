@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+import unicodedata
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +17,7 @@ from crad.data.dataset import Dataset
 from crad.data.federated_data import FederatedData
 from crad.data.kinds import KINDS, Kind
 from crad.data.preprocessing import ImagePreprocessor, Preprocessor
-from crad.errors import RunError
+from crad.errors import RunError, printable
 from crad.models import Architecture, InputShape
 
 FORMAT = "crad-model 1"
@@ -23,7 +25,14 @@ TWO_FACES = (
     "plain logits: for images from anywhere; logits + log_prior: for images in which classes are as frequent as among "
     "the owner's"
 )
+LARGEST_SAMPLE = 2**26  # values of one sample: a gray image of 8192 x 8192
+LARGEST_NUMBER, SMALLEST_NUMBER = 1e30, 1e-30  # that a network's float32 can still compute with
+# Characters that a terminal takes for orders or lines, or that turn the direction of what follows.
+CONTROLS = frozenset(("Cc", "Cs", "Zl", "Zp"))
+TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 ONE_FACE = "trained with the plain loss: both faces are the same"
+# What reading values that anybody may have written ends in.
+SPOILT = (KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -110,24 +119,59 @@ class ModelCard:
             prior = json.loads(about["log_prior"]) if "log_prior" in about else None
             card = cls(
                 architecture=about["architecture"],
-                class_names=tuple(map(str, json.loads(about["classes"]))),
+                class_names=_class_names(json.loads(about["classes"])),
                 log_prior=None if prior is None else tuple(map(float, prior)),
                 origin=json.loads(about.get("origin", "{}")),
                 **_sample_form(about),
             )
             card._check()
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
-            raise RunError(f"{where} is no model that crad exported: its metadata lacks or spoils {error}") from error
+        except SPOILT as error:
+            fault = "too deeply nested JSON" if isinstance(error, RecursionError) else printable(error)
+            raise RunError(f"{where} is no model that crad exported: its metadata lacks or spoils {fault}") from error
         return card
 
     def _check(self) -> None:
-        if self.log_prior is not None and len(self.log_prior) != self.num_classes:
-            raise ValueError("log_prior")
+        check_class_names(self.class_names)
+        if self.log_prior is not None:
+            # A class that is not there has -1e9.
+            is_usable = all(abs(value) <= LARGEST_NUMBER for value in self.log_prior)
+            if len(self.log_prior) != self.num_classes or not is_usable:
+                raise ValueError("log_prior")
+        if not isinstance(self.origin, dict):
+            raise ValueError("origin")
+        if not all(abs(value) <= LARGEST_NUMBER for value in self.mean):
+            raise ValueError("mean")
+        if not all(SMALLEST_NUMBER <= value <= LARGEST_NUMBER for value in self.std):
+            raise ValueError("std")
+        self._check_size()
         Architecture.parse(self.architecture)
+
+    def _check_size(self) -> None:
+        """Refuse samples so large that nobody has any, before anything is made of that size."""
+        channels = self.input_shape[self.kind_of_data.channel_axis]
+        for shape in (self.input_shape, (channels, *self.image_size)):
+            if min(shape) < 1 or math.prod(shape) > LARGEST_SAMPLE:
+                sides = "x".join(map(str, shape))
+                raise ValueError(f"the shape of the samples: {sides} values, at most {LARGEST_SAMPLE} can be")
+        if self.dtype.kind not in "iuf":
+            raise ValueError("the type of the samples")
 
     def of(self, architecture: str, log_prior: tuple[float, ...] | None, **origin: object) -> ModelCard:
         """Return the card of one client's model among those of a run."""
         return replace(self, architecture=architecture, log_prior=log_prior, origin={**self.origin, **origin})
+
+
+def _class_names(said: object) -> tuple[str, ...]:
+    if not isinstance(said, list) or not said:
+        raise ValueError("classes")
+    return tuple(map(str, said))
+
+
+def check_class_names(names: Sequence[str]) -> None:
+    """Refuse, with a ValueError, names that would do something to a terminal, or hide what is said."""
+    for name in names:
+        if any(unicodedata.category(one) in CONTROLS or one in TURNING for one in name):
+            raise ValueError(f"a class name with control characters, '{printable(name)}'")
 
 
 def _sample_form(about: Mapping[str, str]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ be made again.
 from __future__ import annotations
 
 import shutil
+import struct
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,19 +24,20 @@ from crad.config import Experiment
 from crad.data.columns import columns_from_json
 from crad.data.dataset import Labels
 from crad.data.federated_data import build_federated_data
-from crad.errors import ConfigError, CradError, RunError
+from crad.errors import ConfigError, CradError, RunError, client_number, escaped, printable
 from crad.federation.attacks import published_weights
 from crad.federation.class_statistics import class_statistics
 from crad.federation.context import RunContext, build_run_context
 from crad.federation.message import Statistics, statistics_to_json
-from crad.federation.peer import PeerSpec, fit_statistics, log_prior, training_images, training_indices
+from crad.federation.peer import PeerSpec, fit_statistics, log_prior, training_indices, training_samples
 from crad.federation.peer_evaluation import AVERAGE, Evaluation
 from crad.federation.tasks import load_tensors
 from crad.methods import resolve_method
 from crad.models import InputShape, load_first_weights, preparing_layer, set_own_statistics
 from crad.plugins import OBJECT, is_object, passing
 from crad.prediction.model_card import ModelCard, make_card
-from crad.prediction.trained_model import Samples, TorchPredictor, TrainedModel, empty_network
+from crad.prediction.models_check import check_record
+from crad.prediction.trained_model import Samples, TorchPredictor, TrainedModel, empty_network, is_built_in
 from crad.randomness import torch_seed
 from crad.runs.checkpoint import evaluations_at, saved_rounds, states_at
 from crad.runs.directory import RunDirectory
@@ -97,7 +99,7 @@ def _own_statistics(context: RunContext, member: PeerSpec) -> Record:
     layer = preparing_layer(member.architecture.name, context.input_shape)
     if layer is None:
         return {}
-    fit_statistics(layer, context, training_images(context, member.index, member.clients).images.cpu())
+    fit_statistics(layer, context, training_samples(context, member.index, member.clients).samples.cpu())
     return {"own_statistics": {name: tensor.tolist() for name, tensor in layer.state_dict().items()}}
 
 
@@ -144,6 +146,11 @@ class RunModels(Sequence[TrainedModel]):
     def __len__(self) -> int:
         return self.experiment.clients
 
+    @property
+    def num_classes(self) -> int:
+        """Return C, the number of classes."""
+        return len(self.record["classes"])
+
     def __iter__(self) -> Iterator[TrainedModel]:
         return (self[client] for client in range(len(self)))
 
@@ -157,7 +164,8 @@ class RunModels(Sequence[TrainedModel]):
         """Read a client's model; an unknown client is refused."""
         if isinstance(client, slice):
             return [self[one] for one in range(*client.indices(len(self)))]
-        number = client + len(self) if client < 0 else client
+        asked = client_number(client, clients=len(self))
+        number = asked + len(self) if asked < 0 else asked
         peer = self.peer_of(number)
         card = self._card(number, peer)
         state = self.states[peer["index"]]
@@ -173,6 +181,7 @@ class RunModels(Sequence[TrainedModel]):
         peer, model = self.peer_of(client), self[client]
         state = self.states[peer["index"]]
         if state is not None and (average := stored_weights(state, under=AVERAGED)):
+            check_fits(model.module, average, name=peer["architecture"], where=state)
             model.module.load_state_dict(average)
         sender = _Publisher(
             index=peer["index"],
@@ -186,6 +195,7 @@ class RunModels(Sequence[TrainedModel]):
 
     def peer_of(self, client: int) -> Record:
         """Return what `models.json` says of the peer that holds a client's data; an unknown client is refused."""
+        client = client_number(client, clients=len(self))
         if not 0 <= client < len(self):
             raise UnknownClientError(f"client {client} does not exist; choose 0 to {len(self) - 1}")
         found: Record = next(one for one in self.record["peers"] if client in one["clients"])
@@ -257,7 +267,9 @@ def stored_models(directory: RunDirectory, *, round_index: int, objects: Mapping
         )
     states = states_at(directory.checkpoint_folder, round_index)
     if (directory.path / MODELS_FILE).is_file():
-        record = directory.read_json(MODELS_FILE)
+        written: object = directory.read_json(MODELS_FILE)
+        where = directory.path / MODELS_FILE
+        record = check_record(written, where=where, clients=experiment.clients, indices=states.keys())
     else:
         with passing(objects):
             method = resolve_method(experiment.method, experiment.method_settings)
@@ -301,19 +313,23 @@ def stored_weights(state: Path, *, under: str = MODEL) -> dict[str, Tensor]:
     """Return the weights and buffers of the model in a resting state, or of what stands there under another prefix."""
     try:
         tensors = load_tensors(state)
-    except (OSError, CradError, ValueError) as error:
-        raise RunError(f"the model in {state} cannot be read ({error})") from error
+    except (OSError, CradError, ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
+        reason = "it is cut off" if isinstance(error, struct.error) else escaped(str(error))
+        raise RunError(f"the model in {state} cannot be read ({reason})") from error
     return {name[len(under) :]: tensor for name, tensor in tensors.items() if name.startswith(under)}
 
 
 def check_fits(module: nn.Module, weights: Mapping[str, Tensor], *, name: str, where: Path) -> None:
-    """Refuse weights of another network: a function that was passed again may have been changed."""
+    """Refuse weights of another network: a function that was passed again may have been changed, or the file has."""
     ours = {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
     theirs = {key: tuple(tensor.shape) for key, tensor in weights.items()}
     different = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
-    if different:
-        key = different[0]
-        raise ConfigError(
-            f"model {name.removeprefix(OBJECT)!r} is another network now: {key!r} is {ours.get(key, 'not there')}, and "
-            f"{theirs.get(key, 'not there')} in {where}: pass the one that the run began with"
-        )
+    if not different:
+        return
+    key = different[0]
+    what = f"'{printable(key)}' is {ours.get(key, 'not there')}, and {theirs.get(key, 'not there')} in {where}"
+    if is_built_in(name):
+        raise RunError(f"the model of network {name} is damaged or another client's: {what}")
+    raise ConfigError(
+        f"model {name.removeprefix(OBJECT)!r} is another network now: {what}: pass the one that the run began with"
+    )

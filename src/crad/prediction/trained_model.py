@@ -5,6 +5,7 @@ Shapes: N samples, C classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal, Protocol, get_args
 
@@ -12,15 +13,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from crad.errors import ConfigError, unknown_name
+from crad.errors import ConfigError, RunError, unknown_name
 from crad.inference.engine import TeacherEngine
 from crad.models import ARCHITECTURES, Architecture, build_model
+from crad.models.timm_models import is_timm
 from crad.plugins import OBJECT, passing
 from crad.prediction.model_card import ModelCard
 from crad.randomness import repeatable
 from crad.training.evaluation import EVALUATION_BATCH, PREPARED_FROM, evaluation_mode
 
 Face = Literal["global", "local"]
+LARGEST_PROBE = 2**20  # values of a sample on which a model is tried: an image of 1024 x 1024
 FACES: tuple[Face, ...] = get_args(Face)
 Probabilities = NDArray[np.float32]  # [N, C]
 Samples = NDArray[Any]  # [N, ...] as a kind of data has them
@@ -85,7 +88,13 @@ class TrainedModel:
         """
         if face not in FACES:
             raise unknown_name("face", face, FACES)
-        return self._predictor(self.card.kind_of_data.batch(x, self.card), face)
+        said = self._predictor(self.card.kind_of_data.batch(x, self.card), face)
+        silent = np.flatnonzero(~np.isfinite(said).all(axis=1))
+        if len(silent):
+            raise RunError(
+                f"no finite numbers come out on input {silent[0]}: look at that input, or take another model"
+            )
+        return said
 
     def __repr__(self) -> str:
         sides = "x".join(map(str, self.card.input_shape))
@@ -124,6 +133,11 @@ class TorchPredictor:
         return torch.cat(parts)
 
     @property
+    def is_finite(self) -> bool:
+        """Return whether all its weights and buffers are numbers."""
+        return all(bool(tensor.isfinite().all()) for tensor in self.module.state_dict().values())
+
+    @property
     def nbytes(self) -> int:
         """Return the bytes of the network's weights and buffers."""
         return sum(tensor.nbytes for tensor in self.module.state_dict().values())
@@ -141,9 +155,34 @@ class OnnxPredictor:
         parts = [np.empty((0, self._card.num_classes), dtype=np.float32)]
         for start in range(0, len(images), EVALUATION_BATCH):
             batch = {self._card.kind_of_data.input_name: images[start : start + EVALUATION_BATCH]}
-            [said] = self._session.run([name], batch)
+            try:
+                [said] = self._session.run([name], batch)
+            except Exception as error:  # onnxruntime has a kind of its own for each fault
+                reason = " ".join(str(error).split())[:200]
+                raise RunError(f"this ONNX graph is not what its metadata says ({reason}): export it again") from error
+            if said.shape[1:] != (self._card.num_classes,):
+                found = "x".join(map(str, said.shape[1:]))
+                raise RunError(
+                    f"this ONNX graph is not what its metadata says ({found} classes for {self._card.num_classes} "
+                    "names): export it again"
+                )
             parts.append(said)
         return np.concatenate(parts)
+
+
+def probe(card: ModelCard) -> Samples:
+    """Return raw samples of a model's form to try it on: two, or none where a file claims that they are huge."""
+    if max(math.prod(card.input_shape), math.prod(card.image_size)) > LARGEST_PROBE:
+        return np.empty((0, *card.input_shape), dtype=card.dtype)
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 256, (2, *card.input_shape), dtype=np.uint8).astype(card.dtype)
+    return values % card.details["vocabulary"] if "vocabulary" in card.details else values
+
+
+def is_built_in(architecture: str) -> bool:
+    """Return whether a name is one of this package's networks, or timm's: nothing of a user's own."""
+    name = Architecture.parse(architecture).name
+    return name in ARCHITECTURES or is_timm(name)
 
 
 def empty_network(

@@ -3,6 +3,10 @@
 The unit is one record of a client, added or removed. Training releases noised sums of clipped gradients over Poisson
 samples; class statistics are Gaussian releases of counts and hits. A record is in one part of a shard, decided by the
 record itself, so a client's account is the larger of the two, not their sum (docs/privacy-argument.md).
+
+Here is the arithmetic alone. Noise is added in `crad.training.private_step` (gradients) and
+`crad.federation.class_statistics` (counts, hits); accounts are kept by `crad.runs.records` for the clients of a
+simulation and by `crad.site.privacy_account` for a member.
 """
 
 from __future__ import annotations

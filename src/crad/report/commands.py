@@ -11,8 +11,8 @@ from typing import Any
 from crad.analysis.gains import ALONE
 from crad.config import PUBLISHED, Experiment, changed_settings, names_of, names_where, to_flags
 from crad.plugins import OBJECT, is_object
-from crad.runs.directory import RunDirectory
-from crad.runs.names import variant
+from crad.runs.directory import RunDirectory, runs_in
+from crad.runs.names import changed_recipe
 from crad.runs.run_records import RunRecords
 
 _OF_A_RUN = frozenset({"seed", *names_of("method")})  # what may differ between the runs of a comparison
@@ -37,7 +37,7 @@ def continuing_command(folder: Path) -> str:
 
     Of methods and seeds only those are known that have begun.
     """
-    begun = [RunDirectory(path.parent).experiment() for path in sorted(folder.glob("*/experiment.toml"))]
+    begun = [RunDirectory(run).experiment() for run in runs_in(folder)]
     begun.sort(key=lambda experiment: (experiment.seed, experiment.method != ALONE))  # the first is the baseline
     return f"{_compare_command(begun)} --output {shlex.quote(str(folder))}"
 
@@ -91,7 +91,7 @@ def _run_command(experiment: Experiment) -> str:
 def _changed(experiment: Experiment) -> dict[str, Any]:
     """Return what a command must say: a run writes down the whole recipe, of which its method stands for most."""
     changed = {key: value for key, value in changed_settings(experiment).items() if key not in _OF_RECIPE}
-    return changed | variant(experiment)
+    return changed | changed_recipe(experiment)
 
 
 def _is_comparison(runs: Sequence[RunRecords]) -> bool:
@@ -104,7 +104,7 @@ def _is_comparison(runs: Sequence[RunRecords]) -> bool:
 
 def _settings_key(experiment: Experiment, *, without: frozenset[str]) -> str:
     plain = {key: value for key, value in experiment.model_dump().items() if key not in without | _OF_RECIPE}
-    return repr(plain | variant(experiment))
+    return repr(plain | changed_recipe(experiment))
 
 
 def _compare_command(experiments: Sequence[Experiment]) -> str:

@@ -28,7 +28,7 @@ from crad.report.tables import (
     metric_caption,
     metric_cells,
 )
-from crad.runs.directory import RunDirectory
+from crad.runs.directory import REPORT_FILE, RunDirectory
 from crad.runs.resolution import resolve_experiment
 from crad.runs.run_records import RunRecords, load_run
 
@@ -63,7 +63,7 @@ def write_comparison(folder: Path, results: Sequence[Result]) -> tuple[list[Comp
     content |= {"metrics": metrics_json(measured)} if measured else {}
     _write(folder / "comparison.json", json.dumps(content, indent=1) + "\n")
     _write(folder / "comparison.md", table)
-    _write(folder / "report.html", report_page(records))
+    _write(folder / REPORT_FILE, report_page(records))
     return rows, verdict
 
 

@@ -10,7 +10,7 @@ from crad.analysis.gains import ALONE
 from crad.errors import CradError, RunError
 from crad.inspection import RunInspector, is_inspectable, write_inspection
 from crad.methods import resolve_method
-from crad.runs.directory import RunDirectory
+from crad.runs.directory import RunDirectory, runs_in
 from crad.runs.run_records import RunRecords, load_run
 
 
@@ -21,7 +21,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
         if RunDirectory(path).experiment_file.is_file():
             found.append(path)
             continue
-        inside = sorted(child.parent for child in path.glob("*/experiment.toml"))
+        inside = runs_in(path)
         if not inside:
             what = "is no run directory and holds none" if path.is_dir() else "does not exist"
             raise RunError(f"{path} {what}: name directories that crad run or crad compare wrote")

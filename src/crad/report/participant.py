@@ -29,8 +29,8 @@ def participant_record(
     members: Sequence[str],
     class_names: Sequence[str],
     joined: Sequence[Record],
-    joined_best: Record,
-    alone_best: Record,
+    joined_selected: Record,
+    alone_selected: Record,
     refused: Mapping[str, Mapping[str, int]],
     left: Mapping[str, Any],
     private_counts: float | None,
@@ -54,7 +54,7 @@ def participant_record(
     did not have. `words` are what a sample is called, `one` and `several`; `also_left` says what of the data travels
     with weights.
     """
-    federated, alone = joined_best["clients"][0], alone_best["clients"][0]
+    federated, alone = joined_selected["clients"][0], alone_selected["clients"][0]
     return {
         "schema": 1,
         "federation": federation,
@@ -64,8 +64,8 @@ def participant_record(
         "rounds_without_others": _rounds_alone(joined) if is_taught else 0,
         "proven": list(proven),
         "last_round": joined[-1]["round"],
-        "federated": _outcome(joined_best),
-        "alone": _outcome(alone_best),
+        "federated": _outcome(joined_selected),
+        "alone": _outcome(alone_selected),
         "difference": federated["local_accuracy"] - alone["local_accuracy"],
         "per_class": _per_class(class_names, federated["local"], alone["local"]),
         "trusted": _trusted(joined, members, class_names),

@@ -87,7 +87,7 @@ def metric_caption(rows: Sequence[MetricRow]) -> str:
     spread = "mean ± deviation over seeds" if several else "in brackets the 95 % bootstrap interval"
     honest = ", of the honest clients" if any(row.is_of_honest for row in rows) else ""
     return (
-        f"In percent, at the reported round{honest}; {spread}. Common test set: mean over clients; own test halves: "
+        f"In percent, at the selected round{honest}; {spread}. Common test set: mean over clients; own test halves: "
         "all of them as one, every sample by its owner's model. Balanced accuracy, macro F1 and AUROC (one class "
         f"against the rest): means over the classes with {MIN_SAMPLES} test samples or more; calibration error: how "
         "far confidence is from accuracy, lower is better."

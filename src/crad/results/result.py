@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from crad.aggregation import Rule
 from crad.config import EvidenceSource, Experiment, TeacherPrior
 from crad.data.dataset import Dataset
-from crad.errors import ConfigError, RunError
+from crad.errors import ConfigError, RunError, client_number
 from crad.prediction.committee import Committee, make_committee
 from crad.prediction.committee_choice import check_size
 from crad.prediction.export import committee_file_name, export_model, file_name
@@ -55,7 +55,7 @@ class Result:
 
     @cached_property
     def models(self) -> RunModels:
-        """Return the clients' models at the reported round: `models[3].predict(x)` on images as they were given.
+        """Return the clients' models at the selected round: `models[3].predict(x)` on images as they were given.
 
         Each is read from disk when asked for.
 
@@ -97,7 +97,7 @@ class Result:
     def metrics(
         self, client: int | None = None, *, face: Literal["global", "local", "pooled"] = "global"
     ) -> ClassificationMetrics:
-        """Return metrics beyond accuracy at the reported round, in percent, each with a 95 % bootstrap interval.
+        """Return metrics beyond accuracy at the selected round, in percent, each with a 95 % bootstrap interval.
 
         Of one client, or the means over all (under a simulated attack the honest ones). `face="global"` is on the
         common test samples, `"local"` on the clients' own test halves, `"pooled"` on all of these as one test set,
@@ -191,7 +191,8 @@ class Result:
         if (client is None) == (committee is None):
             raise ConfigError("say what is to be exported: client=0 for one model, or committee=... for several")
         if client is not None:
-            name, model = file_name(format, client), self._model_of(client)
+            number = client_number(client, clients=len(self.models))
+            name, model = file_name(format, number), self._model_of(number)
         else:
             assert committee is not None, "one of both"
             name, model = committee_file_name(format, committee.client), committee

@@ -25,9 +25,9 @@ _FILE = re.compile(r"round-(\d{5,})\.json")
 
 def save_checkpoint(roster: Roster, *, round_index: int, changed: Collection[int], keep: Collection[int]) -> None:
     """Write the round's state, then drop older rounds except those in `keep`."""
-    own = roster.own()
-    flush_all([place.state for place in own if place.index in changed], folder=roster.states)
-    content = {"schema": SCHEMA, "round": round_index, "peers": roster.to_json()}
+    peers = roster.to_json()
+    flush_all([roster.states / one["state"] for one in peers if one["index"] in changed], folder=roster.states)
+    content = {"schema": SCHEMA, "round": round_index, "peers": peers}
     write_atomically(round_file(roster.folder, round_index), json.dumps(content).encode())
     kept_states: set[Path] = set()
     for old_round in saved_rounds(roster.folder):

@@ -1,4 +1,4 @@
-"""The clients' metrics at the reported round: what each model says on the test samples is asked for once more.
+"""The clients' metrics at the selected round: what each model says on the test samples is asked for once more.
 
 Figures and intervals are of the common test samples and of every client's own test half, of its model and of its
 committee. The common samples are drawn again in the same way for everybody, so that models can be compared there.
@@ -52,7 +52,7 @@ class RunMetrics:
 
 def measure_clients(roster: Roster, engine: Engine, *, round_index: int) -> RunMetrics:
     """Have everybody's model asked as it stands on the roster, which is that of the round."""
-    attackers = roster.context.adversary.members
+    attackers = roster.context.adversary.attackers
     members = {slot.index for slot in members_of(roster)} if has_committee(roster) else set()
     asked = [slot for slot in roster.own() if slot.member.clients]
     asked = [slot for slot in asked if slot.index not in attackers or slot.index in members]
@@ -128,7 +128,7 @@ def _add_peer(group: _Group, slot: PeerSlot, logits: Mapping[str, Tensor]) -> No
 
 
 def _own_labels(context: RunContext, client: int) -> Tensor:
-    return context.data.images(context.data.shards[client].test).labels.cpu()
+    return context.data.samples(context.data.shards[client].test).labels.cpu()
 
 
 def _measure(context: RunContext, logits_BC: Tensor, labels_B: Tensor, *words: str | int) -> ClassificationMetrics:

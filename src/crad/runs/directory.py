@@ -1,20 +1,31 @@
-"""The run directory: what lies where, and what may be written over what.
+"""The run directory: what lies where, who writes it, and what may be written over what.
 
-experiment.toml   everything needed to repeat the run
-partition.json    clients x classes, and partition.svg, the same as a picture
-weights.json      by which files of weights clients began, where some did
-models.json       what it takes to use the models beside their weights: class names, preprocessing, class priors; in a
-                  complete run also the class statistics that clients publish of them
-rounds.jsonl      one line per round
-summary.json      the outcome, once the run is complete
-inspection.json   how teachers were combined for some test images, for methods that do so by a rule
-report.html       the outcome, for people
-artifacts/        what a method made for people to look at, such as painted images
-canaries.json     of a private run with canaries: every client's scores and coins, for crad audit privacy
-metrics.json      every client's metrics beyond accuracy at the reported round, with confusion matrices
-checkpoint/       the newest round and the best one; under a simulated attack also the honest clients' best
-tensorboard/      with --tensorboard: its event files
-mlflow.json       with --mlflow: which run of the store this is; without a server the store is mlruns/
+| file                | what it holds                                                      | written by                |
+|---------------------|--------------------------------------------------------------------|---------------------------|
+| `experiment.toml`   | everything needed to repeat the run                                | here, `create`            |
+| `partition.json`    | clients x classes; `partition.svg`, the same as a picture          | `api.py`                  |
+| `weights.json`      | by which files of weights clients began, where some did            | `api.py`                  |
+| `models.json`       | what it takes to use the models beside their weights: class names, | `api.py`, first and last  |
+|                     | preprocessing, class priors; of a complete run also the class      |                           |
+|                     | statistics that clients publish of them                            |                           |
+| `rounds.jsonl`      | one line per round                                                 | here, for `loop.py`       |
+| `summary.json`      | the outcome, once the run is complete                              | `api.py`                  |
+| `metrics.json`      | every client's metrics beyond accuracy at the selected round, with | `api.py`                  |
+|                     | confusion matrices                                                 |                           |
+| `inspection.json`   | how teachers were combined for some test samples, for methods that | `inspection/inspector.py` |
+|                     | do so by a rule                                                    |                           |
+| `report.html`       | the outcome, for people                                            | `api.py`                  |
+| `artifacts/`        | what a method made for people to look at, such as painted images   | here, for `loop.py`       |
+| `canaries.json`     | of a private run with canaries: every client's scores and coins,   | `api.py`                  |
+|                     | for `crad audit privacy`                                           |                           |
+| `checkpoint/`       | the newest round and the selected one; under a simulated attack    | `checkpoint.py`           |
+|                     | also the honest clients' selected one                              |                           |
+| `tensorboard/`      | with `--tensorboard`: its event files                              | `tracking/tensorboard.py` |
+| `mlflow.json`       | with `--mlflow`: which run of the store this is; without a server  | `tracking/mlflow.py`      |
+|                     | the store is `mlruns/`                                             |                           |
+
+A member's folder is a run directory too, of fewer of these files, with `secret`, `alone/` and others beside them: see
+`crad.site`.
 """
 
 from __future__ import annotations
@@ -32,9 +43,15 @@ from crad.errors import BusyError, RunError
 from crad.files import write_atomically, write_flushed, write_once
 from crad.runs.records import INPUT_SHIFT, Record
 
+EXPERIMENT_FILE = "experiment.toml"
+ROUNDS_FILE = "rounds.jsonl"
 PARTITION_FILE = "partition.json"
 WEIGHTS_FILE = "weights.json"
+SUMMARY_FILE = "summary.json"
+INSPECTION_FILE = "inspection.json"
+REPORT_FILE = "report.html"
 MEMBER_FILE = "secret"  # what the folder of a member has, and of a simulation has not
+ALONE_FOLDER = "alone"  # a member's other model, as a run directory inside its own
 SHOWN_RUNS = 8  # of a folder of many, in one line
 ROUND_KEYS = frozenset({"round", "active", "validation_accuracy", "global_accuracy", "local_accuracy", "clients"})
 SUMMARY_KEYS = frozenset({"schema", "method", "seed", "best_round", "global_accuracy", "hardware", "train_images"})
@@ -49,21 +66,21 @@ class RunDirectory:
     @property
     def experiment_file(self) -> Path:
         """Everything needed to repeat the run."""
-        return self.path / "experiment.toml"
+        return self.path / EXPERIMENT_FILE
 
     @property
     def rounds_file(self) -> Path:
         """One line per round."""
-        return self.path / "rounds.jsonl"
+        return self.path / ROUNDS_FILE
 
     @property
     def summary_file(self) -> Path:
         """Return the outcome, there once the run is complete."""
-        return self.path / "summary.json"
+        return self.path / SUMMARY_FILE
 
     @property
     def checkpoint_folder(self) -> Path:
-        """Return the newest round and the best one."""
+        """Return where the newest round and the selected one lie."""
         return self.path / "checkpoint"
 
     def check_free(self, experiment: Experiment) -> None:
@@ -144,9 +161,9 @@ class RunDirectory:
 
     def _no_run(self) -> str:
         """Say what it is instead: a folder of runs names those to choose from."""
-        inside = sorted(file.parent.name for file in self.path.glob("*/experiment.toml"))
+        inside = [run.name for run in runs_in(self.path)]
         if not inside:
-            return f"{self.path} is no run directory: it has no experiment.toml"
+            return f"{self.path} is no run directory: it has no {EXPERIMENT_FILE}"
         more = f" and {len(inside) - SHOWN_RUNS} more" if len(inside) > SHOWN_RUNS else ""
         return (
             f"{self.path} is no run directory but a folder of runs: choose one of them, such as "
@@ -155,7 +172,7 @@ class RunDirectory:
 
     def _is_of_member(self) -> bool:
         """Return whether `crad peer join` made it; beside it lies the model that was trained alone."""
-        folder = self.path.parent if self.path.name == "alone" else self.path
+        folder = self.path.parent if self.path.name == ALONE_FOLDER else self.path
         return (folder / MEMBER_FILE).exists()
 
     def append_round(self, record: Record) -> None:
@@ -230,8 +247,16 @@ class RunDirectory:
         return content
 
 
+def runs_in(folder: Path) -> list[Path]:
+    """Return the run directories right inside a folder, as `crad compare` makes them."""
+    return sorted(file.parent for file in folder.glob(f"*/{EXPERIMENT_FILE}"))
+
+
 def experiment_hash(experiment: Experiment) -> str:
-    """Two experiments with the same identity give the same numbers."""
+    """Two experiments with the same identity give the same numbers.
+
+    It is not in `crad.config`: which filter is a rule's own is known to `crad.aggregation`, which stands above that.
+    """
     from crad.aggregation.rules import has_published_filter  # late: a directory alone needs no torch
 
     content = experiment.model_dump(mode="json", exclude=set(names_of("execution")))

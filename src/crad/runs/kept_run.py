@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from crad.files import write_atomically
-from crad.runs.directory import RunDirectory
+from crad.runs.directory import PARTITION_FILE, RunDirectory
 from crad.runs.records import Record
 from crad.runs.selection import clients_at
 
@@ -33,7 +33,7 @@ def keep_run(run: Path, kept: Path) -> None:
     summary = source.summary()
     kept.mkdir(parents=True, exist_ok=True)
     write_atomically(target.experiment_file, source.experiment_file.read_bytes())
-    write_atomically(kept / "partition.json", _compact(source.read_json("partition.json")))
+    write_atomically(kept / PARTITION_FILE, _compact(source.read_json(PARTITION_FILE)))
     rounds = slim_rounds(source.full_rounds(), selected=summary["best_round"])
     write_atomically(target.rounds_file, b"".join(map(_compact, rounds)))
     write_atomically(target.summary_file, source.summary_file.read_bytes())

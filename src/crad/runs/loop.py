@@ -30,7 +30,7 @@ from crad.runs.checkpoint import (
 from crad.runs.client_metrics import RunMetrics, measure_clients
 from crad.runs.directory import RunDirectory
 from crad.runs.records import Record, round_record, with_study
-from crad.runs.selection import best_round, honest_best_round
+from crad.runs.selection import honest_selected_round, selected_round
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class RunLoop:
         self._rounds = RoundRunner(method, roster, exchange=exchange, engine=engine)
         self._roster, self._directory, self._has_gaps = roster, directory, has_gaps
         self._engine = engine
-        # Without a directory: how everybody did at the rounds that may be reported, and where everybody's state lies.
+        # Without a directory: how everybody did at the selected rounds, and where everybody's state lies.
         self._kept: dict[int, dict[int, KeptPeer]] = {}
 
     def restore(self) -> list[Record]:
@@ -93,36 +93,36 @@ class RunLoop:
             on_progress(records)
         self._roster.forget_logits()
 
-    def restore_best(self, records: list[Record], peer: int) -> tuple[Record, Path]:
-        """Return the round with the highest validation accuracy, and where this peer's state after it lies."""
-        best = best_round(records)
-        if best is None:
+    def restore_selected(self, records: list[Record], peer: int) -> tuple[Record, Path]:
+        """Return the selected round, and where this peer's state after it lies."""
+        selected = selected_round(records)
+        if selected is None:
             raise RunError(f"{self._place}: the federation was over before this member took part in a round")
-        load_checkpoint(self._roster, round_index=best["round"])
+        load_checkpoint(self._roster, round_index=selected["round"])
         state = self._roster[peer].state
         if state is None:
             raise RunError(f"{self._place}: this member never learned; was it ever drawn to take part?")
-        return dict(best), state
+        return dict(selected), state
 
-    def best_states(self, records: list[Record]) -> dict[int, Path | None]:
+    def selected_states(self, records: list[Record]) -> dict[int, Path | None]:
         """Return where everybody's state at the selected round lies; None: it had not learned yet."""
-        best = best_round(records)
-        return {} if best is None else {index: one.state for index, one in self._peers_at(best["round"]).items()}
+        selected = selected_round(records)
+        return {} if selected is None else {i: one.state for i, one in self._peers_at(selected["round"]).items()}
 
-    def best_evaluations(self, records: list[Record]) -> dict[int, Evaluation]:
+    def selected_evaluations(self, records: list[Record]) -> dict[int, Evaluation]:
         """Return how everybody did at the selected round."""
-        best = best_round(records)
-        return {} if best is None else {index: one.evaluation for index, one in self._peers_at(best["round"]).items()}
+        selected = selected_round(records)
+        return {} if selected is None else {i: one.evaluation for i, one in self._peers_at(selected["round"]).items()}
 
     def measure(self, records: list[Record]) -> RunMetrics | None:
-        """Measure everybody's metrics at the reported round; the roster stands there afterwards.
+        """Measure everybody's metrics at the selected round; the roster stands there afterwards.
 
-        None where they are switched off, and where that round's models are gone: honest clients report another round
+        None where they are switched off, and where that round's models are gone: honest clients select another round
         than all, and a run that began with an earlier version has kept the models of the latter alone.
         """
         if not self._roster.context.experiment.metrics:
             return None
-        round_index = self._reported_round(records)
+        round_index = self._round_of_metrics(records)
         is_gone = self._directory is not None and round_index not in saved_rounds(self._roster.folder)
         if round_index is None or is_gone:
             return None
@@ -137,12 +137,12 @@ class RunLoop:
         states, evaluations = states_at(folder, round_index), evaluations_at(folder, round_index)
         return {index: KeptPeer(evaluations[index], states[index]) for index in states}
 
-    def _reported_round(self, records: list[Record]) -> int | None:
-        """Return the round that metrics are of: under a simulated attack the one that the honest clients select."""
-        best, attackers = best_round(records), self._roster.context.adversary.members
-        if best is None:
+    def _round_of_metrics(self, records: list[Record]) -> int | None:
+        """Return the selected round that metrics are of: under a simulated attack the honest clients'."""
+        selected, attackers = selected_round(records), self._roster.context.adversary.attackers
+        if selected is None:
             return None
-        return honest_best_round(records, attackers) if attackers else int(best["round"])
+        return honest_selected_round(records, attackers) if attackers else int(selected["round"])
 
     @property
     def _place(self) -> Path:
@@ -158,17 +158,16 @@ class RunLoop:
             )
 
     def _study(self, records: list[Record]) -> None:
-        """Add the committee under every rule, where that is wanted and this round may be the one that is reported."""
+        """Add the committee under every rule, where that is wanted and this round may be the selected one."""
         latest = records[-1]
         if not self._roster.context.experiment.committee_study or "committee" not in latest:
             return
-        best = best_round(records)
-        if best is latest or self._reported_round(records) == latest["round"]:
+        if selected_round(records) is latest or self._round_of_metrics(records) == latest["round"]:
             records[-1] = with_study(latest, study_committee(self._roster))
 
     def _save(self, records: list[Record], done: Round) -> None:
-        best, reported = best_round(records), self._reported_round(records)
-        wanted = set() if best is None or reported is None else {int(best["round"]), reported}
+        selected, of_metrics = selected_round(records), self._round_of_metrics(records)
+        wanted = set() if selected is None or of_metrics is None else {int(selected["round"]), of_metrics}
         if self._directory is None:
             self._keep_in_memory(wanted, records[-1]["round"])
             return

@@ -1,4 +1,4 @@
-"""`metrics.json` and its digest in `summary.json`: the clients' metrics at the reported round as plain dictionaries."""
+"""`metrics.json` and its digest in `summary.json`: the clients' metrics at the selected round as plain dictionaries."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from crad.runs.run_records import RunRecords
 WORLD_FIELDS = names_of("world")
 
 
-def variant(experiment: Experiment) -> dict[str, str]:
+def changed_recipe(experiment: Experiment) -> dict[str, str]:
     """Return the settings in which an experiment is not its method as such."""
     from crad.aggregation.rules import has_published_filter  # late: names alone need no torch
 
@@ -27,13 +27,13 @@ def variant(experiment: Experiment) -> dict[str, str]:
 
 
 def display_name(experiment: Experiment) -> str:
-    """Return the method and its variant."""
-    words = [setting_of(key).words.get(value, f"{value} {key}") for key, value in variant(experiment).items()]
+    """Return the method and what was changed about it."""
+    words = [setting_of(key).words.get(value, f"{value} {key}") for key, value in changed_recipe(experiment).items()]
     return ", ".join([experiment.method, *words])
 
 
 def title_of(experiment: Experiment) -> str:
-    """Return the method, its variant and the seed."""
+    """Return the method, what was changed about it and the seed."""
     return f"{display_name(experiment)}, seed {experiment.seed}"
 
 

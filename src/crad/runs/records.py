@@ -11,17 +11,18 @@ from typing import Any
 
 import numpy as np
 
+from crad.aggregation.committee_rule import ANSWER_TEMPERATURE
 from crad.data.dataset import Dataset
 from crad.data.federated_data import FederatedData
 from crad.federation.committee_score import CommitteeScore, CommitteeStudy
+from crad.federation.context import RunContext
 from crad.federation.method import Learned
 from crad.federation.peer import PeerSpec
-from crad.federation.peer_evaluation import Evaluation, PrivateReleases
+from crad.federation.peer_evaluation import ClassScore, Evaluation, PrivateReleases
 from crad.federation.roster import PeerSlot, Roster
 from crad.federation.rounds import Round
 from crad.models import file_sha256
 from crad.privacy.accountant import PrivacyPlan
-from crad.training.evaluation import ClassScore
 
 Record = dict[str, Any]
 CLIPPED_STEPS = "clipped_steps"  # of a client in a round, its gradients counted
@@ -54,7 +55,10 @@ def weights_record(members: Iterable[PeerSpec]) -> Record:
 
 
 def privacy_record(plan: PrivacyPlan, private: PrivateReleases | None) -> Record:
-    """Return what a client has spent so far, and on what; before it has trained, the counts alone."""
+    """Return what a client has spent so far, and on what; before it has trained, the counts alone.
+
+    This is a simulation's account; a member's is `crad.site.privacy_account`.
+    """
     steps, releases = (0, 0) if private is None else (private.steps, private.releases)
     return {
         "epsilon": plan.spent(steps=steps, releases=releases),
@@ -72,7 +76,7 @@ def round_record(done: Round, roster: Roster) -> Record:
     `clients` lists those whose figures are new: in the first round everybody, later those that took part or were
     tested. The others stand as in their last entry (`crad.runs.selection.clients_at`); all count in the means.
     """
-    measured, attackers = set(done.measured), roster.context.adversary.members
+    measured, attackers = set(done.measured), roster.context.adversary.attackers
     clients, own = [], roster.own()
     plan = roster.context.privacy
     for place in (place for place in own if place.index in measured):
@@ -93,15 +97,15 @@ def round_record(done: Round, roster: Roster) -> Record:
         "global_accuracy": _mean_or_none(overall) if done.is_tested else None,
         "payload_bytes": done.payload_bytes,
         "published_bytes": sum(done.traffic.published[index] for index in done.active),
-        **(_others_accuracy(roster) if done.is_tested else {}),
+        **(_others_accuracy(own, roster.context) if done.is_tested else {}),
         **_variant_means(evaluations, is_tested=done.is_tested),
         **({} if done.committee is None else {"committee": _committee_record(done.committee)}),
         "clients": clients,
         **({"helpers": [_helper_record(place, done) for place in helpers]} if helpers else {}),
         "timing": {
             "seconds": done.seconds,
-            "peak_memory_bytes": done.peak_memory_bytes,
-            **({} if done.peak_host_bytes is None else {"peak_host_bytes": done.peak_host_bytes}),
+            "peak_memory_bytes": done.memory.device_bytes,
+            **({} if done.memory.host_bytes is None else {"peak_host_bytes": done.memory.host_bytes}),
         },
     }
 
@@ -121,14 +125,14 @@ def with_study(record: Record, study: CommitteeStudy) -> Record:
     return {**record, "committee": {**record["committee"], "study": figures}}
 
 
-def _others_accuracy(roster: Roster) -> Record:
+def _others_accuracy(own: Sequence[PeerSlot], context: RunContext) -> Record:
     """Return how clients' models do on the validation halves of all others, on average; a simulation alone knows.
 
     By what was counted for the committee, without anybody's prior: it stands for global accuracy where one chooses, so
     that no test image is looked at. Of clients that do not attack; nothing where nothing was counted.
     """
-    honest = [slot for slot in roster if slot.member.clients and slot.index not in roster.context.adversary.members]
-    sizes = [len(shard.validation) for shard in roster.context.data.shards]
+    honest = [slot for slot in own if slot.member.clients and slot.index not in context.adversary.attackers]
+    sizes = [len(shard.validation) for shard in context.data.shards]
     found = []
     for slot in honest:
         tallies = None if slot.evaluation is None else slot.evaluation.tallies
@@ -149,6 +153,7 @@ def _committee_record(committee: CommitteeScore) -> Record:
         "rule": committee.rule,
         "teacher_prior": committee.teacher_prior,
         "evidence": committee.evidence,
+        "answer_temperature": ANSWER_TEMPERATURE,
         "members": list(committee.members),
         **({"left_out": {str(one): why for one, why in committee.left_out.items()}} if committee.left_out else {}),
         "global_accuracy": None if committee.overall is None else committee.overall.accuracy,

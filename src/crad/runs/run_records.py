@@ -7,7 +7,7 @@ from pathlib import Path
 
 from crad.config import Experiment
 from crad.errors import RunError
-from crad.runs.directory import RunDirectory
+from crad.runs.directory import INSPECTION_FILE, PARTITION_FILE, RunDirectory
 from crad.runs.metrics_record import METRICS_FILE
 from crad.runs.records import Record
 
@@ -36,7 +36,7 @@ def load_run(path: Path) -> RunRecords:
     experiment, rounds = directory.experiment(), directory.full_rounds()
     if not rounds:
         raise RunError(f"{path} has no complete round yet: continue it with crad run --resume {path}")
-    summary, partition = directory.summary(), directory.read_json("partition.json")
-    found = directory.read_json("inspection.json") if (path / "inspection.json").is_file() else None
+    summary, partition = directory.summary(), directory.read_json(PARTITION_FILE)
+    found = directory.read_json(INSPECTION_FILE) if (path / INSPECTION_FILE).is_file() else None
     metrics = directory.read_json(METRICS_FILE) if (path / METRICS_FILE).is_file() else None
     return RunRecords(experiment, partition, rounds, summary, found, path, metrics)

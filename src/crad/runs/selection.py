@@ -1,6 +1,8 @@
-"""Which round is reported: one for all clients, the highest mean local validation accuracy, earliest on a tie.
+"""Which round is selected: the one with the highest mean local validation accuracy, the earliest on a tie.
 
-Rounds that only prepare a method's models are not, as long as there is another.
+It is one for all clients, and what is reported is of it. Under a simulated attack there are two: the one of all, and
+the one that the honest clients select, of which their own figures are. Rounds that only prepare a method's models are
+never selected, as long as there is another. JSON calls the selected round `best_round`.
 
 And how every client stood there: a record lists only those whose figures were new.
 """
@@ -12,12 +14,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 
-def best_round(rounds: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def selected_round(rounds: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """Return the selected record among the rounds that were tested, None while there is none."""
     return max(_selectable(rounds), key=lambda record: (record["validation_accuracy"], -record["round"]), default=None)
 
 
-def honest_best_round(rounds: Sequence[Mapping[str, Any]], attackers: Collection[int]) -> int:
+def honest_selected_round(rounds: Sequence[Mapping[str, Any]], attackers: Collection[int]) -> int:
     """Return the round that the honest clients would select: an attacker's own validation says nothing to anybody."""
     selectable = {int(record["round"]) for record in _selectable(rounds)}
     newest: dict[int, float] = {}

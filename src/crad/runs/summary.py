@@ -18,7 +18,7 @@ from crad.randomness import TF32
 from crad.runs.metrics_record import summary_metrics
 from crad.runs.names import display_name
 from crad.runs.records import CLIPPED_STEPS, Record
-from crad.runs.selection import best_round, clients_at, honest_best_round, honest_clients_at
+from crad.runs.selection import clients_at, honest_clients_at, honest_selected_round, selected_round
 from crad.runs.source_commit import source_commit
 from crad.training.clipping import ClippedSteps, added
 
@@ -41,9 +41,9 @@ def summarise(
     `gpus`: their names, one for each that was used; `about`: of the method; `metrics`: `metrics.json`, which is made
     when all rounds are there.
     """
-    best = best_round(rounds)
-    assert best is not None, "the last round is always tested"
-    clients = clients_at(rounds, best["round"])
+    selected = selected_round(rounds)
+    assert selected is not None, "the last round is always tested"
+    clients = clients_at(rounds, selected["round"])
     return {
         "schema": SCHEMA,
         "method": experiment.method,
@@ -57,13 +57,13 @@ def summarise(
         "partition": experiment.partition,
         "alpha": experiment.alpha,
         "rounds": experiment.rounds,
-        "best_round": best["round"],
-        "global_accuracy": best["global_accuracy"],
+        "best_round": selected["round"],
+        "global_accuracy": selected["global_accuracy"],
         "global_accuracy_spread": _spread(clients, "global_accuracy"),
-        "local_accuracy": best["local_accuracy"],
+        "local_accuracy": selected["local_accuracy"],
         "local_accuracy_spread": _spread(clients, "local_accuracy"),
-        "validation_accuracy": best["validation_accuracy"],
-        **({"others_accuracy": best["others_accuracy"]} if "others_accuracy" in best else {}),
+        "validation_accuracy": selected["validation_accuracy"],
+        **({"others_accuracy": selected["others_accuracy"]} if "others_accuracy" in selected else {}),
         "last_global_accuracy": rounds[-1]["global_accuracy"],
         **_privacy(experiment, rounds),
         "last_local_accuracy": rounds[-1]["local_accuracy"],
@@ -75,8 +75,8 @@ def summarise(
         "published_bytes_per_client_round": _per_client(rounds, "published_bytes"),
         **_helper_bytes(rounds),
         **_clipped_share(rounds),
-        **_variants(best, clients),
-        **_committee(best),
+        **_variants(selected, clients),
+        **_committee(selected),
         **_under_attack(experiment, rounds),
         **summary_metrics(metrics, clients=experiment.clients),
         "round_seconds": statistics.median(record["timing"]["seconds"] for record in rounds),
@@ -156,23 +156,24 @@ def _clipped_share(rounds: Sequence[Record]) -> Record:
     return {"clipped_share": clipped / steps, "clipped_share_by_step": shares}
 
 
-def _variants(best: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]) -> Record:
+def _variants(selected: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]) -> Record:
     """Return the other weights that clients keep, at the round that the model itself selected."""
     found = {}
-    for name, means in best.get("variants", {}).items():
+    for name, means in selected.get("variants", {}).items():
         own = [client.get("variants", {}).get(name, client) for client in clients]
         spreads = {f"{key}_spread": _spread(own, key) for key in ("global_accuracy", "local_accuracy")}
         found[name] = {**means, **spreads}
     return {"variants": found} if found else {}
 
 
-def _committee(best: Mapping[str, Any]) -> Record:
+def _committee(selected: Mapping[str, Any]) -> Record:
     """Return how all do together at the selected round, where that was measured."""
-    if "committee" not in best:
+    if "committee" not in selected:
         return {}
-    figures = ("rule", "teacher_prior", "evidence", "members", "global_accuracy", "local_accuracy")
+    about = ("rule", "teacher_prior", "evidence", "answer_temperature", "temperature", "members")  # one said by either
+    figures = (*about, "global_accuracy", "local_accuracy")
     per_client = ("global_accuracy_per_client", "local_accuracy_per_client")
-    found = best["committee"]
+    found = selected["committee"]
     return {"committee": {name: found[name] for name in (*figures, *per_client, "study") if name in found}}
 
 
@@ -181,7 +182,7 @@ def _under_attack(experiment: Experiment, rounds: Sequence[Record]) -> Record:
     if experiment.attack is None:
         return {}
     attackers = sorted(draw_attackers(experiment))
-    selected = honest_best_round(rounds, attackers)
+    selected = honest_selected_round(rounds, attackers)
     honest = honest_clients_at(rounds, selected, attackers)
     success = [client["attack_success"] for client in honest if "attack_success" in client]
     return {

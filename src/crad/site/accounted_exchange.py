@@ -38,9 +38,9 @@ class AccountedExchange:
         self._last = last
 
     @property
-    def ledger(self) -> ByteCounter:
+    def traffic(self) -> ByteCounter:
         """Return what went from whom to whom."""
-        return self._inner.ledger
+        return self._inner.traffic
 
     def publish(self, round_index: int, *, sender: int, kind: str, message: Message) -> None:
         """Publish what the budget allows; otherwise what left last, and this member goes on learning."""

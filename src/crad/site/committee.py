@@ -1,6 +1,7 @@
 """A member's committee: everybody's newest snapshot as one predictor, where the agreement lets them be kept.
 
-What the others say of themselves counts as far as our own validation images bear it out.
+What the others say of themselves counts as far as our own validation samples bear it out. The predictor itself is
+`crad.prediction.committee`, the arithmetic of its rule `crad.aggregation.committee_rule`.
 
 Shapes: K members, B images, C classes.
 """
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 
 from crad.aggregation import resolve_rule
+from crad.aggregation.committee_rule import SMALLEST_PROBABILITY, temperature_refusal
 from crad.aggregation.member_tally import MemberTally, count_member, evidence_of, said_tally
 from crad.aggregation.verification import credibility
 from crad.config import EvidenceSource, TeacherPrior
@@ -23,7 +25,8 @@ from crad.data.dataset import Images, Labels
 from crad.errors import CradError, SnapshotError
 from crad.federation.class_statistics import stack_statistics
 from crad.federation.committee_score import prior_of_members
-from crad.federation.peer import SNAPSHOT, new_model, training_indices
+from crad.federation.message import SNAPSHOT
+from crad.federation.peer import new_model, training_indices
 from crad.federation.rounds import draw_active
 from crad.federation.teachers import Snapshot, TeacherCache
 from crad.federation.topology import RoundParticipants
@@ -46,7 +49,10 @@ DISPROVED = 1e-3  # of its figures are believed: less is none
 
 @dataclass(frozen=True)
 class MemberCommittee:
-    """Who answers, of which round each snapshot is, who is left out and why; no committee where nobody else is here."""
+    """Who answers, of which round each snapshot is, who is left out and why; no committee where nobody else is here.
+
+    Left out of the committee is who cannot teach us, and who could but gave no model that answers.
+    """
 
     committee: Committee | None
     rounds: Mapping[str, int]
@@ -100,6 +106,11 @@ def build_committee(
     """
     reader, prior = SnapshotReader(part, kept, refused or {}), _prior(part)
     cache = MemberModels(reader.predictor)
+    temperature = part.experiment.temperature
+    names = [member.name for member in part.agreement.members]
+    refusal = temperature_refusal(temperature)
+    if refusal is not None:
+        return MemberCommittee(None, {}, dict.fromkeys(names, f"nobody is asked: the agreed {refusal}"))
     rule, source = resolve_rule(part.experiment.committee_rule), part.experiment.committee_evidence
     needs_counts = source == "reported" and (rule.uses_statistics or prior == "remove")
     members: list[CommitteeMember] = []
@@ -112,11 +123,12 @@ def build_committee(
             if member.name in proven:
                 raise LeftOutError("it signed two different snapshots for one round")
             snapshot = reader.snapshot(number)
-            members.append(heard_member(number, snapshot.statistics, cache, needs_counts=needs_counts))
+            members.append(
+                heard_member(number, snapshot.statistics, cache, needs_counts=needs_counts, temperature=temperature)
+            )
             rounds[member.name] = snapshot.round_index
         except (LeftOutError, CradError, RuntimeError) as error:  # the last: of a network that is not ours
             left_out[member.name] = _reason(number, str(error))
-    names = [member.name for member in part.agreement.members]
     if all(one.client == part.number for one in members):
         return MemberCommittee(None, rounds, left_out)
     images, labels = _own_half(part, "validation")
@@ -210,7 +222,8 @@ def committee_record(part: LocalPeer, made: MemberCommittee, *, own_accuracy: fl
     if made.committee is not None and len(labels):
         said = made.committee.predict(images, face="local", as_index=True)
         accuracy = 100.0 * float(np.mean(said == labels))
-        logits_BC = torch.from_numpy(made.committee.predict_proba(images, face="local")).log()
+        said_BC = torch.from_numpy(made.committee.predict_proba(images, face="local"))
+        logits_BC = said_BC.clamp(min=SMALLEST_PROBABILITY).log()
         figures = own_metrics(part.context, part.number, logits_BC).figures
         metrics = {name: estimate_to_json(one) for name, one in figures.items()}
     committee = made.committee

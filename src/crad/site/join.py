@@ -24,7 +24,7 @@ from crad.prediction.export import export_onnx, export_safetensors, trained_mode
 from crad.prediction.model_card import make_card
 from crad.report.participant import participant_page, participant_record, words_of
 from crad.runs.callbacks import Callback, CallbackList, LambdaCallback
-from crad.runs.directory import RunDirectory
+from crad.runs.directory import REPORT_FILE, RunDirectory
 from crad.runs.records import Record
 from crad.runs.summary import versions
 from crad.site.certificate import check_own_certificate, watched_certificate
@@ -190,8 +190,8 @@ class Outcome:
             members=[member.name for member in agreement.members],
             class_names=agreement.classes,
             joined=self._federated.rounds,
-            joined_best=self._federated.best,
-            alone_best=self._alone.best,
+            joined_selected=self._federated.selected,
+            alone_selected=self._alone.selected,
             refused=read_refusals(part.folder / REFUSALS),
             left=totals(part.folder / LEDGER),
             private_counts=part.experiment.private_counts,
@@ -208,7 +208,7 @@ class Outcome:
         )
         directory = RunDirectory(part.folder)
         directory.write_json("participant.json", record)
-        directory.write_text("report.html", participant_page(record, versions=versions()))
+        directory.write_text(REPORT_FILE, participant_page(record, versions=versions()))
         return record
 
     def _committee(self) -> Record:
@@ -222,7 +222,7 @@ class Outcome:
             refused = {name: list(why)[-1] for name, why in read_refusals(part.folder / REFUSALS).items()}
             made = build_committee(part, kept, proven=proven, refused=refused)
             write_committee(part, made)
-            own = self._federated.best["clients"][0]["local_accuracy"]
+            own = self._federated.selected["clients"][0]["local_accuracy"]
             self._made = (of_what, committee_record(part, made, own_accuracy=own))
         return self._made[1]
 

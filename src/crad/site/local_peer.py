@@ -23,6 +23,7 @@ from crad.models.networks.trees import IN_TREES
 from crad.network.agreement import Agreement
 from crad.privacy.accountant import check_delta, check_noise
 from crad.randomness import repeatable, stream
+from crad.runs.directory import MEMBER_FILE
 from crad.runs.records import records_fingerprint
 from crad.site.permission import (
     allowance_of,
@@ -49,7 +50,9 @@ class LocalPeer:
     context: RunContext
     method: Method
     folder: Path
-    left_out: dict[int, str] = field(default_factory=dict)  # members that cannot teach us, by number, and why
+    left_out: dict[int, str] = field(
+        default_factory=dict
+    )  # members that cannot teach us, and why; in no committee either
     word_about_weights: str | None = None  # what our own file of weights gave, where there is one
     account: PrivacyAccount | None = None  # what is spent on our data, where training is private
 
@@ -172,7 +175,7 @@ def _secret_of_data(folder: Path, site: Site, own: OwnData) -> int:
     return int.from_bytes(hashlib.sha256(words.encode()).digest()[: SECRET_BITS // 8], "big")
 
 
-def _secret(folder: Path, name: str = "secret") -> int:
+def _secret(folder: Path, name: str = MEMBER_FILE) -> int:
     """Return the seed of what the others must not draw again: made once, readable by the owner alone."""
     path = folder / name
     try:

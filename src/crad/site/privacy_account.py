@@ -2,7 +2,8 @@
 
 One file for everything that this organisation takes part in, `privacy.jsonl` in its state folder: a line is written
 before anything leaves that it stands for, so the account never says less than what left. It is kept by data: two
-federations on the same records spend together, also at the same time.
+federations on the same records spend together, also at the same time. What a release costs is the arithmetic of
+`crad.privacy.accountant`.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from crad.network.agreement import Agreement
+from crad.runs.directory import ROUNDS_FILE
 from crad.site.settings import Site
 
 LEDGER, REFUSALS, STATUS = "ledger.jsonl", "refused.jsonl", "status.json"
@@ -23,7 +24,7 @@ def stale_state_warning(agreement: Agreement, site: Site) -> str | None:
     """Return what to tell a member whose state is of other agreements alone: nothing of it is lost or used."""
     if state_folder(agreement, site).exists():
         return None
-    others = sorted(path.parent.name for path in site.state.glob("*/rounds.jsonl"))
+    others = sorted(path.parent.name for path in site.state.glob(f"*/{ROUNDS_FILE}"))
     if not others:
         return None
     return (

@@ -19,7 +19,7 @@ from crad.files import write_atomically
 from crad.methods.alone import LOCAL
 from crad.network.member_exchange import MemberExchange
 from crad.runs.callbacks import Callback, CallbackList, LambdaCallback
-from crad.runs.directory import PARTITION_FILE, WEIGHTS_FILE, RunDirectory
+from crad.runs.directory import ALONE_FOLDER, PARTITION_FILE, WEIGHTS_FILE, RunDirectory
 from crad.runs.loop import RunLoop
 from crad.runs.records import Record, partition_record, weights_record
 from crad.site.accounted_exchange import AccountedExchange, LastPublished
@@ -36,7 +36,7 @@ class Trained:
     """One of the two models: its records, and its state at the round with the highest own validation accuracy."""
 
     rounds: list[Record]
-    best: Record
+    selected: Record
     state: Path
     metrics: ClassificationMetrics | None = None  # of it on the own test half
 
@@ -136,7 +136,7 @@ class Meaning:
 
 def train_for_comparison(part: LocalPeer, *, callback: Callback) -> Trained:
     """Train the same model on the same data for as many rounds without anybody else."""
-    return _train(part, LOCAL, part.folder / "alone", MemoryExchange(), callback=callback)
+    return _train(part, LOCAL, part.folder / ALONE_FOLDER, MemoryExchange(), callback=callback)
 
 
 def _train(
@@ -164,9 +164,9 @@ def _train(
         loop = RunLoop(method, roster, exchange=exchange, engine=engine, directory=directory, has_gaps=True)
         records = loop.restore()
         loop.run(records, callback=callback)
-        best, state = loop.restore_best(records, part.number)
+        selected, state = loop.restore_selected(records, part.number)
         measured = loop.measure(records)
-        return Trained(records, best, state, None if measured is None else measured.models.clients[part.number].own)
+        return Trained(records, selected, state, None if measured is None else measured.models.clients[part.number].own)
 
 
 def _begin(directory: RunDirectory, part: LocalPeer) -> None:

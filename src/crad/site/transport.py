@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 
 from crad.errors import ConfigError
-from crad.federation.peer import SNAPSHOT
+from crad.federation.message import SNAPSHOT
 from crad.network.agreement import HTTPS, Agreement
 from crad.network.https.https_exchange import HttpsExchange
 from crad.network.https.server import SnapshotServer

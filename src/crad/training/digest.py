@@ -21,10 +21,10 @@ DigestLoss = Callable[[Tensor, Tensor], Tensor]  # logits [B,C] and targets [B,C
 
 
 @torch.no_grad()
-def logits_on(model: nn.Module, inputs_BDHW: Tensor) -> Tensor:
+def logits_on(model: nn.Module, inputs: Tensor) -> Tensor:
     """Return the model's raw logits in evaluation mode, [B,C]."""
     with evaluation_mode(model):
-        chunks = torch.split(inputs_BDHW, evaluation_batch(inputs_BDHW.device))
+        chunks = torch.split(inputs, evaluation_batch(inputs.device))
         return torch.cat([model(chunk) for chunk in chunks])
 
 
@@ -36,7 +36,7 @@ def absolute_difference(logits_BC: Tensor, target_BC: Tensor) -> Tensor:
 def digest(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    inputs_BDHW: Tensor,
+    inputs: Tensor,
     target_BC: Tensor,
     *,
     loss_of: DigestLoss,
@@ -46,13 +46,13 @@ def digest(
     purpose: tuple[str | int, ...],
 ) -> float:
     """Train one epoch towards the targets in a seeded order; return the mean loss. A last batch of one is dropped."""
-    order = torch.randperm(len(inputs_BDHW), generator=torch_stream(seed, *purpose, "shuffle"))
+    order = torch.randperm(len(inputs), generator=torch_stream(seed, *purpose, "shuffle"))
     losses: list[tuple[Tensor, int]] = []
     model.train()
-    for chosen in torch.split(order.to(inputs_BDHW.device), batch_size):
+    for chosen in torch.split(order.to(inputs.device), batch_size):
         if len(chosen) < 2:
             break  # batch norm needs two samples
-        batch = in_usual_layout(inputs_BDHW[chosen])
+        batch = in_usual_layout(inputs[chosen])
         loss = loss_of(model(batch), target_BC[chosen])
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]

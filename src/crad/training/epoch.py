@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from crad.data.preprocessing import ImageSet, Preprocessor
+from crad.data.preprocessing import Preprocessor, SampleSet
 from crad.device import stopwatch
 from crad.errors import ConfigError
 from crad.models import FittedModule
@@ -83,7 +83,7 @@ def fetched(numbers: Sequence[Tensor]) -> list[float]:
 
 
 def epoch_blocks(
-    shard: ImageSet,
+    shard: SampleSet,
     *,
     preprocessor: Preprocessor,
     batch_size: int,
@@ -100,11 +100,11 @@ def epoch_blocks(
     """
     order = torch.randperm(len(shard.labels), generator=torch_stream(seed, *purpose, "shuffle")).to(shard.labels.device)
     # Augmented as a whole: where the blocks are cut must not change what a method sees.
-    images = shard.images[order]
+    images = shard.samples[order]
     if preprocessor.augmentation != "none":
         images = preprocessor.augment(images, generator=torch_stream(seed, *purpose, "augment"))
     labels = shard.labels[order]
-    bytes_per_sample = 4 * max(shard.images.shape[1:].numel(), sample_values)
+    bytes_per_sample = 4 * max(shard.samples.shape[1:].numel(), sample_values)
     step = batch_size * max(1, BLOCK_BYTES // (bytes_per_sample * batch_size))
     step = max(step, len(labels)) if is_whole else step
     fit_seed = int(stream(seed, *purpose, "fit").integers(2**31)) if is_whole else 0

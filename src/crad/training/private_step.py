@@ -4,7 +4,10 @@ Shapes: B samples of a Poisson batch, C classes.
 
 The loss is that of any other training, Eq. 9 included: a mean over the samples, so that its slope at the logits of one
 sample, times B, is that sample's own. From there torch.func takes the slope of every weight sample by sample. A network
-whose outputs for one sample depend on the others of the batch is refused before anything is trained.
+of a batch is refused before anything is trained.
+
+How much noise there is, and what is spent by it, follows from the `PrivacyPlan` of `crad.privacy.accountant`; the other
+noise, on counts and hits, is added in `crad.federation.class_statistics`.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from crad.data.preprocessing import ImageSet, Preprocessor
+from crad.data.preprocessing import Preprocessor, SampleSet
 from crad.device import stopwatch
 from crad.errors import ConfigError
 from crad.models import FittedModule, InputShape
@@ -35,7 +38,7 @@ Draws = torch.Generator | np.random.Generator
 
 
 def poisson_blocks(
-    shard: ImageSet,
+    shard: SampleSet,
     *,
     preprocessor: Preprocessor,
     plan: PrivacyPlan,
@@ -58,7 +61,7 @@ def poisson_blocks(
         chosen = (chances < plan.sampling_rate).nonzero().flatten()
         drawn = chosen[chosen < records].to(shard.labels.device)
         extra = None if included is None else included[chosen[chosen >= records] - records]
-        images = shard.images[drawn]
+        images = shard.samples[drawn]
         if preprocessor.augmentation != "none" and len(drawn):
             images = preprocessor.augment(images, generator=torch_stream(secret, *of_step, "augment"))
         yield Block(preprocessor.inputs(images), shard.labels[drawn], epoch=step, seed=step, canaries=extra)

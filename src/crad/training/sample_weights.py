@@ -7,10 +7,11 @@ any weights. Shapes: B samples, C classes.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
-from crad.config import DistillSchedule
 from crad.training.losses import sharpened
 
 
@@ -43,10 +44,10 @@ def distill_weights(
     return (lowest + strength * (1 - lowest) * mass_B).to(target_BC)
 
 
-def schedule_factor(schedule: DistillSchedule, *, round_index: int, rounds: int) -> float:
+def schedule_factor(schedule: Literal["rising", "falling"], *, round_index: int, rounds: int) -> float:
     """Return the share of lambda that a round distils with; rounds count from 1, and none is without any."""
     step = min(max(round_index, 1), rounds)
-    return {"constant": 1.0, "rising": step / rounds, "falling": (rounds - step + 1) / rounds}[schedule]
+    return (step if schedule == "rising" else rounds - step + 1) / rounds
 
 
 def sure_weights(target_BC: Tensor, is_changed_B: Tensor | None, *, threshold: float, temperature: float) -> Tensor:

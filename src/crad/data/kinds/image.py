@@ -44,6 +44,7 @@ class ImageKind(Kind):
     input_name = "pixels"
     dtype: np.dtype[Any] = np.dtype(np.uint8)
     channel_axis = -1
+    takes_arrays = True  # as `readers/arrays.py` makes them
 
     def is_source(self, name_or_path: str) -> bool:
         """Return True: known names, .npz files, folders; what is none of them is refused when it is read."""

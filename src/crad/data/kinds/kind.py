@@ -22,6 +22,7 @@ from crad.errors import ConfigError
 
 if TYPE_CHECKING:
     from crad.data.dataset import Dataset
+    from crad.data.readers.arrays import LabelledArrays
 
 
 # Whose an option is; those that are not here are of tables.
@@ -116,7 +117,7 @@ class SampleForm(HasPadding, Protocol):
 class Kind(Protocol):
     """One kind of data: how it is read and checked, how samples become inputs, and how a person looks at one.
 
-    The last three, which are about files of trained models, a new kind may leave as they are.
+    The last four, which are about arrays in memory and files of trained models, a new kind may leave as they are.
     """
 
     name: str
@@ -125,6 +126,7 @@ class Kind(Protocol):
     input_name: str  # of an exported graph
     dtype: np.dtype[Any]  # of its samples, where a data set does not have another
     channel_axis: int  # which of a sample's axes its channels are
+    takes_arrays: bool = False  # arrays of numbers in memory can be said to be of it, by `kind=`
 
     def is_source(self, name_or_path: str) -> bool:
         """Return whether a data set of this name, or at this path, is of this kind; nothing is read to tell."""
@@ -172,6 +174,10 @@ class Kind(Protocol):
     def schema(self, dataset: Dataset) -> dict[str, Any]:
         """Return what members of a federation would have to agree on, as plain values."""
         ...
+
+    def from_arrays(self, given: LabelledArrays, *, rate: int | None, augmentation: str | None) -> Dataset:
+        """Return a data set of arrays that a person said are of this kind, where it takes any."""
+        raise ConfigError(f"kind {self.name!r} takes no arrays: leave kind out, or name a file")
 
     def card_metadata(self, form: SampleForm) -> dict[str, Any]:
         """Return what a file of a trained model says of the samples that it takes, as plain values."""

@@ -24,6 +24,7 @@ from crad.errors import DataError, unknown_name
 
 if TYPE_CHECKING:
     from crad.data.dataset import Dataset
+    from crad.data.readers.arrays import LabelledArrays
 
 MIN_LENGTH = 8
 SHIFT = 0.1  # of the length, at most, to either side
@@ -117,6 +118,7 @@ class SeriesKind(Kind):
     input_name = "series"
     dtype: np.dtype[Any] = np.dtype(np.float32)
     channel_axis = 0
+    takes_arrays = True
     dtypes: tuple[str, ...] = ("float32",)  # that samples may have
 
     def is_source(self, name_or_path: str) -> bool:
@@ -136,6 +138,13 @@ class SeriesKind(Kind):
             self, splits.train_images, splits.train_labels, splits.test_images, splits.test_labels,
             classes=splits.class_names, sites=splits.train_sites, rate=found.rate, name=path.stem,
             parts=parts_in(path),
+        )  # fmt: skip
+
+    def from_arrays(self, given: LabelledArrays, *, rate: int | None, augmentation: str | None) -> Dataset:
+        """Return a data set of arrays [N, T] or [N, C, T]."""
+        return make_signals(
+            self, given.x_train, given.train_labels, given.x_test, given.test_labels,
+            classes=given.class_names, sites=given.sites, rate=rate, name=given.name, augmentation=augmentation,
         )  # fmt: skip
 
     def check(self, samples: NDArray[Any], dataset: Dataset, *, where: str) -> None:

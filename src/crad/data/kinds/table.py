@@ -104,6 +104,7 @@ class TableKind(Kind):
     input_name = "rows"
     dtype: np.dtype[Any] = np.dtype(np.float32)
     channel_axis = -1
+    takes_arrays = True  # as `readers/arrays.py` makes them
 
     def is_source(self, name_or_path: str) -> bool:
         """Return whether a path ends as a table does, or it is one that comes with a package."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,9 @@ from crad.data.dataset import EIGHT_BITS, MAX_CLASSES, Dataset, Images, Labels, 
 from crad.data.tokenizer import Tokenizer
 from crad.errors import ConfigError, DataError, unknown_name
 
-ARRAY_KINDS = ("image", "table", "series", "audio")  # that arrays of numbers may be
+if TYPE_CHECKING:
+    from crad.data.kinds import Kind
+
 WHOLE_LEVEL = 1e-3  # how far a float pixel may be from one of the 256 levels
 EXPECTED = (
     "expected images [N, H, W], [N, H, W, C] or [N, C, H, W], rows of a table [N, F], a list of texts, or with "
@@ -52,14 +54,13 @@ def dataset_from_arrays(
         return _texts(labelled, Tokenizer(vocabulary or Tokenizer.vocabulary, text_length or Tokenizer.length))
     if vocabulary is not None or text_length is not None:
         raise DataError("vocabulary and text_length are for texts, and x_train holds none: leave them out")
-    if kind is not None and kind not in ARRAY_KINDS:
-        raise unknown_name("kind", kind, ARRAY_KINDS)
+    found = None if kind is None else _kind_of_arrays(kind)
     if rate is not None and kind != "audio":
         raise DataError("rate is the samples a second of recordings: say kind='audio', or leave it out")
-    if columns is not None and kind in ("series", "audio", "image"):
+    if columns is not None and kind not in (None, "table"):
         raise DataError(f"columns name those of a table [N, F], and kind is {kind!r}: leave them out")
-    if kind in ("series", "audio"):
-        return _signals(labelled, kind, rate, augmentation)
+    if found is not None and kind not in ("image", "table"):
+        return found.from_arrays(labelled, rate=rate, augmentation=augmentation)
     is_table = _to_numpy(x_train, where="x_train").ndim == 2 if kind is None else kind == "table"
     if is_table:
         if augmentation not in (None, "none"):
@@ -86,32 +87,21 @@ class LabelledArrays:
 # The kinds are imported late: they need torch, and readers that call this file do not.
 
 
+def _kind_of_arrays(name: str) -> Kind:
+    from crad.data.kinds import KINDS
+
+    known = [known for known, kind in KINDS.items() if kind.takes_arrays]
+    if name not in known:
+        raise unknown_name("kind", name, known)
+    return KINDS[name]
+
+
 def _texts(given: LabelledArrays, tokenizer: Tokenizer) -> Dataset:
     from crad.data.kinds.text import texts_from_arrays
 
     labels = given.train_labels, given.test_labels
     return texts_from_arrays(
         given.x_train, labels[0], given.x_test, labels[1], given.class_names, given.sites, tokenizer, name=given.name
-    )
-
-
-def _signals(given: LabelledArrays, kind: str, rate: int | None, augmentation: str | None) -> Dataset:
-    from crad.data.kinds import KINDS
-    from crad.data.kinds.series import SeriesKind, make_signals
-
-    signals = KINDS[kind]
-    assert isinstance(signals, SeriesKind)
-    return make_signals(
-        signals,
-        given.x_train,
-        given.train_labels,
-        given.x_test,
-        given.test_labels,
-        classes=given.class_names,
-        sites=given.sites,
-        rate=rate,
-        name=given.name,
-        augmentation=augmentation,
     )
 
 

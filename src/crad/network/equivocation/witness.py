@@ -21,7 +21,6 @@ from crad.network.equivocation.proof import Proven, make_proof, verify_proof
 MAX_SAID = 20  # lines about what one member shows
 MAX_SHOWN = 16  # envelopes looked at beyond one of each member
 
-Notice = Callable[[str], None]
 MessageKey = tuple[str, str]  # a member's name, and the kind of message
 Digests = Mapping[str, Mapping[str, str]]  # by name and kind
 Show = Callable[[str, str], bytes | None]  # the envelope that somebody received from this member, of this kind
@@ -30,7 +29,9 @@ Show = Callable[[str, str], bytes | None]  # the envelope that somebody received
 class Witness:
     """Our own receipts of the last rounds, and the proofs that came of comparing them. Safe from several threads."""
 
-    def __init__(self, agreement: Agreement, own: int, folder: Path, *, notice: Notice = lambda text: None) -> None:
+    def __init__(
+        self, agreement: Agreement, own: int, folder: Path, *, notice: Callable[[str], None] = lambda text: None
+    ) -> None:
         self._agreement, self._own, self._folder, self._notice = agreement, own, folder, notice
         self._lock = threading.RLock()
         self._received: dict[int, dict[MessageKey, bytes]] = {}

@@ -69,8 +69,8 @@ class HttpsExchange(MemberExchange):
         super().__init__(agreement, identity, folder, own=own, policy=policy)
         self._server = server
         for other in self._others:  # all keys are there from the start: the server's thread only adds to them
-            self.ledger.count(sender=own, receiver=other, payload_bytes=0)
-            self.ledger.count(sender=other, receiver=own, payload_bytes=0)
+            self.traffic.count(sender=own, receiver=other, payload_bytes=0)
+            self.traffic.count(sender=other, receiver=own, payload_bytes=0)
         dial = connect or (lambda other: MemberClient(other, identity=identity, agreement=agreement, proxy=proxy))
         self._clients = {other: dial(other) for other in self._others}
         self._background: tuple[FetchRequest, dict[int, RunningFetch]] | None = (
@@ -231,7 +231,7 @@ class HttpsExchange(MemberExchange):
     def _count_sent(self, name: str, published: Published) -> None:
         receiver = self._agreement.number(name)
         self._server.outbox.note_reader(published, name)
-        self.ledger.count(sender=self._own, receiver=receiver, payload_bytes=published.payload_bytes)
+        self.traffic.count(sender=self._own, receiver=receiver, payload_bytes=published.payload_bytes)
 
 
 def _statuses(outcomes: Mapping[int, FetchOutcome]) -> dict[int, FetchStatus]:

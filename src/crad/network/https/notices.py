@@ -13,7 +13,6 @@ from typing import Any
 
 from crad.errors import printable
 
-Notice = Callable[[str], None]
 WINDOW_S = 60.0
 MOST_CAUSES = 256  # remembered at once; whatever comes beyond shares one line
 OTHER = "other"
@@ -31,7 +30,7 @@ class Throttle:
 
     def __init__(
         self,
-        notice: Notice,
+        notice: Callable[[str], None],
         *,
         window_s: float = WINDOW_S,
         most: int = MOST_CAUSES,

@@ -17,13 +17,13 @@ from crad.network.certificate_check import find_member
 from crad.network.https.connection_limiter import ConnectionLimiter
 from crad.network.https.endpoints import describe_path
 from crad.network.https.limits import Limits
-from crad.network.https.notices import Notice, Throttle
+from crad.network.https.notices import Throttle
 from crad.network.ledger import OutgoingLedger
 from crad.network.token_buckets import TokenBuckets
 
 STRANGER = "nobody known"
 
-__all__ = ["STRANGER", "Limits", "MemberProtocol", "Notice", "Outgoing", "RequestGate"]
+__all__ = ["STRANGER", "Limits", "MemberProtocol", "Outgoing", "RequestGate"]
 
 
 class RequestGate:

@@ -28,7 +28,7 @@ from crad.network.https.limits import divide
 from crad.network.https.listener import Listener
 from crad.network.https.notices import Throttle, asyncio_told_by, tell_loop_faults
 from crad.network.https.outbox import Outbox, Published
-from crad.network.https.request_gate import Limits, MemberProtocol, Notice, RequestGate
+from crad.network.https.request_gate import Limits, MemberProtocol, RequestGate
 from crad.network.https.tls import server_context
 from crad.network.identity import Identity
 from crad.network.ledger import OutgoingLedger
@@ -53,7 +53,7 @@ class SnapshotServer:
         ledger: OutgoingLedger,
         limits: Limits | None = None,
         proxy: str | None = None,
-        notice: Notice = lambda text: None,
+        notice: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.outbox = Outbox(folder / "out", federation=agreement.hash)
         self.on_delivered: Delivered = lambda name, published: None

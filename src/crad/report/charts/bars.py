@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from crad.analysis.chart_rows import Row, cost_rows
 from crad.analysis.groups import Methods
-from crad.analysis.series import Row, cost_rows
 from crad.report.charts import vega_lite as alt
 from crad.report.charts.chart import ReportChart, on_page
 from crad.report.charts.parts import ROWS, finished, listing, method_axis, method_colour, methods_in

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from crad.analysis.chart_rows import Row
 from crad.analysis.groups import Methods
-from crad.analysis.series import Row
 
 
 @dataclass(frozen=True)

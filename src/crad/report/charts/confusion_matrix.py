@@ -1,4 +1,4 @@
-"""The confusion matrix: which class is taken for which, at the reported round."""
+"""The confusion matrix: which class is taken for which, at the selected round."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from crad.analysis.chart_rows import Row, context_run
 from crad.analysis.groups import Methods
-from crad.analysis.series import Row, context_run
 from crad.report.charts import vega_lite as alt
 from crad.report.charts.chart import ReportChart, on_page
 from crad.report.charts.parts import ROWS, finished, slanted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from crad.analysis.series import Row
+from crad.analysis.chart_rows import Row
 from crad.report.charts import vega_lite as alt
 from crad.report.charts.curves import hints
 from crad.report.charts.parts import ROWS, method_colour, method_legend, method_shape, methods_in

@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from crad.analysis.chart_rows import Row, context_rows, context_run, partition_rows, shift_rows, trust_rows
 from crad.analysis.groups import Methods
-from crad.analysis.series import Row, context_rows, context_run, partition_rows, shift_rows, trust_rows
 from crad.report.charts import vega_lite as alt
 from crad.report.charts.chart import ReportChart, on_page
 from crad.report.charts.parts import ROWS, finished, slanted

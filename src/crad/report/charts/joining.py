@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from crad.analysis.chart_rows import ALONE, METRICS, Row, client_rows, gain_rows, mean_rows
 from crad.analysis.groups import Methods
-from crad.analysis.series import ALONE, METRICS, Row, client_rows, gain_rows, mean_rows
 from crad.report.charts import vega_lite as alt
 from crad.report.charts.chart import ReportChart, on_page
 from crad.report.charts.parts import (

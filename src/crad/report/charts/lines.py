@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from crad.analysis.groups import Methods
-from crad.analysis.series import (
+from crad.analysis.chart_rows import (
     METRICS,
     Row,
     accuracy_rows,
@@ -15,6 +14,7 @@ from crad.analysis.series import (
     support_rows,
     traffic_rows,
 )
+from crad.analysis.groups import Methods
 from crad.report.charts import vega_lite as alt
 from crad.report.charts.chart import ReportChart, on_page
 from crad.report.charts.curves import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from crad.analysis.series import METRICS, Row
+from crad.analysis.chart_rows import METRICS, Row
 from crad.report.charts import vega_lite as alt
 from crad.report.charts.chart import ReportChart
 from crad.report.charts.style import PLOT_WIDTH, SIZES, SOLID, label_expression, method_styles, short_names

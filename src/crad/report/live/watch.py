@@ -16,6 +16,7 @@ from crad.report.live.bar import starting_page, waiting_page, with_live_bar
 from crad.report.live.local_server import PageServer, Shown
 from crad.report.page import report_page
 from crad.runs.callbacks import Callback
+from crad.runs.directory import REPORT_FILE
 from crad.runs.names import title_of
 from crad.runs.records import Record
 from crad.runs.run_records import RunRecords, load_run
@@ -55,7 +56,7 @@ class Watch(Callback):
     def on_run_begin(self, experiment: Experiment, directory: Path | None) -> None:
         """Show the run that begins now beside those that are complete."""
         assert directory is not None, "a watched run has a directory"
-        self._report = directory.resolve() / "report.html"
+        self._report = directory.resolve() / REPORT_FILE
         self._current, self._experiment, self._label = None, experiment, title_of(experiment)
         self._say(f"{self._label}: the data is being read and divided.")
 

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from crad.errors import ConfigError, install_hint
-from crad.runs.directory import RunDirectory
+from crad.runs.directory import EXPERIMENT_FILE, REPORT_FILE, SUMMARY_FILE, RunDirectory
 from crad.runs.records import Record
 from crad.runs.tracking.scalars import hyperparameters, round_scalars, summary_scalars
 from crad.runs.tracking.tracker import LogError
 
 FOLDER = "mlruns"
 RUN_FILE = "mlflow.json"  # which run of the store this is, to continue it
-ARTIFACTS = ("experiment.toml", "summary.json", "report.html")
+ARTIFACTS = (EXPERIMENT_FILE, SUMMARY_FILE, REPORT_FILE)
 LAST_OF_ROUND = "timing/seconds"  # logged at the end of a round: where it stands, the round is whole
 BATCH = 900  # a request takes 1000 metrics at most
 DEFAULTS = {

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import torch
 
 from crad.analysis.durations import duration
-from crad.federation.peer import SNAPSHOT, Peer, new_model
+from crad.federation.message import SNAPSHOT
+from crad.federation.peer import Peer, new_model
 from crad.inference.engine import TEACHER_BATCH, TeacherEngine
 from crad.methods.alone import own_labels
 from crad.models import FittedModule
@@ -101,7 +102,7 @@ def _about(seconds: float) -> str:
 
 
 def _block(peer: Peer, size: int) -> Block:
-    return Block(peer.data.preprocessor.inputs(peer.train.images[:size]), peer.train.labels[:size])
+    return Block(peer.data.preprocessor.inputs(peer.train.samples[:size]), peer.train.labels[:size])
 
 
 def _train(peer: Peer, block: Block, size: int) -> None:

@@ -162,7 +162,7 @@ def _weigh_others(local_peer: LocalPeer, site: Site, own_size: int, findings: Fi
 
 def _try_model(peer: Peer) -> None:
     """Check that own samples give one logit per agreed class, finite numbers all."""
-    images = peer.train.images[:2]
+    images = peer.train.samples[:2]
     with torch.no_grad():
         logits_BC = peer.model.eval()(peer.data.preprocessor.inputs(images))
     expected = (len(images), peer.num_classes)

@@ -14,7 +14,7 @@ from crad.site.settings import Site
 from crad.training.epoch import BLOCK_BYTES
 from crad.training.optimizer import moments_kept
 
-STATES = 2 * 3  # with the others and alone: the newest, the best, and one being written
+STATES = 2 * 3  # with the others and alone: the newest, the selected, and one being written
 COPIES = 2  # of the model at the end: safetensors and ONNX
 TIGHT = 2  # times the need: less is worth a word
 FLOAT_BYTES = 4
