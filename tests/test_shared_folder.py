@@ -20,6 +20,7 @@ from crad.network.store.shared_folder import MOST_NAMES, SharedFolder, is_tempor
 from tests.organisations import NAMES, agreed, make_identities
 
 PRECIOUS = b"what the victim would miss"
+BOTH = {"written", "refused"}
 
 
 @pytest.fixture
@@ -150,7 +151,7 @@ def test_a_link_that_comes_and_goes_is_never_followed(store, root, tmp_path):
         finally:
             stop.set()
             swapping.join()
-    assert {"written", "refused"} <= outcomes, "both were met"
+    assert outcomes >= BOTH, "both were met"
     assert list(elsewhere.iterdir()) == []
 
 
