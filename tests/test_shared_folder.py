@@ -141,8 +141,8 @@ def test_a_link_that_comes_and_goes_is_never_followed(store, root, tmp_path):
         swapping.start()
         outcomes = set()
         try:
-            until = time.monotonic() + 1.0
-            while time.monotonic() < until:
+            started = time.monotonic()
+            while (passed := time.monotonic() - started) < 1.0 or (passed < 30.0 and not outcomes >= BOTH):
                 try:
                     put(store, "clinic-a/state")
                     outcomes.add("written")
