@@ -428,6 +428,7 @@ def as_input(**sides):
         ({"std": "[1e-300]"}, "std"),
         ({"classes": json.dumps(["\x1b[31mcat", "dog", "eel", "fox"])}, "a class name with control characters"),
         ({"classes": json.dumps(["cat\n", "dog", "eel", "fox"])}, "a class name with control characters"),
+        ({"classes": json.dumps(["cat", "dog", "cat", "fox"])}, "the class name 'cat' twice"),
         ({"classes": json.dumps(["\u202ecat", "dog", "eel", "fox"])}, "a class name with control characters"),
         ({"classes": '"abcd"'}, "classes"),
         ({"classes": DEEP}, "too deeply nested JSON"),

@@ -79,6 +79,15 @@ Size = Annotated[
         rich_help_panel=PANEL,
     ),
 ]
+Temperature = Annotated[
+    float | None,
+    typer.Option(
+        "--temperature",
+        metavar="T",
+        help="At which members are softened to be combined (as the run did); the answer is at 1.",
+        rich_help_panel=PANEL,
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,7 @@ class CommitteeOptions:
     members: str | None = None
     committee_size: int | None = None
     evidence: EvidenceName | None = None
+    temperature: float | None = None
 
     def refuse_without_committee(self, *allowed: str) -> None:
         """Refuse flags that mean nothing where no committee is asked for."""
@@ -115,6 +125,7 @@ def make_asked_committee(result: Result, options: CommitteeOptions) -> Committee
         evidence=None if options.evidence is None else options.evidence.value,
         members=None if options.members is None else _numbers(options.members),
         size=options.committee_size,
+        temperature=options.temperature,
     )
 
 

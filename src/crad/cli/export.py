@@ -17,6 +17,7 @@ from crad.cli.committee_options import (
     RuleName,
     Size,
     TeacherPriorFlag,
+    Temperature,
     committee_about,
     make_asked_committee,
 )
@@ -70,6 +71,7 @@ def export_command(
     members: Members = None,
     committee_size: Size = None,
     evidence: EvidenceFlag = None,
+    temperature: Temperature = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a client's model, or a committee, as one file with its preprocessing, class names and both faces.
@@ -87,7 +89,7 @@ def export_command(
     from crad.prediction.export import committee_file_name, file_name
     from crad.results.result import load
 
-    options = CommitteeOptions(client, rule, teacher_prior, members, committee_size, evidence)
+    options = CommitteeOptions(client, rule, teacher_prior, members, committee_size, evidence, temperature)
     if not committee:
         options.refuse_without_committee("client")
     if run.is_file():

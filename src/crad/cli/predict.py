@@ -18,6 +18,7 @@ from crad.cli.committee_options import (
     Served,
     Size,
     TeacherPriorFlag,
+    Temperature,
     committee_about,
     committee_lines,
     make_asked_committee,
@@ -79,6 +80,7 @@ def predict_command(
     members: Members = None,
     committee_size: Size = None,
     evidence: EvidenceFlag = None,
+    temperature: Temperature = None,
     as_json: AsJson = False,
 ) -> None:
     """Say the most probable class of every image, row or text, and the probabilities.
@@ -88,7 +90,7 @@ def predict_command(
     Example: crad predict runs/first/client-3.onnx scans/
     Example: crad predict runs/first scans/ --committee --client 3 --face local
     """
-    options = CommitteeOptions(client, rule, teacher_prior, members, committee_size, evidence)
+    options = CommitteeOptions(client, rule, teacher_prior, members, committee_size, evidence, temperature)
     if not committee:
         options.refuse_without_committee()
     trained = _load_run(model, build, face, options) if committee else _load_file(model, build)

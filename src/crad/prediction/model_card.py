@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import unicodedata
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -168,10 +169,13 @@ def _class_names(said: object) -> tuple[str, ...]:
 
 
 def check_class_names(names: Sequence[str]) -> None:
-    """Refuse, with a ValueError, names that would do something to a terminal, or hide what is said."""
+    """Refuse, with a ValueError, a name twice, and names that would do something to a terminal or hide what is said."""
     for name in names:
         if any(unicodedata.category(one) in CONTROLS or one in TURNING for one in name):
             raise ValueError(f"a class name with control characters, '{printable(name)}'")
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise ValueError(f"the class name '{twice}' twice")
 
 
 def _sample_form(about: Mapping[str, str]) -> dict[str, Any]:
