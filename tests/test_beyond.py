@@ -347,7 +347,7 @@ def test_one_seed_draws_points_without_bars():
 def test_the_page_says_it_in_words():
     page = study_page(PAPER, CELLS, FINISHED, details=["report.html"])
     assert "crad, mixup against crad" in page
-    assert "Global: better on 1, worse on 0 of 2 (A +2.00, +1.75 to +2.25; B +0.00, -12.71 to +12.71)." in page
+    assert "Global: better on 1, worse on 0, not shown on 1 of 2 (A +2.00, +1.75 to +2.25; B +0.00, -12.71 to" in page
     assert '<a href="report.html">' in page
     assert 'data-chart="differences-global"' in page
     assert "22.00 ± 9.95 (best)" in page
@@ -367,7 +367,21 @@ def test_another_row_can_be_the_baseline():
 def test_the_page_is_about_the_last_row_that_is_not_the_baseline():
     page = study_page(PAPER.against("mixed"), CELLS, FINISHED)
     assert "crad against crad, mixup" in page
-    assert "Global: better on 0, worse on 1 of 2 (A -2.00, -2.25 to -1.75; B" in page
+    assert "Global: better on 0, worse on 1, not shown on 1 of 2 (A -2.00, -2.25 to -1.75; B" in page
+
+
+def test_the_page_is_about_the_experiments_subject():
+    about = PAPER.model_copy(update={"subject": "mixed"}).against("local")
+    assert "crad, mixup against local" in study_page(about, CELLS, FINISHED)
+    assert about.against("mixed").headline_row().name == PAPER.rows[-2].name, "not the baseline with itself"
+    with pytest.raises(ValueError, match="mixt"):
+        PaperExperiment.model_validate({**PAPER.model_dump(), "subject": "mixt"})
+
+
+def test_one_seed_shows_nothing_and_the_page_says_so():
+    cells, first = plan_cells(PAPER, flags={}, seeds=[1]), {key: runs[:1] for key, runs in FINISHED.items()}
+    page = study_page(PAPER, cells, first)
+    assert "Global: better on 0, worse on 0, not shown on 2 of 2 (A +2.00, one seed; B " in page
 
 
 def test_the_pages_command_repeats_the_part_that_was_run():

@@ -102,6 +102,7 @@ class PaperExperiment(_Part):
     claims: tuple[str, ...] = ()  # what the paper says in words, in ours
     orientation: Literal["rows", "metrics"] = "rows"  # what goes down the page
     baseline: str | None = None  # the row that all others are compared to, seed by seed, instead of the paper
+    subject: str | None = None  # the row that the page's headline is about; None: the last one
     control: str | None = None  # the column that all others are compared to as well, row by row
     is_single_run: bool = False  # the first seed's run is looked at, not a mean
     is_bound_to_data: bool = False  # a column's settings fit its own data alone: no preset, no flag puts others there
@@ -121,7 +122,10 @@ class PaperExperiment(_Part):
                 for metric_name in values:
                     _check_known("metric", metric_name, [one.name for one in self.metrics])
         names = [row.name for row in self.rows]
-        for row_name in [name for column in self.columns for name in column.rows] + [self.baseline or names[0]]:
+        for row_name in [name for column in self.columns for name in column.rows] + [
+            self.baseline or names[0],
+            self.subject or names[0],
+        ]:
             _check_known("row", row_name, names)
         columns = [column.name for column in self.columns]
         for column_name in [name for metric in self.metrics for name in metric.columns] + [self.control or columns[0]]:
@@ -145,6 +149,11 @@ class PaperExperiment(_Part):
     def label_of(self, row: PaperRow) -> str:
         """Return how a row is headed."""
         return row.label or display_name(Experiment(**{**self.settings, **row.settings}))
+
+    def headline_row(self) -> PaperRow:
+        """Return the row that the headline compares with the baseline: the subject, or else the last other one."""
+        others = [row for row in self.rows if row.name != self.baseline]
+        return next((row for row in others if row.name == self.subject), others[-1])
 
     def against(self, row: str) -> PaperExperiment:
         """Return the same with another row as the baseline."""

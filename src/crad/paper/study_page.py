@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from crad.config import to_flags
-from crad.paper.experiments import PaperExperiment, PlannedCell, plan_cells
+from crad.paper.experiments import Metric, PaperExperiment, PlannedCell, plan_cells
 from crad.paper.paper_tables import Finished
 from crad.paper.study_charts import make_study_charts
 from crad.paper.study_tables import Compared, find_compared, make_study_tables
@@ -74,31 +74,30 @@ def _command(paper: PaperExperiment, cells: Sequence[PlannedCell]) -> str:
 
 
 def _headline(paper: PaperExperiment, compared: Sequence[Compared]) -> Mapping[str, Any]:
-    """Say what the last row, the one that the study is about, does in every column; the last but the baseline."""
-    row = [one for one in paper.rows if one.name != paper.baseline][-1]
+    """Say what the row that the study is about does in every column, and where nothing is shown."""
+    row = paper.headline_row()
     baseline = next(one for one in paper.rows if one.name == paper.baseline)
-    parts = []
-    for metric in paper.metrics:
-        own = [one for one in compared if one.outcome.row == row and one.outcome.metric == metric and one.difference]
-        if own:
-            counts = {word: sum(one.verdict == word for one in own) for word in ("better", "worse")}
-            parts.append(
-                f"{metric.label}: better on {counts['better']}, worse on {counts['worse']} of {len(own)} "
-                f"({'; '.join(_said(one) for one in own)})"
-            )
-    if not parts:
+    about = [one for one in compared if one.outcome.row == row and one.difference is not None]
+    of_metric = {metric: [one for one in about if one.outcome.metric == metric] for metric in paper.metrics}
+    lines = [_line(metric, own) for metric, own in of_metric.items() if own]
+    if not lines:
         return {
             "verdict": f"{paper.label_of(row)} has not been run beside {paper.label_of(baseline)} yet.",
             "lines": [],
         }
-    return {
-        "verdict": f"{paper.label_of(row)} against {paper.label_of(baseline)}",
-        "lines": [part[0].upper() + part[1:] + "." for part in parts],
-    }
+    return {"verdict": f"{paper.label_of(row)} against {paper.label_of(baseline)}", "lines": lines}
+
+
+def _line(metric: Metric, own: Sequence[Compared]) -> str:
+    shown = {word: sum(one.verdict == word for one in own) for word in ("better", "worse")}
+    open_ones = len(own) - sum(shown.values())
+    counts = f"better on {shown['better']}, worse on {shown['worse']}, not shown on {open_ones} of {len(own)}"
+    said = f"{metric.label}: {counts} ({'; '.join(map(_said, own))})."
+    return said[0].upper() + said[1:]
 
 
 def _said(one: Compared) -> str:
     assert one.difference is not None, "only what was compared is said"
     interval = one.difference.interval
-    reach = "" if interval is None else f", {interval[0]:+.2f} to {interval[1]:+.2f}"
+    reach = ", one seed" if interval is None else f", {interval[0]:+.2f} to {interval[1]:+.2f}"
     return f"{one.outcome.column.label} {one.difference.figure.mean:+.2f}{reach}"
