@@ -652,8 +652,8 @@ def test_a_committee_in_a_file_becomes_a_graph(ran, images, tmp_path, crad_comma
 
 
 def test_predict_and_export_with_a_committee(ran, images, tiny_npz, tmp_path, crad_command):
-    words = ("--committee", "--client", 2, "--teacher-prior", "remove", "--members", "0,2,3", "--rule", "crad")
-    words += ("--temperature", 1.5)
+    words: tuple[object, ...] = ("--committee", "--client", 2, "--teacher-prior", "remove", "--members", "0,2,3")
+    words = (*words, "--rule", "crad", "--temperature", 1.5)
     committee = ran.committee(2, teacher_prior="remove", members=[0, 2, 3], rule="crad", temperature=1.5)
     expected = committee.predict_proba(images, "local")
     code, out, err = crad_command("predict", ran.directory, tiny_npz, *words, "--face", "local", "--json")
@@ -702,7 +702,7 @@ def test_who_is_left_out_is_said(copied, tiny_npz, crad_command):
         (["predict", "{run}", "{data}", "--committee", "--members", "0,9"], "client 9 does not exist"),
         (["predict", "{run}", "{data}", "--committee", "--members", ","], "members is empty"),
         (["predict", "{run}", "{data}", "--committee", "--rule", "crat"], "unknown rule 'crat'"),
-        (["predict", "{run}", "{data}", "--committee", "--temperature", "0"], "such as --temperature 3"),
+        (["predict", "{run}", "{data}", "--committee", "--temperature", "0"], "such as 3"),
         (["predict", "{run}", "{data}", "--temperature", "3"], "--temperature is for a committee"),
         (["predict", "{run}", "{data}", "--committee", "--teacher-prior", "x"], "Invalid value for '--teacher-prior'"),
         (["predict", "{run}", "{data}", "--committee", "--face", "local"], "say whose with --client"),

@@ -139,7 +139,7 @@ def test_a_link_that_comes_and_goes_is_never_followed(store, root, tmp_path):
         patch.setattr(os, "mkdir", no_mkdir)
         swapping = threading.Thread(target=swap)
         swapping.start()
-        outcomes = set()
+        outcomes: set[str] = set()
         try:
             started = time.monotonic()
             while (passed := time.monotonic() - started) < 1.0 or (passed < 30.0 and not outcomes >= BOTH):

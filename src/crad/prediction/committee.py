@@ -330,7 +330,7 @@ def _temperature(experiment: Experiment, asked: float | None) -> float:
     refusal = temperature_refusal(temperature)
     if refusal is not None:
         whose = "the run's " if asked is None else ""
-        raise ConfigError(f"{whose}{refusal}; say another one, such as --temperature 3 (in Python temperature=3)")
+        raise ConfigError(f"{whose}{refusal}; say another temperature, such as 3")
     return float(temperature)
 
 
