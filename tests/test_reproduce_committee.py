@@ -72,6 +72,9 @@ def test_measures_by_hand():
     assert MEASURES["asked_global_accuracy"](run, "crad") == run.summary["global_accuracy"]
     assert MEASURES["asked_global_accuracy"](run, "crad-together") == 60.0
     assert MEASURES["asked_local_accuracy"](run, "crad-together") == 70.0
+    run.summary["others_accuracy"] = 55.0
+    assert MEASURES["others_accuracy"](run, "crad") == 55.0
+    assert MEASURES["others_accuracy"](run, "crad-together") is None, "that is of one model: nobody asks all of them"
     run.summary["attackers"] = [0]
     assert MEASURES["asked_local_accuracy"](run, "crad-together") == 60.0, "of the honest one"
     assert MEASURES["studied_local_accuracy"](run, "crad/remove") == 71.0

@@ -40,6 +40,12 @@ def _of_honest(key: str) -> Measure:
     return measure
 
 
+def _of_one_model(key: str) -> Measure:
+    """Return what all models are never asked for together: nothing in a row called `...-together`."""
+    of_one = _of_summary(key)
+    return lambda run, row: None if row.endswith(TOGETHER) else of_one(run, row)
+
+
 def _asked(metric: str) -> Measure:
     """Return one model's accuracy, in a row called `...-together` that of all models of the run; of honest clients."""
 
@@ -235,7 +241,7 @@ def _of_case(key: str) -> Measure:
 MEASURES: dict[str, Measure] = {
     "global_accuracy": _of_summary("global_accuracy"),
     "local_accuracy": _of_summary("local_accuracy"),
-    "others_accuracy": _of_summary("others_accuracy"),
+    "others_accuracy": _of_one_model("others_accuracy"),
     "honest_global_accuracy": _of_honest("global_accuracy"),
     "honest_local_accuracy": _of_honest("local_accuracy"),
     "attack_success": _of_honest("attack_success"),
