@@ -407,3 +407,12 @@ def test_verdicts_are_those_of_the_metrics_good_end():
     assert verdicts["global_accuracy", "a", "mixed"] == "better"
     assert verdicts["round_seconds", "a", "mixed"] == "worse", "it took longer"
     assert verdicts["round_seconds", "a", "crad"] == ""
+
+
+def test_a_metric_without_a_good_end_has_no_verdict():
+    metrics = [one.model_copy(update={"best": None}) for one in PAPER.metrics]
+    open_ended = PAPER.model_copy(update={"metrics": tuple(metrics)})
+    compared = find_compared(open_ended, CELLS, FINISHED)
+    assert {one.verdict for one in compared} == {""}
+    assert any(one.difference is not None and one.difference.sign for one in compared), "though differences are shown"
+    assert "has not been run" in study_page(open_ended, CELLS, FINISHED)

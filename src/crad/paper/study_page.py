@@ -78,7 +78,9 @@ def _headline(paper: PaperExperiment, compared: Sequence[Compared]) -> Mapping[s
     row = paper.headline_row()
     baseline = next(one for one in paper.rows if one.name == paper.baseline)
     about = [one for one in compared if one.outcome.row == row and one.difference is not None]
-    of_metric = {metric: [one for one in about if one.outcome.metric == metric] for metric in paper.metrics}
+    of_metric = {
+        metric: [one for one in about if one.outcome.metric == metric] for metric in paper.metrics if metric.best
+    }
     lines = [_line(metric, own) for metric, own in of_metric.items() if own]
     if not lines:
         return {

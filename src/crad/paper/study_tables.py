@@ -41,8 +41,8 @@ class Compared:
 
     @property
     def verdict(self) -> str:
-        """Return `better` or `worse` where the interval leaves out zero, else nothing."""
-        if self.difference is None:
+        """Return `better` or `worse` where the interval leaves out zero and one end is the good one."""
+        if self.difference is None or self.outcome.metric.best is None:
             return ""
         return VERDICTS[self.difference.sign * (-1 if self.outcome.metric.best == "lowest" else 1)]
 
