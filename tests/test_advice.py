@@ -164,6 +164,9 @@ def test_bytes_are_counted_by_hand(measured):
 def test_the_larger_measurement_takes_the_place_of_the_smaller(measured):
     measured({"committee": {"a": WORSE, "b": BETTER}}, a={}, b={"table": "main"})
     assert [one.world for one in advise(Situation()).evidence] == ["b"]
+    measured({"committee": {"a": BETTER, "b": (7.0, None, (1,))}}, a={}, b={"table": "main"})
+    found = advise(Situation())
+    assert ([one.world for one in found.evidence], found.sure) == (["a", "b"], SHOWN), "one seed replaces nothing"
 
 
 # --- what travels with the package

@@ -284,9 +284,9 @@ def _is_near(world: Mapping[str, Any], asked: Situation) -> bool:
 
 
 def _newest(worlds: Sequence[str], method: str, metric: str) -> list[str]:
-    """Return those of the largest measurement where it has the method, else all."""
+    """Return those of the largest measurement where it has the method with enough seeds, else all."""
     newest = [name for name in worlds if findings().worlds[name]["table"] == NEWEST]
-    return newest if findings().of(method, metric, newest) else list(worlds)
+    return [one.world for one in findings().of(method, metric, newest) if one.has_seeds] or list(worlds)
 
 
 def sent_mb(asked: Situation, method: str) -> float | None:
