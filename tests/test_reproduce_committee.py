@@ -39,6 +39,13 @@ def test_one_run_serves_a_method_and_its_committee(tmp_path):
     assert ("cifar100", 0.3, 10) in worlds
 
 
+def test_models_trained_alone_and_exchanged_once_are_trained_once_for_three_tables(tmp_path):
+    flags = {"preset": "small"}
+    keys = {what: {run.key for run in plan_reproduction(what, tmp_path, flags=flags).runs if
+                   run.experiment.method == "committee"} for what in ("main", "committee", "committee_rules")}  # fmt: skip
+    assert keys["main"] < keys["committee_rules"] == keys["committee"]
+
+
 def test_the_tables_say_what_the_runs_say_also_from_kept_ones(tmp_path):
     asked = ["--columns", "cifar10", "--seeds", "1", *FLAGS]
     code, _, said = command("committee_rules", *asked, "--output", tmp_path / "work", "--keep", tmp_path / "kept")

@@ -210,9 +210,8 @@ def test_git_is_asked_once(monkeypatch):
 # --- the committed evidence
 
 
-@pytest.mark.parametrize("table", [path.stem for path in evidence_tables.drawn_tables()])
-def test_committed_tables_are_what_their_runs_say(table, monkeypatch):
-    (path,) = [one for one in evidence_tables.drawn_tables() if one.stem == table]
+@pytest.mark.parametrize("path", [pytest.param(one, id=one.stem) for one in evidence_tables.drawn_tables()])
+def test_committed_tables_are_what_their_runs_say(path, monkeypatch):
     # To search for the noise of private runs takes half a minute, and Opacus: the runs say what was found.
     monkeypatch.setattr(accountant, "_noise_within", lambda *_: pytest.fail("searched"))
     for file, text in evidence_tables.redrawn(path).items():

@@ -1,6 +1,8 @@
 """One study across its columns as a small table: a line per column, a cell per row with one or two metrics in it.
 
 <!-- evidence: across committee asked_global_accuracy,asked_local_accuracy alone alone-together -->
+
+Where a study was run with several presets, each has a folder of its own: `main/committee_rules`.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ BEST = "best:"  # `best:METRIC` in place of a row: which of all rows has the hig
 
 def across_table(folder: Path, study: str, metrics: str, *rows: str) -> str:
     """Return the columns of a study that have the first of these rows, as Markdown; `folder` holds all evidence."""
-    paper, names = load_paper(study), metrics.split(",")
-    path = folder / _home(folder, study) / "tables" / f"{study}.csv"
+    home, _, name = study.rpartition("/")
+    paper, names = load_paper(name), metrics.split(",")
+    path = folder / (home or _home(folder, name)) / "tables" / f"{name}.csv"
     with path.open(encoding="utf-8", newline="") as file:
         cells = {(one["column"], one["row"], one["metric"]): one for one in csv.DictReader(file) if one["mean"]}
     labels = {row.name: paper.label_of(row) for row in paper.rows}
@@ -37,9 +40,11 @@ def across_table(folder: Path, study: str, metrics: str, *rows: str) -> str:
 
 
 def _home(folder: Path, study: str) -> str:
-    """Return whose folder has the study's table: several studies may share one."""
-    [found] = [path.parts[-3] for path in folder.glob(f"*/tables/{study}.csv")]
-    return found
+    """Return whose folder has the study's table: its own, or the one that it shares with others."""
+    found = [path.parts[-3] for path in sorted(folder.glob(f"*/tables/{study}.csv"))]
+    if len(found) != 1:
+        raise SystemExit(f"{study}: its table is in {', '.join(found) or 'no folder'}: write FOLDER/{study}")
+    return found[0]
 
 
 def _best_head(paper: PaperExperiment, row: str) -> str:

@@ -43,7 +43,8 @@ def _in_training(experiment: ExperimentFields) -> str | None:
     warmup, rounds, momentum = experiment.warmup_rounds, experiment.rounds, experiment.momentum
     if warmup >= rounds:
         return (
-            f"warmup_rounds is {warmup}, but there are only {rounds} rounds: at least one must come after the warm-up"
+            f"warmup_rounds is {warmup}, but there are only {rounds} rounds: at least one must come after the warm-up; "
+            f"set warmup_rounds to {rounds - 1} or less"
         )
     if experiment.optimizer == "adamw" and momentum != type(experiment).model_fields["momentum"].default:
         return f"momentum is {momentum:g}, but optimizer is 'adamw': momentum is SGD's, leave it out"

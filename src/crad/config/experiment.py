@@ -58,12 +58,20 @@ def _over_preset(settings: Mapping[str, Any]) -> dict[str, Any]:
     for key in settings:
         if key not in Experiment.model_fields and key not in ALIASES:
             raise unknown_name("setting", key, Experiment.model_fields)
-    merged = {**PRESETS[preset], **without_aliases(settings)}
+    merged = {**PRESETS[preset], **_shorter_warmup(preset, settings), **without_aliases(settings)}
     if isinstance(merged.get("models"), str):
         merged["models"] = tuple(part.strip() for part in merged["models"].split(","))
     if isinstance(merged.get("method_settings"), str):
         merged["method_settings"] = parse_pairs(merged["method_settings"])
     return {key: None if value == NONE and _is_optional(key) else value for key, value in merged.items()}
+
+
+def _shorter_warmup(preset: str, settings: Mapping[str, Any]) -> dict[str, int]:
+    """Return a preset's warm-up for fewer rounds than its own, as the same share of them; for more it stays."""
+    whole, rounds = PRESETS[preset], settings.get("rounds")
+    if "warmup_rounds" not in whole or not isinstance(rounds, int) or rounds >= whole["rounds"]:
+        return {}
+    return {"warmup_rounds": whole["warmup_rounds"] * max(rounds, 0) // whole["rounds"]}
 
 
 def _is_optional(name: str) -> bool:
