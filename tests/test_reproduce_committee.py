@@ -14,6 +14,7 @@ from tests.records import made_run
 from tests.test_reproduce import TOY, command, tidy
 
 SMALL = {**TOY, "active": "none", "rounds": 1, "clients": 3}
+TABLES = ("main", "committee", "committee_rules")
 FLAGS = [f"--{key.replace('_', '-')}={one}" for key, one in SMALL.items()]
 
 
@@ -40,9 +41,8 @@ def test_one_run_serves_a_method_and_its_committee(tmp_path):
 
 
 def test_models_trained_alone_and_exchanged_once_are_trained_once_for_three_tables(tmp_path):
-    flags = {"preset": "small"}
-    keys = {what: {run.key for run in plan_reproduction(what, tmp_path, flags=flags).runs if
-                   run.experiment.method == "committee"} for what in ("main", "committee", "committee_rules")}  # fmt: skip
+    plans = {what: plan_reproduction(what, tmp_path, flags={"preset": "small"}) for what in TABLES}
+    keys = {what: {run.key for run in plan.runs if run.experiment.method == "committee"} for what, plan in plans.items()}
     assert keys["main"] < keys["committee_rules"] == keys["committee"]
 
 
