@@ -42,7 +42,8 @@ def test_one_run_serves_a_method_and_its_committee(tmp_path):
 
 def test_models_trained_alone_and_exchanged_once_are_trained_once_for_three_tables(tmp_path):
     plans = {what: plan_reproduction(what, tmp_path, flags={"preset": "small"}) for what in TABLES}
-    keys = {what: {run.key for run in plan.runs if run.experiment.method == "committee"} for what, plan in plans.items()}
+    alone = {what: [run for run in plan.runs if run.experiment.method == "committee"] for what, plan in plans.items()}
+    keys = {what: {run.key for run in runs} for what, runs in alone.items()}
     assert keys["main"] < keys["committee_rules"] == keys["committee"]
 
 
