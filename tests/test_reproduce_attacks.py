@@ -17,6 +17,7 @@ from crad.paper.plan import plan_reproduction
 from crad.report.page import report_page
 from crad.runs.kept_run import keep_run, slim_rounds
 from crad.runs.run_records import load_run
+from crad.runs.selection import honest_selected_round
 from tests.conftest import change
 from tests.records import made_run
 from tests.test_reproduce import TOY, command, tidy
@@ -163,6 +164,15 @@ def test_hits_of_who_sat_out_the_selected_round_are_kept():
             for record in run.rounds]  # fmt: skip
     slim = slim_rounds(away, selected=3)
     assert [[one["client"] for one in record["clients"] if "global" in one] for record in slim] == [[2], [], [0, 1]]
+
+
+def test_rounds_that_cannot_be_selected_cannot_be_in_a_kept_run_either():
+    run = made_run(clients=3, rounds=3)
+    best = max(run.rounds, key=lambda record: record["validation_accuracy"])["round"]
+    prepared = [{**record, "is_preparation": True} if record["round"] == best else record for record in run.rounds]
+    slim = slim_rounds(prepared, selected=best)
+    assert honest_selected_round(run.rounds, []) == best
+    assert honest_selected_round(slim, []) == honest_selected_round(prepared, []) != best
 
 
 def test_a_kept_run_of_thirty_rounds_and_ten_clients_is_below_sixty_kilobytes():

@@ -344,6 +344,21 @@ def test_cutting_rounds_on_a_full_disk_loses_none(begun, monkeypatch):
 # --- identity
 
 
+def test_a_run_goes_on_with_the_evidence_that_its_committees_began_with(directory):
+    directory.create(EXPERIMENT)
+    other = EXPERIMENT.model_copy(update={"committee_evidence": "reported"})
+    assert experiment_hash(other) == experiment_hash(EXPERIMENT)
+    directory.check_same(EXPERIMENT.model_copy(update={"workers": 2, "metrics": False}))
+    with pytest.raises(RunError, match=r"judged by pooled evidence: go on with --committee-evidence pooled, or choose"):
+        directory.check_same(other)
+
+
+def test_where_no_committee_is_measured_its_evidence_is_nobody_s_business(directory):
+    without = EXPERIMENT.model_copy(update={"committee": False})
+    directory.create(without)
+    directory.check_same(without.model_copy(update={"committee_evidence": "reported"}))
+
+
 @pytest.mark.parametrize("change", [{"device": "cuda"}, {"engine": "ray"}, {"workers": 8}])
 def test_how_a_run_is_executed_does_not_change_its_identity(change):
     assert change.keys() <= {*names_of("execution")}

@@ -33,7 +33,7 @@ OWN_RULE = "a rule of your own"  # what one that was passed as an object is call
 BLOCK_BYTES = 64 * 2**20  # of what all members say, combined at once
 SMALLEST_PROBABILITY = 1e-30  # before a logarithm is taken
 # Beyond them the numbers of a computer are too coarse for a committee of one to be its model.
-LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.25, 100.0
+LEAST_SOFTENED, MOST_SOFTENED = 0.25, 100.0  # temperatures
 ANSWER_TEMPERATURE = 1.0  # of what a committee says; records without it are of versions that left it softened at T
 
 
@@ -127,11 +127,11 @@ def temperature_refusal(temperature: object) -> str | None:
     """Return why no committee is softened at a temperature; None: it may be."""
     is_number = isinstance(temperature, Real) and not isinstance(temperature, bool)
     value: Any = temperature if is_number else math.nan
-    if LOWEST_TEMPERATURE <= value <= HIGHEST_TEMPERATURE:
+    if LEAST_SOFTENED <= value <= MOST_SOFTENED:
         return None
     return (
-        f"temperature is {shown(temperature)}: a committee's members are softened at {LOWEST_TEMPERATURE:g} to "
-        f"{HIGHEST_TEMPERATURE:g}"
+        f"temperature is {shown(temperature)}: a committee's members are softened at {LEAST_SOFTENED:g} to "
+        f"{MOST_SOFTENED:g}"
     )
 
 

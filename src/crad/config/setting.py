@@ -131,7 +131,7 @@ Role = Literal[
     "world",  # the data, its division and who takes part: runs that differ here are neither seeds nor compared
     "learning",  # how everybody learns: runs of one name that differ here are told apart by it
     "extent",  # which run of several, how long, how often tested: neither compared nor mistaken for a seed
-    "execution",  # how a run is executed, never what comes out of it (on one kind of device)
+    "execution",  # how a run is executed and what is measured beside it, never what is learned (on one kind of device)
 ]
 # Who decides it in a federation of organisations.
 Sharing = Literal[

@@ -293,9 +293,9 @@ def _output_layer_of(model: nn.Module, shape: InputShape, *, seed: int) -> tuple
 
 
 def _needs_output_layer(context: RunContext, member: PeerSpec) -> None:
-    from crad.federation.peer import first_model  # late: a peer has a context, and that an adversary
+    from crad.federation.peer import build_member_model  # late: a peer has a context, and that an adversary
 
-    model = first_model(context, member, seed=0)
+    model = build_member_model(context, member, seed=0)
     if not _output_layer_of(model, context.input_shape, seed=context.experiment.seed):
         raise ConfigError(
             f"attack 'sign-flip' negates the last linear layer, and client {member.index}'s model "

@@ -1,7 +1,8 @@
 """What a peer says of itself per class beside its weights, and the noise on it where counts are private.
 
-The other noise, on gradients, is added in `crad.training.private_step`; both are accounted for by
-`crad.privacy.accountant`.
+In private training `crad.privacy.accountant` accounts for it, and for the noise on gradients that
+`crad.training.private_step` adds. The Laplace noise of `private_counts` alone is accounted for nowhere: it covers
+counts and nothing else, which reports say (`crad.analysis.privacy_spent`).
 """
 
 from __future__ import annotations

@@ -444,10 +444,10 @@ def new_model(context: RunContext, architecture: Architecture, *, seed: int) -> 
 def untrained_model(context: RunContext, member: PeerSpec) -> nn.Module:
     """Build a member's network as its seed draws it, for weights that will be loaded or as it is."""
     seed = torch_seed(context.experiment.seed, "peer", context.adversary.acts_as(member.index), "weights")
-    return first_model(context, member, seed=seed)
+    return build_member_model(context, member, seed=seed)
 
 
-def first_model(context: RunContext, member: PeerSpec, *, seed: int) -> nn.Module:
+def build_member_model(context: RunContext, member: PeerSpec, *, seed: int) -> nn.Module:
     """Build a member's network from a seed, before it has learned anything."""
     if member.build is None:
         return new_model(context, member.architecture, seed=seed)

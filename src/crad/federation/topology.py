@@ -1,6 +1,9 @@
 """Who learns from whom in a round: a function from the participants to routes, given to a `Phase`.
 
-A topology of one's own (a ring, a random graph, a star) is one such function; see `tests/test_seams.py` for a ring.
+A topology of one's own (a random graph, a star) is one such function. A ring:
+
+    def ring(participants):
+        return {one: (participants.clients[place - 1],) for place, one in enumerate(participants.clients)}
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ def distillation_method(
 ) -> Method:
     """Return the method that publishes snapshots and distils from them under a rule; the rule's name is the default.
 
-    `routes` say who learns from whom: CRAD over a ring is `distillation_method("ring", "crad", routes=ring)`.
+    `routes` say who learns from whom: CRAD over a ring is `distillation_method("ring", "crad", routes=ring)`. Of
+    crad-plus that takes the rule alone: what else it stands for are settings (`crad.config.recipes`).
     """
     chosen = resolve_rule(name if rule is None else rule)
     publish = partial(publish_snapshot, with_cross_entropy=chosen.needs_cross_entropy)

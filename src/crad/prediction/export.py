@@ -25,7 +25,7 @@ from crad.aggregation import RULES
 from crad.aggregation.committee_rule import CommitteeRule, faced
 from crad.errors import ConfigError, RunError, install_hint, unknown_name
 from crad.federation.context import RunContext
-from crad.federation.peer import PeerSpec, first_model
+from crad.federation.peer import PeerSpec, build_member_model
 from crad.files import replacing
 from crad.prediction.committee import Committee, LeftOutError, check_numbers
 from crad.prediction.committee_card import MOST_MEMBERS
@@ -74,7 +74,7 @@ def _log_prior(card: ModelCard) -> torch.Tensor:
 
 def trained_model(context: RunContext, member: PeerSpec, state: Path) -> torch.nn.Module:
     """Return a member's model as its resting state has it, on the CPU and for use, not for training."""
-    model = first_model(context, member, seed=0)
+    model = build_member_model(context, member, seed=0)
     model.load_state_dict(stored_weights(state))
     return _for_export(model).requires_grad_(False)
 

@@ -100,8 +100,16 @@ class RunDirectory:
 
     def check_same(self, experiment: Experiment) -> None:
         """Refuse to continue a run with other settings than it began with."""
-        if experiment_hash(self.experiment()) != experiment_hash(experiment):
+        begun = self.experiment()
+        if experiment_hash(begun) != experiment_hash(experiment):
             raise RunError(f"{self.path} holds a run with other settings; choose another output")
+        if (
+            begun.committee and begun.committee_evidence != experiment.committee_evidence
+        ):  # rounds of both kinds would mix
+            raise RunError(
+                f"{self.path} began with committees judged by {begun.committee_evidence} evidence: go on with "
+                f"--committee-evidence {begun.committee_evidence}, or choose another output"
+            )
 
     def check_same_data(self, partition: Record) -> None:
         """Refuse a run whose data is not what it was when the run began."""
@@ -253,7 +261,7 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def experiment_hash(experiment: Experiment) -> str:
-    """Two experiments with the same identity give the same numbers.
+    """Experiments with the same identity train the same models; what is measured beside them may differ.
 
     It is not in `crad.config`: which filter is a rule's own is known to `crad.aggregation`, which stands above that.
     """

@@ -17,7 +17,7 @@ from crad.runs.selection import clients_at
 
 ROUND_FIELDS = (
     *("round", "active", "missing", "validation_accuracy", "local_accuracy", "global_accuracy", "payload_bytes"),
-    *("published_bytes", "variants", "timing"),
+    *("published_bytes", "variants", "timing", "is_preparation"),
 )
 CLIENT_FIELDS = (
     *("client", "is_attacker", "architecture", "is_active", "validation_accuracy", "local_accuracy"),

@@ -1,4 +1,7 @@
-"""What a kind of data must say of itself; everything else in the package asks here and knows no kind.
+"""What a kind of data must say of itself; the data flow asks here and knows no kind.
+
+What only some kinds can do names them where it is done: FedGD and dreams paint images, triggers are stamped on images,
+the inspector draws them, and `crad data split` writes a file for each kind.
 
 Shapes: N samples.
 """
