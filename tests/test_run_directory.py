@@ -349,8 +349,10 @@ def test_a_run_goes_on_with_the_evidence_that_its_committees_began_with(director
     other = EXPERIMENT.model_copy(update={"committee_evidence": "reported"})
     assert experiment_hash(other) == experiment_hash(EXPERIMENT)
     directory.check_same(EXPERIMENT.model_copy(update={"workers": 2, "metrics": False}))
-    with pytest.raises(RunError, match=r"judged by pooled evidence: go on with --committee-evidence pooled, or choose"):
+    with pytest.raises(RunError, match=r"began with committee_evidence = 'pooled', not 'reported': go on with that"):
         directory.check_same(other)
+    directory.write_json("summary.json", {})
+    directory.check_same(other)  # it is finished: nothing is added to its rounds
 
 
 def test_where_no_committee_is_measured_its_evidence_is_nobody_s_business(directory):

@@ -103,12 +103,11 @@ class RunDirectory:
         begun = self.experiment()
         if experiment_hash(begun) != experiment_hash(experiment):
             raise RunError(f"{self.path} holds a run with other settings; choose another output")
-        if (
-            begun.committee and begun.committee_evidence != experiment.committee_evidence
-        ):  # rounds of both kinds would mix
+        is_mixed = begun.committee and begun.committee_evidence != experiment.committee_evidence
+        if is_mixed and not self.summary_file.is_file():  # no part of the identity, yet its rounds would be of both
             raise RunError(
-                f"{self.path} began with committees judged by {begun.committee_evidence} evidence: go on with "
-                f"--committee-evidence {begun.committee_evidence}, or choose another output"
+                f"{self.path} began with committee_evidence = {begun.committee_evidence!r}, not "
+                f"{experiment.committee_evidence!r}: go on with that, or choose another output"
             )
 
     def check_same_data(self, partition: Record) -> None:
