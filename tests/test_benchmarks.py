@@ -130,13 +130,13 @@ def test_the_study_of_audits_runs(has_noise, real_data, monkeypatch, capsys):
 
 def test_the_study_of_committees_of_every_size_runs(tiny, tmp_path, capsys):
     sizes = study("committee_size")
-    found = sizes.measure(change(tiny, method="committee", clients=3, rounds=2))
+    found = sizes.measure(crad.run(change(tiny, method="committee", clients=3, rounds=2), output=tmp_path / "run"))
     assert [one["size"] for one in found] == [1, 2, 3]
     assert all(0 <= one[name] <= 100 for one in found for name in ("global_accuracy", "local_accuracy"))
     assert found[2]["milliseconds"] > found[0]["milliseconds"] > 0
-    lines = [{"dataset": "tiny", "seed": 1, **one} for one in found]
+    lines = [{"preset": "mini", "dataset": "tiny", "seed": 1, **one} for one in found]
     sizes.show(lines)
-    assert "| tiny | 3 |" in capsys.readouterr().out
+    assert "| tiny, mini | 3 |" in capsys.readouterr().out
     sizes.draw(lines, tmp_path / "chart.svg")
     assert "milliseconds an image" in (tmp_path / "chart.svg").read_text()
 

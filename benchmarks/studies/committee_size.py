@@ -1,16 +1,17 @@
-"""What a smaller committee knows: `python -m benchmarks.studies.committee_size FOLDER [DATA [SEED,...]]`.
+"""What a smaller committee knows: `python -m benchmarks.studies.committee_size FOLDER [DATA [SEED,... [PRESET]]]`.
 
-Models trained alone and exchanged once, preset mini. For every client committees of one, two, ... members, chosen on
-its own validation half as `--committee-size` does it: accuracy on the common test images without a prior, accuracy on
-the client's own test half with its prior, and milliseconds an image on one core. What is measured is appended to
-FOLDER/committee_size.jsonl, and nothing in it is measured twice; a chart of it is drawn beside it.
+Models trained alone and exchanged once, preset mini unless said: the runs of `crad reproduce committee_rules`, taken
+from its folder (runs/reproduce-PRESET) where they are finished, trained there where not. For every client committees of
+one, two, ... members, chosen on its own validation half as `--committee-size` does it: accuracy on the common test
+images without a prior, accuracy on the client's own test half with its prior, and milliseconds an image on one core.
+What is measured is appended to FOLDER/committee_size.jsonl, and nothing in it is measured twice; a chart of it is drawn
+beside it.
 """
 
 from __future__ import annotations
 
 import statistics
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ from typing import Any
 import altair as alt
 import torch
 
+import crad
 from benchmarks.studies.measured import add_line, read_lines
-from crad.api import run
 from crad.config import Experiment
 from crad.federation.context import build_run_context
+from crad.paper.plan import stored_run
 from crad.prediction.committee_choice import TIMED_IMAGES
 
 SIZES = (1, 2, 3, 5, 7, 10)
@@ -34,50 +36,56 @@ def main(words: Sequence[str]) -> None:
     """Measure what is missing, then print a table and draw a chart of all that is there."""
     folder, dataset = Path(words[0]), words[1] if len(words) > 1 else "cifar10"
     seeds = [int(one) for one in words[2].split(",")] if len(words) > 2 else SEEDS
+    preset = words[3] if len(words) > 3 else "mini"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / MEASURED
     for seed in seeds:
-        if not any((one["dataset"], one["seed"]) == (dataset, seed) for one in read_lines(path)):
-            for line in measure(Experiment(preset="mini", dataset=dataset, method="committee", seed=seed, workers=1)):
-                add_line(path, {"dataset": dataset, "seed": seed, **line})
+        key = {"preset": preset, "dataset": dataset, "seed": seed}
+        if not any(key.items() <= one.items() for one in read_lines(path)):
+            for line in measure(trained(Path("runs") / f"reproduce-{preset}", **key)):
+                add_line(path, {**key, **line})
     show(read_lines(path))
     draw(read_lines(path), folder / "committee-size.svg")
 
 
-def measure(experiment: Experiment) -> list[dict[str, Any]]:
-    """Train the models, then ask committees of every size, chosen by each client."""
-    data = build_run_context(experiment).data
-    samples = data.dataset
-    with tempfile.TemporaryDirectory() as kept:
-        result = run(experiment, output=Path(kept) / "run")
-        found: dict[int, list[tuple[float, float, float]]] = {}
-        for client in range(experiment.clients):
-            whole = result.committee(client)
-            places = {member: place for place, member in enumerate(whole.members)}
-            shard = data.shards[client]
-            everywhere = whole.torch_predictor.answers_of(samples.test_samples, "global")
-            costs = whole.torch_predictor.costs(samples.test_samples[:TIMED_IMAGES])
-            at_home = whole.torch_predictor.answers_of(samples.train_samples[shard.test], "local")
-            known = samples.train_samples[shard.validation], samples.train_labels[shard.validation]
-            for size in (size for size in SIZES if size <= experiment.clients):
-                chosen = whole.chosen(size, *known) if size < experiment.clients else whole
-                members = sorted(places[member] for member in chosen.members)
-                cost = sum(costs[member].milliseconds for member in members)
-                found.setdefault(size, []).append(
-                    (
-                        accuracy(everywhere(members), samples.test_labels),
-                        accuracy(at_home(members), samples.train_labels[shard.test]),
-                        cost / TIMED_IMAGES,
-                    )
+def trained(folder: Path, **settings: Any) -> crad.Result:  # noqa: ANN401  # settings of an experiment
+    """Return a run of the committee, which `crad reproduce committee_rules` has in the same place, finished."""
+    stored = stored_run(folder, Experiment(method="committee", committee_study=True, workers=1, **settings))
+    return crad.run(stored.experiment, output=stored.path, resume=stored.state != "new")
+
+
+def measure(result: crad.Result) -> list[dict[str, Any]]:
+    """Ask committees of every size, chosen by each client of a finished run."""
+    data = build_run_context(result.experiment).data
+    samples, clients = data.dataset, result.experiment.clients
+    found: dict[int, list[tuple[float, float, float]]] = {}
+    for client in range(clients):
+        whole = result.committee(client)
+        places = {member: place for place, member in enumerate(whole.members)}
+        shard = data.shards[client]
+        everywhere = whole.torch_predictor.answers_of(samples.test_samples, "global")
+        costs = whole.torch_predictor.costs(samples.test_samples[:TIMED_IMAGES])
+        at_home = whole.torch_predictor.answers_of(samples.train_samples[shard.test], "local")
+        known = samples.train_samples[shard.validation], samples.train_labels[shard.validation]
+        for size in (size for size in SIZES if size <= clients):
+            chosen = whole.chosen(size, *known) if size < clients else whole
+            members = sorted(places[member] for member in chosen.members)
+            cost = sum(costs[member].milliseconds for member in members)
+            found.setdefault(size, []).append(
+                (
+                    accuracy(everywhere(members), samples.test_labels),
+                    accuracy(at_home(members), samples.train_labels[shard.test]),
+                    cost / TIMED_IMAGES,
                 )
+            )
     return [
         {
             "size": size,
-            "global_accuracy": round(statistics.fmean(one[0] for one in clients), 2),
-            "local_accuracy": round(statistics.fmean(one[1] for one in clients), 2),
-            "milliseconds": round(statistics.fmean(one[2] for one in clients), 3),
+            "global_accuracy": round(statistics.fmean(one[0] for one in asking), 2),
+            "local_accuracy": round(statistics.fmean(one[1] for one in asking), 2),
+            "milliseconds": round(statistics.fmean(one[2] for one in asking), 3),
         }
-        for size, clients in found.items()
+        for size, asking in found.items()
     ]
 
 
@@ -96,14 +104,16 @@ def show(lines: Sequence[Mapping[str, Any]]) -> None:
 
 
 def means(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return every data set's and size's means over the seeds."""
-    keys = sorted({(one["dataset"], one["size"]) for one in lines})
+    """Return every preset's, data set's and size's means over the seeds."""
+    keys = sorted({(one["preset"], one["dataset"], one["size"]) for one in lines})
     rows = []
-    for dataset, size in keys:
-        same = [one for one in lines if (one["dataset"], one["size"]) == (dataset, size)]
+    for key in keys:
+        same = [one for one in lines if (one["preset"], one["dataset"], one["size"]) == key]
+        preset, dataset, size = key
         figures = ("global_accuracy", "local_accuracy", "milliseconds")
         mean = {name: statistics.fmean(one[name] for one in same) for name in figures}
-        rows.append({"data": NAMES.get(dataset, dataset), "size": size, "seeds": len(same), **mean})
+        label = f"{NAMES.get(dataset, dataset)}, {preset}"
+        rows.append({"data": label, "size": size, "seeds": len(same), **mean})
     return rows
 
 
