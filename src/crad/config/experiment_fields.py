@@ -656,7 +656,7 @@ class ExperimentFields(BaseModel):
         ),
     ] = 0
     eval_every: Annotated[
-        AtLeastOne, Setting("Rounds between evaluations on the test sets", "Evaluation", "extent", "private")
+        AtLeastOne, Setting("Rounds between evaluations on the test sets", "Evaluation", "extent", "simulated")
     ] = 1
     metrics: Annotated[
         bool,
@@ -664,12 +664,12 @@ class ExperimentFields(BaseModel):
             "Measure more than accuracy, once, with the models that are reported: AUROC, macro F1 and others",
             "Evaluation",
             "execution",
-            "private",
+            "simulated",
         ),
     ] = True
     committee: Annotated[
         bool,
-        Setting("Measure also what all models know together, as one predictor", "Evaluation", "execution", "private"),
+        Setting("Measure also what all models know together, as one predictor", "Evaluation", "execution", "simulated"),
     ] = True
     committee_study: Annotated[
         bool,
@@ -677,7 +677,7 @@ class ExperimentFields(BaseModel):
             "Measure the committee under every built-in rule, with and without the members' priors",
             "Evaluation",
             "execution",
-            "private",
+            "simulated",
         ),
     ] = False
     committee_rule: Annotated[
@@ -686,7 +686,7 @@ class ExperimentFields(BaseModel):
             "Rule by which the members of the committee are combined",
             "Evaluation",
             "extent",
-            "private",
+            "simulated",
             before="support-all",
             metavar="RULE",
         ),
@@ -698,19 +698,20 @@ class ExperimentFields(BaseModel):
             "client's validation half) or pooled (both)",
             "Evaluation",
             "execution",
-            "private",
+            "simulated",
             before="reported",
             metavar="SOURCE",
         ),
     ] = "pooled"
     device: Annotated[Device, Setting("Where to compute", "Execution", "execution", "private")] = "auto"
     teacher_precision: Annotated[
-        TeacherPrecision, Setting("Numbers in which teachers run; bf16 needs CUDA", "Execution", "learning", "private")
+        TeacherPrecision,
+        Setting("Numbers in which teachers run; bf16 needs CUDA", "Execution", "learning", "simulated"),
     ] = "fp32"
     engine: Annotated[
         EngineKind,
         Setting(
-            "Where clients run: in this process, in processes here, or on Ray", "Execution", "execution", "private"
+            "Where clients run: in this process, in processes here, or on Ray", "Execution", "execution", "simulated"
         ),
     ] = "auto"
     workers: Annotated[
@@ -719,7 +720,7 @@ class ExperimentFields(BaseModel):
             "Processes, one client at a time each; auto: one per core or GPU, in short runs one",
             "Execution",
             "execution",
-            "private",
+            "simulated",
             metavar="COUNT|auto",
             is_of_engine=True,
         ),
@@ -730,7 +731,7 @@ class ExperimentFields(BaseModel):
             "Ray cluster to join with engine ray (start one here)",
             "Execution",
             "execution",
-            "private",
+            "simulated",
             metavar="ADDRESS",
             is_of_engine=True,
         ),

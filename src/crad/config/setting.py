@@ -137,8 +137,8 @@ Role = Literal[
 Sharing = Literal[
     "agreed",  # all alike: may stand in the settings of federation.toml, and is part of its hash
     "agreed elsewhere",  # all alike, said in a field of its own in federation.toml, which is in the hash too: the seed
-    "private",  # each organisation for itself
-    "simulated",  # nobody: only a simulation has it
+    "private",  # each organisation for itself, in peer.toml
+    "simulated",  # nobody: only a simulation has a choice
 ]
 ALWAYS_THERE = object()
 
