@@ -44,7 +44,13 @@ def test_models_trained_alone_and_exchanged_once_are_trained_once_for_three_tabl
     plans = {what: plan_reproduction(what, tmp_path, flags={"preset": "small"}) for what in TABLES}
     alone = {what: [run for run in plan.runs if run.experiment.method == "committee"] for what, plan in plans.items()}
     keys = {what: {run.key for run in runs} for what, runs in alone.items()}
-    assert keys["main"] < keys["committee_rules"] == keys["committee"]
+    assert keys["committee"] == keys["committee_rules"]
+    shared = [run.experiment for run in alone["main"] if run.key in keys["committee_rules"]]
+    assert [(one.dataset, one.seed) for one in shared] == [
+        *((dataset, seed) for seed in (1, 2, 3) for dataset in ("cifar10", "pathmnist")),
+        ("cifar100", 1),
+    ]
+    assert all(run.experiment.committee_study for what in ("main", "committee_rules") for run in alone[what])
 
 
 def test_the_tables_say_what_the_runs_say_also_from_kept_ones(tmp_path):
