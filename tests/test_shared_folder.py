@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import threading
 import time
@@ -21,6 +22,7 @@ from tests.organisations import NAMES, agreed, make_identities
 
 PRECIOUS = b"what the victim would miss"
 BOTH = {"written", "refused"}
+PAUSES = (0.0, 0.0, 0.0001)  # seconds
 
 
 @pytest.fixture
@@ -123,10 +125,13 @@ def test_a_link_that_comes_and_goes_is_never_followed(store, root, tmp_path):
     stop = threading.Event()
 
     def swap() -> None:
+        drawn = random.Random(1)
         while not stop.is_set():
             os.rename(root / "real", root / "clinic-a")
+            time.sleep(drawn.choice(PAUSES))  # drawn, or two threads that run in step meet one of the two alone
             os.rename(root / "clinic-a", root / "real")
             os.symlink(elsewhere, root / "clinic-a")
+            time.sleep(drawn.choice(PAUSES))
             os.unlink(root / "clinic-a")
 
     real_mkdir = os.mkdir
