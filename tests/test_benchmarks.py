@@ -328,3 +328,39 @@ def test_every_candidate_for_the_rule_can_run():
         check_recipe(experiment, resolve_method(experiment.method, experiment.method_settings))
     with pytest.raises(ConfigError, match=r"unknown candidate 'averge 0.5'.*average 0.5"):
         rule.main(["runs", "cifar10", "101", "averge 0.5"])
+
+
+def test_the_rule_of_decision_by_hand():
+    """1.5 points on both data sets, five pairs of six, and at home not more than two points lower."""
+    rule = study("rule")
+
+    def lines(**more):
+        return [
+            {"dataset": dataset, "seed": seed, "name": name, "accuracy": 20.0, "own": 50.0, **more.get(dataset, {})}
+            if name == "log pooling"
+            else {"dataset": dataset, "seed": seed, "name": name, "accuracy": 20.0, "own": 50.0}
+            for dataset, seed, name in rule.planned()
+        ]
+
+    ahead = {"accuracy": 22.0, "own": 48.0}
+    assert rule.winners(lines(cifar10=ahead, pathmnist=ahead)) == ["log pooling"]
+    assert rule.winners(lines(cifar10=ahead)) == [], "on one data set alone"
+    assert rule.winners(lines(cifar10=ahead, pathmnist={"accuracy": 21.4})) == []
+    assert rule.winners(lines(cifar10=ahead, pathmnist={**ahead, "own": 47.9})) == []
+    of_one_seed = lines(cifar10=ahead, pathmnist=ahead)
+    for one in of_one_seed:
+        if one["name"] == "log pooling" and one["seed"] != 101:
+            one["accuracy"] = 19.9
+        elif one["name"] == "log pooling":
+            one["accuracy"] = 30.0
+    assert rule.winners(of_one_seed) == [], "by the mean, but ahead in two pairs of six"
+
+
+def test_studies_say_what_is_decided_when_every_run_is_there(capsys):
+    rule = study("rule")
+    figures = {"accuracy": 20.0, "own": 50.0, "processor_seconds": 1.0}
+    lines = [{"dataset": dataset, "seed": seed, "name": name, **figures} for dataset, seed, name in rule.planned()]
+    rule.show(lines[:-1])
+    assert "1 runs are missing: nothing is decided" in capsys.readouterr().out
+    rule.show(lines)
+    assert "Decided: nobody wins, crad-plus stays what it is" in capsys.readouterr().out

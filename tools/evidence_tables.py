@@ -16,6 +16,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.studies import rule, small
+from benchmarks.studies.measured import read_lines
 from crad.files import write_atomically
 from crad.paper.plan import plan_reproduction, read_finished, table_texts
 from tools import findings
@@ -35,10 +37,15 @@ def made_table(asked: Sequence[str]) -> str:
     """Return one column of a study as Markdown: every metric, and its difference to the baseline by seed.
 
     `advice` is the table of what `crad advise` says, `epsilons COLUMN METRIC` that of accuracy against epsilon, `across
-    STUDY METRIC,... ROW ...` some rows of a study in all of its columns.
+    STUDY METRIC,... ROW ...` some rows of a study in all of its columns, `small` and `rule DATA` the candidates of a
+    choice.
     """
     if asked == ["advice"]:
         return findings.advice_table()
+    if asked == ["small"]:
+        return "\n".join([*small.table(read_lines(ROOT / "evidence/small" / small.MEASURED)), ""])
+    if asked[0] == "rule":
+        return "\n".join([*rule.table(rule.read(ROOT / "evidence/rule"), *asked[1:]), ""])
     if asked[0] == "epsilons":
         return epsilon_table(ROOT / "evidence" / "private", *asked[1:])
     if asked[0] == "across":

@@ -50,6 +50,9 @@ WORLD: Mapping[str, Any] = {
     "metrics": False,
     "engine": "serial",
 }
+DATA = ("cifar10", "pathmnist")
+JUDGED = ("accuracy", "own")
+GAIN, OWN_LOSS, AHEAD = 1.5, 2.0, 5  # points, points, pairs of six: docs/choosing-the-rule.md
 BASELINE = "crad-plus"
 PLUS: Mapping[str, Any] = {"method": "crad-plus"}
 PLAIN: Mapping[str, Any] = {"local_loss": "plain", "teacher_prior": "remove"}
@@ -75,6 +78,8 @@ CANDIDATES: Mapping[str, Mapping[str, Any]] = {
     "lambda by class 1": {**PLUS, "distill_by_class": 1.0},
     "both of two": {**PLUS, "filter": "consensus-of-three"},
 }
+COMPARED = ("local, balanced loss", "crad", "uniform, balanced loss", BASELINE)
+CHANGES = tuple(name for name in CANDIDATES if name not in COMPARED)
 
 
 def main(words: Sequence[str]) -> None:
@@ -143,17 +148,59 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 
 def show(lines: Sequence[Mapping[str, Any]]) -> None:
-    """Print a Markdown table for each data set: candidates by seed, and what each has more than the baseline."""
+    """Print a Markdown table for each data set, and what the rule decides once every run is there."""
     for dataset in sorted({one["dataset"] for one in lines}):
-        of = {(one["name"], one["seed"]): one for one in lines if one["dataset"] == dataset}
-        seeds = sorted({seed for _, seed in of})
-        print(f"\n| {dataset} | " + " | ".join(map(str, seeds)) + f" | mean | over {BASELINE} | own | average | s |")
-        print("|---|" + "---:|" * (len(seeds) + 5))
-        for name in CANDIDATES:
-            own = {seed: of[name, seed] for seed in seeds if (name, seed) in of}
-            if own:
-                base = {seed: of[BASELINE, seed]["accuracy"] for seed in seeds if (BASELINE, seed) in of}
-                print(f"| {name} | " + " | ".join(row_of(name, own, base, seeds)) + " |")
+        print("", *table(lines, dataset), sep="\n")
+    missing = len(CANDIDATES) * len(SEEDS) * len(DATA) - len({key_of(one) for one in lines} & set(planned()))
+    print(f"\n{missing} runs are missing: nothing is decided" if missing else f"\nDecided: {said(winners(lines))}")
+
+
+def planned() -> list[tuple[str, int, str]]:
+    """Return every run of the protocol."""
+    return [(dataset, seed, name) for dataset in DATA for seed in SEEDS for name in CANDIDATES]
+
+
+def said(names: Sequence[str]) -> str:
+    """Return the winners in words."""
+    return ", ".join(names) or f"nobody wins, {BASELINE} stays what it is"
+
+
+def table(lines: Sequence[Mapping[str, Any]], dataset: str) -> list[str]:
+    """Return a data set's candidates by seed, and what each has more than the baseline, as Markdown."""
+    of = {(one["name"], one["seed"]): one for one in lines if one["dataset"] == dataset}
+    seeds = sorted({seed for _, seed in of})
+    base = {seed: of[BASELINE, seed]["accuracy"] for seed in seeds if (BASELINE, seed) in of}
+    made = [
+        f"| {dataset} | " + " | ".join(map(str, seeds)) + f" | mean | over {BASELINE} | own | average | s |",
+        "|---|" + "---:|" * (len(seeds) + 5),
+    ]
+    for name in CANDIDATES:
+        if own := {seed: of[name, seed] for seed in seeds if (name, seed) in of}:
+            made.append(f"| {name} | " + " | ".join(row_of(name, own, base, seeds)) + " |")
+    return made
+
+
+def winners(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the candidates that the rule of decision lets into the recipe, by the protocol in the docs.
+
+    On both data sets `GAIN` points above the baseline by the mean and not more than `OWN_LOSS` below it on own samples;
+    ahead in at least `AHEAD` of all pairs.
+    """
+    of = {key_of(one): one for one in lines}
+    found = []
+    for name in CHANGES:
+        more = {
+            (dataset, seed): {key: of[dataset, seed, name][key] - of[dataset, seed, BASELINE][key] for key in JUDGED}
+            for dataset in DATA
+            for seed in SEEDS
+        }
+        means = [
+            {key: statistics.fmean(more[dataset, seed][key] for seed in SEEDS) for key in JUDGED} for dataset in DATA
+        ]
+        is_ahead = sum(one["accuracy"] > 0 for one in more.values()) >= AHEAD
+        if is_ahead and all(one["accuracy"] >= GAIN and one["own"] >= -OWN_LOSS for one in means):
+            found.append(name)
+    return found
 
 
 def row_of(

@@ -122,25 +122,36 @@ def _first_of_best(scores: Mapping[str, float]) -> str:
 
 def show(lines: Sequence[Mapping[str, Any]]) -> None:
     """Print a Markdown table, and the decision once every candidate has both methods."""
-    found = {(one["name"], one["method"]): one for one in lines}
-    print("\n| rate | local | centralized | mean | seconds a round | peak memory, MB |\n|---|---:|---:|---:|---:|---:|")
-    complete: dict[str, dict[str, float]] = {}
-    for name in CANDIDATES:
-        own = [found[name, method] for method in METHODS if (name, method) in found]
-        cells = [
-            f"{found[name, method]['validation_accuracy']:.2f}" if (name, method) in found else "-"
-            for method in METHODS
-        ]
-        if len(own) == len(METHODS):
-            complete[name] = {one["method"]: one["validation_accuracy"] for one in own}
-            cells.append(f"{statistics.fmean(complete[name].values()):.2f}")
-        else:
-            cells.append("-")
+    print("", *table(lines), sep="\n")
+    missing = len(CANDIDATES) * len(METHODS) - len({(one["name"], one["method"]) for one in lines})
+    print(
+        f"\n{missing} runs are missing: nothing is decided" if missing else f"\nDecided: {decide(by_candidate(lines))}"
+    )
+
+
+def by_candidate(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return the accuracies of every candidate by method."""
+    found: dict[str, dict[str, float]] = {name: {} for name in CANDIDATES}
+    for one in lines:
+        found[one["name"]][one["method"]] = one["validation_accuracy"]
+    return found
+
+
+def table(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the candidates with accuracy, pace and memory of both methods, as Markdown."""
+    of = {(one["name"], one["method"]): one for one in lines}
+    made = [
+        "| rate | local | centralized | mean | seconds a round | peak memory, MB |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for name, accuracies in by_candidate(lines).items():
+        own = [of[name, method] for method in METHODS if (name, method) in of]
+        cells = [f"{accuracies[method]:.2f}" if method in accuracies else "-" for method in METHODS]
+        cells.append(f"{statistics.fmean(accuracies.values()):.2f}" if len(own) == len(METHODS) else "-")
         cells.append(" / ".join(f"{one['round_seconds']:.1f}" for one in own) or "-")
         cells.append(" / ".join(f"{one['peak_memory_bytes'] / 1e6:.0f}" for one in own) or "-")
-        print(f"| {name} | {' | '.join(cells)} |")
-    missing = len(CANDIDATES) * len(METHODS) - len(found)
-    print(f"\n{missing} runs are missing: nothing is decided" if missing else f"\nDecided: {decide(complete)}")
+        made.append(f"| {name} | {' | '.join(cells)} |")
+    return made
 
 
 if __name__ == "__main__":

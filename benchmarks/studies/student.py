@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +181,7 @@ def logits_of_committee(peer: Peer) -> Any:  # noqa: ANN401
 
     def said(inputs: Tensor) -> Tensor:
         q_KBC = soft_predictions(
-            [lambda one=one: cache.get(one) for one in experts], inputs, temperature=experiment.temperature
+            [partial(cache.get, one) for one in experts], inputs, temperature=experiment.temperature
         )
         judge = TeacherJudge.begin(
             resolve_rule("support-all"),
