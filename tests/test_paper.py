@@ -517,7 +517,7 @@ def test_rows_of_dfmls_other_weights_are_of_the_same_runs_as_the_row_itself():
     paper = load_paper("strength")
     by_name = {row.name: row for row in paper.rows}
     weights = [name for name in by_name if "/" in name]
-    assert len(weights) == 9
+    assert len(weights) == 5
     for name in weights:
         regular, _, variant = name.partition("/")
         assert by_name[name].settings == by_name[regular].settings
@@ -667,12 +667,12 @@ def test_before_the_first_run_the_paper_and_our_own_page_are_asked():
 def test_every_run_of_the_main_comparison_stands_where_it_tells_most(tmp_path):
     runs = plan_reproduction("main", tmp_path, flags={"preset": "small"}).runs
     said = [(Path(run.experiment.dataset).stem, run.experiment.seed) for run in runs]
-    assert said[:60] == [(data, seed) for seed in (1, 2, 3) for data in ("cifar10", "pathmnist") for _ in range(10)]
+    assert said[:54] == [(data, seed) for seed in (1, 2, 3) for data in ("cifar10", "pathmnist") for _ in range(9)]
     assert [run.experiment.method for run in runs[:6]] == [
-        *("local", "crad-plus", "committee", "crad", "uniform", "local"),
+        *("committee", "crad-plus", "crad", "uniform", "local", "uniform"),
     ]
-    assert {run.experiment.seed for run in runs[60:]} == {1}
-    assert len(runs) == 60 + 2 * 5 + 2 * 4 + 11
+    assert {run.experiment.seed for run in runs[54:]} == {1}
+    assert len(runs) == 54 + 2 * 6 + 2 * 4 + 11
     worlds = {(run.experiment.clients, run.experiment.active, run.experiment.rounds) for run in runs}
     assert worlds == {(10, None, 60), (20, 10, 60), (50, 10, 60)}
     assert len({run.key for run in runs}) == len(runs)
@@ -696,4 +696,5 @@ def test_runs_of_the_main_comparison_serve_the_paper_s_tables_too(tmp_path):
     table = plan_reproduction(
         "table1", tmp_path, flags={"preset": "small"}, seeds=[1], choice=Choice(datasets=["cifar10"])
     )
-    assert {run.key for run in table.runs} <= main
+    # Training alone, which the paper does not have, is its committee's run there: the same models.
+    assert {run.experiment.method for run in table.runs if run.key not in main} == {"local"}
