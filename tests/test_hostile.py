@@ -64,7 +64,7 @@ IN_TURNS_OVER_TLS = {
     "claims the last round and shows it": 1,
     "comes and goes": 2,
     "drips in the handshake": 1,
-    "drips in the headers": 1,
+    "drips in the headers": 2,  # a handshake of the round before may last through the first
     "drips in a manifest": 1,
     "drips in a body": 1,
     "publishes late": 1,
@@ -176,7 +176,7 @@ def test_one_alone_does_everything_in_turns_and_the_honest_take_part_in_every_ro
         away_after=2 * ends[-1],  # it is waited for in every round
     )
     run_and_check(trial)
-    assert {turn[0] for turn in rounds.values()} <= trial.turns_taken()
+    assert [name for name, turn in rounds.items() if not trial.turns_taken() & {*turn}] == [], "it did everything"
     member = f"clinic-{len(HONEST)}"
     for number, (name, turn) in itertools.product(HONEST, rounds.items()):
         said = SAID_IN_TURN.get(name, SAID[name])
