@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.studies import rule, small
+from benchmarks.studies import committee_size, rule, small
 from benchmarks.studies.measured import read_lines
 from crad.files import write_atomically
 from crad.paper.plan import plan_reproduction, read_finished, table_texts
@@ -38,12 +38,14 @@ def made_table(asked: Sequence[str]) -> str:
 
     `advice` is the table of what `crad advise` says, `epsilons COLUMN METRIC` that of accuracy against epsilon, `across
     STUDY METRIC,... ROW ...` some rows of a study in all of its columns, `small` and `rule DATA` the candidates of a
-    choice.
+    choice, `committee_size` smaller committees.
     """
     if asked == ["advice"]:
         return findings.advice_table()
     if asked == ["small"]:
         return "\n".join([*small.table(read_lines(ROOT / "evidence/small" / small.MEASURED)), ""])
+    if asked == ["committee_size"]:
+        return "\n".join([*committee_size.table(read_lines(ROOT / "evidence/committee" / committee_size.MEASURED)), ""])
     if asked[0] == "rule":
         return "\n".join([*rule.table(rule.read(ROOT / "evidence/rule"), *asked[1:]), ""])
     if asked[0] == "epsilons":

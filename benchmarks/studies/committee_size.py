@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import altair as alt
 import torch
 
 import crad
@@ -96,11 +95,16 @@ def accuracy(said_BC: torch.Tensor, labels: Any) -> float:  # noqa: ANN401  # nu
 
 def show(lines: Sequence[Mapping[str, Any]]) -> None:
     """Print a Markdown table: means over the seeds."""
-    print("| data | members at most | global % | local % | ms an image | seeds |")
-    print("|---|---:|---:|---:|---:|---:|")
+    print(*table(lines), sep="\n")
+
+
+def table(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the means over the seeds as Markdown."""
+    made = ["| data | members at most | global % | local % | ms an image | seeds |", "|---|---:|---:|---:|---:|---:|"]
     for one in means(lines):
         cells = f"{one['global_accuracy']:.1f} | {one['local_accuracy']:.1f} | {one['milliseconds']:.2f}"
-        print(f"| {one['data']} | {one['size']} | {cells} | {one['seeds']} |")
+        made.append(f"| {one['data']} | {one['size']} | {cells} | {one['seeds']} |")
+    return made
 
 
 def means(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -119,6 +123,8 @@ def means(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def draw(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Draw accuracy over milliseconds, a panel for each face and a line for each data set."""
+    import altair as alt  # late: who only reads the lines draws nothing
+
     faces = {"global_accuracy": "on images from anywhere", "local_accuracy": "on images like the client's own"}
     rows = [{**one, "accuracy": one[name], "face": label} for one in means(lines) for name, label in faces.items()]
     base = alt.Chart(alt.InlineData(values=rows)).encode(
