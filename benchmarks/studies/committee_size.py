@@ -132,7 +132,7 @@ def draw(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
         y=alt.Y("accuracy:Q", title="accuracy (%)", scale=alt.Scale(zero=False)),
         color=alt.Color("data:N", title=None),
     )
-    points = base.mark_point(filled=True, size=60).encode(shape=alt.Shape("data:N", title=None))
+    points = base.mark_point(filled=True, size=60).encode(shape=alt.Shape("data:N", legend=None))
     sizes = base.mark_text(dy=-11, fontSize=11).encode(text=alt.Text("size:Q"))
     panel = (base.mark_line() + points + sizes).properties(width=280, height=230)
     panel.facet(column=alt.Column("face:N", title=None)).save(str(path))
