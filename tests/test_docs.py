@@ -6,6 +6,7 @@ That the site builds, with every link and anchor, is `make docs`; that a release
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 import subprocess
 import sys
@@ -236,6 +237,19 @@ def test_a_tutorial_has_onnx_only_if_it_tells_to_install_it():
 )
 def test_links_of_the_repository_become_those_of_the_site(link: str, here: str, site: str, turned: str):
     assert docs_site.turn_link(link, here, site) == turned
+
+
+@pytest.mark.parametrize(
+    "page", sorted(path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md"))
+)
+def test_no_link_of_a_page_leads_out_of_the_site(page: str):
+    """`make docs` refuses one as well, minutes later."""
+    folder = posixpath.dirname(page)
+    links = [found[2] for found in docs_site.LINK.finditer((ROOT / "docs" / page).read_text(encoding="utf-8"))]
+    turned = {link: docs_site.turn_link(link, posixpath.join("docs", folder).rstrip("/"), page) for link in links}
+    assert [
+        link for link, one in turned.items() if posixpath.normpath(posixpath.join(folder, one)).startswith("..")
+    ] == []
 
 
 def test_every_page_of_a_folder_is_in_the_navigation():

@@ -33,6 +33,7 @@ ELSEWHERE = {
     "evidence/committee/tables/committee.md": "committee-tables.md",
     "evidence/committee/tables/committee_rules.md": "committee-rule-tables.md",
     "evidence/kinds/tables/kinds.md": "kind-tables.md",
+    "evidence/main/tables/main.md": "main-tables.md",
     "evidence/private/tables/private.md": "privacy-tables.md",
     "evidence/student/tables/student.md": "student-tables.md",
     "examples/three_hospitals/README.md": "three-hospitals.md",
