@@ -306,6 +306,23 @@ def test_a_table_of_evidence_by_hand(tmp_path, monkeypatch):
         evidence_tables.rewritten(page.replace("here", "nowhere"))
 
 
+def test_a_table_of_evidence_says_whose_seeds_are_fewer_and_leaves_out_what_has_not_run(tmp_path, monkeypatch):
+    folder = tmp_path / "evidence" / "toy" / "tables"
+    folder.mkdir(parents=True)
+    (folder / "toy.csv").write_text(
+        "name,column,metric,mean,seeds,baseline,difference,interval_low,interval_high,verdict\n"
+        "alone,here,acc,50.04,1 2,alone,,,,\n"
+        "all,here,acc,60.0,1,alone,9.96,,,\n"
+        "later,here,acc,,,alone,,,,\n"
+    )
+    monkeypatch.setattr(evidence_tables, "ROOT", tmp_path)
+    lines = evidence_tables.made_table(["toy", "here", "acc=global"]).splitlines()
+    assert lines[0] == "| | global | minus alone | seeds |"
+    assert lines[2:4] == ["| alone | 50.0 |  | 1 2 |", "| all | 60.0 | +10.0 | 1 |"]
+    assert lines[5].endswith("bold where it leaves out zero; of one seed the difference alone.")
+    assert not any("later" in line for line in lines)
+
+
 def test_a_study_across_its_columns_by_hand(tmp_path):
     folder = tmp_path / "shared" / "tables"
     folder.mkdir(parents=True)

@@ -61,18 +61,26 @@ def made_table(asked: Sequence[str]) -> str:
         raise SystemExit(f"{path}: has no column {column!r}")
     baseline = rows[0]["baseline"]
     heads = [head for label in metrics.values() for head in (label, f"minus {baseline}")]
-    lines = ["| | " + " | ".join(heads) + " |", "|---" + "|---:" * len(heads) + "|"]
-    for name in dict.fromkeys(row["name"] for row in rows):
+    measured = [row for row in rows if row["mean"] and row["metric"] in metrics]
+    seeds = sorted({row["seeds"] for row in measured}, key=lambda said: len(said.split()))
+    differ = len(seeds) > 1
+    lines = [
+        "| | " + " | ".join([*heads, *(["seeds"] if differ else [])]) + " |",
+        "|---" + "|---:" * (len(heads) + differ) + "|",
+    ]
+    for name in dict.fromkeys(row["name"] for row in measured):
         of_row = {row["metric"]: row for row in rows if row["name"] == name}
-        lines.append(f"| {name} | " + " | ".join(cell for one in metrics for cell in _cells(of_row[one])) + " |")
-    seeds = sorted({row["seeds"] for row in rows}, key=len)
-    said = f"seeds {seeds[-1].replace(' ', ', ')}" if len(seeds) == 1 else f"seeds as far as run: {' / '.join(seeds)}"
+        cells = [cell for one in metrics for cell in _cells(of_row[one])]
+        there = [min((of_row[one]["seeds"] for one in metrics), key=len)] if differ else []
+        lines.append(f"| {name} | " + " | ".join([*cells, *there]) + " |")
+    said = "the seeds at the end of a line" if differ else f"seeds {seeds[0].replace(' ', ', ')}"
+    alone = "; of one seed the difference alone" if any(len(one.split()) == 1 for one in seeds) else ""
     return (
         "\n".join(
             [
                 *lines,
                 "",
-                f"Percent, mean over {said}; ± half of the paired 95 % interval, bold where it leaves out zero.",
+                f"Percent, mean over {said}; ± half of the paired 95 % interval, bold where it leaves out zero{alone}.",
             ]
         )
         + "\n"
@@ -84,11 +92,13 @@ def _cells(row: dict[str, str]) -> tuple[str, str]:
     if not row["mean"]:
         return "-", ""
     mean = f"{float(row['mean']):.1f}"
-    if not row["interval_low"]:
+    if not row["difference"]:
         return mean, ""
+    difference = f"{float(row['difference']):+.1f}"
+    if not row["interval_low"]:
+        return mean, difference
     half = (float(row["interval_high"]) - float(row["interval_low"])) / 2
-    difference = f"{float(row['difference']):+.1f} ± {half:.1f}"
-    return mean, f"**{difference}**" if row["verdict"] else difference
+    return mean, f"**{difference} ± {half:.1f}**" if row["verdict"] else f"{difference} ± {half:.1f}"
 
 
 def drawn_tables() -> list[Path]:
