@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from crad.analysis.comparison import Figure
 from crad.analysis.durations import MINI_ROUND_SECONDS, Durations
 from crad.config import PRESETS, Experiment
 from crad.errors import ConfigError
@@ -28,10 +29,10 @@ from crad.paper.experiments import (
     read_paper,
 )
 from crad.paper.measures import MEASURES, trace_case
-from crad.paper.paper_tables import make_paper_table, tidy_csv, tidy_rows
+from crad.paper.paper_tables import TableFigure, make_paper_table, our_text, tidy_csv, tidy_rows
 from crad.paper.plan import plan_reproduction
 from crad.report.latex import latex, table_latex
-from crad.report.tables import Cell, Table, table_markdown
+from crad.report.tables import Cell, Table, table_markdown, three_figures
 from crad.runs.run_records import RunRecords
 from tests.conftest import ROOT
 
@@ -698,3 +699,27 @@ def test_runs_of_the_main_comparison_serve_the_paper_s_tables_too(tmp_path):
     )
     # Training alone, which the paper does not have, is its committee's run there: the same models.
     assert {run.experiment.method for run in table.runs if run.key not in main} == {"local"}
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (714.63, "714.6"),
+        (-714.63, "-714.6"),
+        (0.256, "0.26"),
+        (-0.256, "-0.26"),
+        (0.0, "0.00"),
+        (0.0123, "0.012"),
+        (2e-05, "2e-05"),
+    ],
+)
+def test_a_number_has_about_three_figures_whatever_its_sign(value: float, said: str):
+    assert three_figures(value) == said
+
+
+def test_a_deviation_is_told_as_finely_as_its_mean():
+    paper = load_paper("main")
+    sent = next(metric for metric in paper.metrics if metric.digits == "three")
+    ours = Figure(mean=12.1, deviation=5e-5, values=(12.1, 12.10008, 12.1))
+    outcome = TableFigure(paper.rows[0], paper.columns[0], sent, None, ours, (1, 2, 3))
+    assert our_text(outcome) == "12.1 ± 0.0"

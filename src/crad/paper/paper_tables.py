@@ -196,7 +196,8 @@ def our_text(outcome: TableFigure) -> str:
     if not isinstance(outcome.ours, Figure):
         return outcome.ours or ABSENT
     mean = number(outcome.ours.mean, outcome.metric)
-    return mean if len(outcome.seeds) < 2 else f"{mean} ± {number(outcome.ours.deviation, outcome.metric)}"
+    places = len(mean.partition(".")[2])  # a deviation is told as finely as its mean
+    return mean if len(outcome.seeds) < 2 else f"{mean} ± {outcome.ours.deviation:.{places}f}"
 
 
 def number(value: float, metric: Metric) -> str:

@@ -176,11 +176,12 @@ def mib(payload_bytes: float) -> str:
 
 def three_figures(value: float) -> str:
     """Return a number with about three figures that matter."""
-    if value >= 10:
+    size = abs(value)
+    if size >= 10:
         return f"{value:.1f}"
-    if value >= 0.1 or value == 0:
+    if size >= 0.1 or value == 0:
         return f"{value:.2f}"
-    return f"{value:.3f}" if value >= 0.001 else f"{value:.1g}"
+    return f"{value:.3f}" if size >= 0.001 else f"{value:.1g}"
 
 
 def _plain_markdown(text: str) -> str:
