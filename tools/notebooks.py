@@ -69,16 +69,20 @@ def asks_for_onnx(path: Path) -> bool:
 
 def _execute(path: Path) -> str:
     import nbformat
+    from jupyter_client.manager import AsyncKernelManager
     from nbclient import NotebookClient
 
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory(prefix=f"{path.stem}-") as folder, tempfile.TemporaryDirectory() as hiding:
         if not asks_for_onnx(path):
             Path(hiding, "sitecustomize.py").write_text(WITHOUT_ONNX)
+        # Sockets in a folder of ours: between choosing a port and listening there another kernel can take it.
+        kernel = AsyncKernelManager(kernel_name="python3", transport="ipc", connection_file=f"{hiding}/kernel.json")
         client = NotebookClient(
             notebook,
+            km=kernel,
             timeout=CELL_TIMEOUT_S,
-            kernel_name="python3",
+            startup_timeout=CELL_TIMEOUT_S,
             coalesce_streams=True,
             resources={"metadata": {"path": folder}},
         )
