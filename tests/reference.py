@@ -60,7 +60,6 @@ def reference_trace(
     cross_entropy: Matrix | None = None,
     teacher_prior: str = "keep",
     temperature: float = 1.0,
-    pooling: str = "mean",
 ) -> ReferenceTrace:
     """Trace every sample and class through all stages."""
     if teacher_prior == "remove":
@@ -85,7 +84,6 @@ def reference_trace(
                     min_support=min_support,
                     epsilon=epsilon,
                     unsupported=unsupported,
-                    pooling=pooling,
                 )
             )
         verdicts.append(row_verdicts)
@@ -111,12 +109,10 @@ def judge_class(
     min_support: float,
     epsilon: float,
     unsupported: str,
-    pooling: str,
 ) -> ClassVerdict:
     """Both stages for one class of one sample; `speaks[k]` is teacher k's probability of the class."""
     teachers = range(len(speaks))
     plain_mean = sum(speaks) / len(speaks)
-    pooled_by_all = plain_mean if pooling == "mean" else geometric_mean(speaks, [1.0] * len(speaks))
 
     if rule in UNFILTERED_RULES:
         state = ["kept" for _ in teachers]
@@ -126,7 +122,7 @@ def judge_class(
         supported = [k for k in teachers if n[k] >= min_support]
         if not supported:
             share = 1 / len(speaks) if unsupported == "consensus" else 0.0
-            mass = pooled_by_all if unsupported == "consensus" else 0.0
+            mass = plain_mean if unsupported == "consensus" else 0.0
             return ClassVerdict(["unsupported"] * len(speaks), [share] * len(speaks), plain_mean, 0.0, mass)
         consensus = sum(speaks[k] for k in supported) / len(supported)
         deviations = [abs(speaks[k] - consensus) for k in supported]
@@ -146,17 +142,7 @@ def judge_class(
         weights = dict.fromkeys(kept, 1.0)
     total = sum(weights.values())
     mass = sum(weights[k] * speaks[k] for k in kept) / (total + epsilon)
-    if pooling == "log":
-        mass = geometric_mean([speaks[k] for k in kept], [weights[k] for k in kept])
     return ClassVerdict(state, [weights.get(k, 0.0) / total for k in teachers], consensus, band, mass)
-
-
-def geometric_mean(values: Sequence[float], weights: Sequence[float]) -> float:
-    """Every value to the power of its share of the weight; none counts as less than a millionth."""
-    product = 1.0
-    for value, weight in zip(values, weights, strict=True):
-        product *= max(value, 1e-6) ** (weight / sum(weights))
-    return product
 
 
 def weigh(

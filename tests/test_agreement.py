@@ -86,12 +86,8 @@ def test_a_recipe_is_written_in_full_where_it_is_not_the_published_one(identitie
 
 
 LATER: dict[str, tuple[object, object]] = {
-    "snapshot_average": (0.5, 0.0),
-    "calibration": ("temperature", "none"),
-    "pooling": ("log", "mean"),
     "missing_weight": (2.0, 0.0),
     "distill_schedule": ("rising", "constant"),
-    "distill_by_class": (0.5, 0.0),
 }
 
 

@@ -9,6 +9,8 @@ import importlib
 import json
 import os
 import shutil
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -27,7 +29,7 @@ from crad.device import ComputePart, computing_timed, stopwatch
 from crad.errors import ConfigError
 from crad.methods import check_recipe, resolve_method
 from crad.randomness import repeatable
-from tests.conftest import change
+from tests.conftest import ROOT, change
 from tests.federation import Federation
 from tests.test_aggregation_properties import wide_case
 
@@ -307,27 +309,46 @@ def test_candidates_for_the_rule_are_measured_once(monkeypatch, tmp_path, tiny_n
     small = {"clients": 3, "rounds": 2, "eval_every": 2, "resize": None, "train_limit": 120, "test_limit": 20}
     monkeypatch.setattr(rule, "WORLD", {**rule.WORLD, **small, "models": ("cnn6",)})
     monkeypatch.setattr(rule, "MEASURED_ROUNDS", 1)
-    words = [str(tmp_path), str(tiny_npz), "101", "crad-plus;average 0.5"]
+    words = [str(tmp_path), str(tiny_npz), "101", "crad-plus;lambda rising"]
     rule.main(words)
     before = (tmp_path / "rule.jsonl").read_text()
-    baseline, averaged = rule.read(tmp_path)
-    assert [baseline["name"], averaged["name"]] == ["crad-plus", "average 0.5"]
+    baseline, rising = rule.read(tmp_path)
+    assert [baseline["name"], rising["name"]] == ["crad-plus", "lambda rising"]
     assert len(baseline["clients"]) == 3
-    assert "average" in averaged
-    assert "average" not in baseline
     rule.main(words)
     assert (tmp_path / "rule.jsonl").read_text() == before, "nothing is measured twice"
     assert f"over crad-plus | own | average | s |\n|---|{6 * '---:|'}\n| crad-plus | " in capsys.readouterr().out
 
 
-def test_every_candidate_for_the_rule_can_run():
+def test_every_candidate_for_the_rule_can_run_but_those_that_were_dropped():
     rule = study("rule")
 
-    for settings in rule.CANDIDATES.values():
+    for name, settings in rule.CANDIDATES.items():
+        if name in rule.DROPPED:
+            with pytest.raises(ConfigError, match="was tried and dropped"):
+                Experiment(**{**rule.WORLD, **settings})
+            continue
         experiment = Experiment(**{**rule.WORLD, **settings})
         check_recipe(experiment, resolve_method(experiment.method, experiment.method_settings))
     with pytest.raises(ConfigError, match=r"unknown candidate 'averge 0.5'.*average 0.5"):
         rule.main(["runs", "cifar10", "101", "averge 0.5"])
+
+
+def test_a_candidate_that_was_dropped_is_refused_in_one_line(tmp_path):
+    words = [sys.executable, "-m", "benchmarks.studies.rule", str(tmp_path / "runs"), "cifar10", "101", "average 0.5"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "rule: candidate 'average 0.5' lost and was dropped: run it at commit e30c49f\n"
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_was_measured_of_dropped_candidates_is_still_shown_and_decided():
+    rule = study("rule")
+    lines = rule.read(ROOT / "evidence" / "rule")
+    assert {rule.key_of(one) for one in lines} == set(rule.planned())
+    assert rule.winners(lines) == []
+    for dataset in rule.DATA:
+        assert len(rule.table(lines, dataset)) == 2 + len(rule.CANDIDATES) == 20
 
 
 def test_the_rule_of_decision_by_hand():

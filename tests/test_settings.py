@@ -83,15 +83,14 @@ def test_roles_are_what_the_hand_kept_lists_said():
         "private_training sampling_rate"
     )
     assert " ".join(names_where(lambda one: one.is_of_teachers)) == (
-        "evidence filter distill_augment teacher_prior snapshot_average calibration pooling missing_weight "
-        "distill_schedule distill_by_class attack attackers"
+        "evidence filter distill_augment teacher_prior missing_weight distill_schedule attack attackers"
     )
     assert " ".join(SETTINGS) == (
         "method method_settings active rounds standardize held_out local_epochs batch_size optimizer lr lr_schedule "
         "warmup_rounds momentum weight_decay clip_norm temperature distill_weight min_support unsupported epsilon "
         "private_counts private_training delta max_grad_norm sampling_rate noise_multiplier accountant "
-        "statistics_every norm local_loss evidence filter distill_augment teacher_prior snapshot_average "
-        "calibration pooling missing_weight distill_schedule distill_by_class"
+        "statistics_every norm local_loss evidence filter distill_augment teacher_prior missing_weight "
+        "distill_schedule"
     )
     later = {name: setting_of(name).before for name in Experiment.model_fields}
     assert {name: value for name, value in later.items() if value is not ALWAYS_THERE} == {
@@ -126,12 +125,8 @@ def test_roles_are_what_the_hand_kept_lists_said():
         "filter": None,
         "distill_augment": "same",
         "teacher_prior": "keep",
-        "snapshot_average": 0.0,
-        "calibration": "none",
-        "pooling": "mean",
         "missing_weight": 0.0,
         "distill_schedule": "constant",
-        "distill_by_class": 0.0,
         "attack": None,
         "attackers": 0,
         "committee_rule": "support-all",
@@ -347,7 +342,7 @@ def test_no_flag_is_without_help_or_wants_an_n(help_page):
 def test_the_help_names_every_choice_in_one_piece(help_page):
     shown = {flag: text for panel in panels_of(help_page[1]).values() for flag, text in flags_of(panel).items()}
     chosen = {name: choices for name in Experiment.model_fields if (choices := choices_of(name))}
-    assert {"partition", "filter", "attack", "engine", "evidence", "distill_augment", "pooling"} <= chosen.keys()
+    assert {"partition", "filter", "attack", "engine", "evidence", "distill_augment"} <= chosen.keys()
     for name, choices in chosen.items():
         for choice in choices:
             if (flag := f"--{name.replace('_', '-')}") in shown:

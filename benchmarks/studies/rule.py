@@ -4,7 +4,7 @@ Candidates for `crad-plus`, by the protocol in docs/choosing-the-rule.md, where 
 them ran. The yardstick is the accuracy of a client's student on the validation halves of all other clients, the mean
 over the last rounds: what is measured on test images at the end of a run is not looked at. A line is appended to
 FOLDER/rule.jsonl for each run that is done, and nothing in it is measured twice: the same command goes on after an
-interruption.
+interruption. What lost is dropped: it is in the tables of what was measured, and cannot be run any more.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from benchmarks.studies.measured import add_line, read_lines
 from benchmarks.studies.student import logits_of_model, others_accuracy
 from crad.analysis.intervals import paired
 from crad.config import Experiment
+from crad.config.older_names import LAST_WITH_DROPPED
 from crad.engines.serial import SerialEngine
-from crad.errors import unknown_name
+from crad.errors import ConfigError, unknown_name
 from crad.federation.context import RunContext, build_run_context
 from crad.federation.exchange import MemoryExchange
 from crad.federation.peer import Peer
-from crad.federation.peer_evaluation import AVERAGE
 from crad.federation.roster import PeerSlot, Roster
 from crad.federation.rounds import RoundRunner
 from crad.federation.tasks import load_tensors
@@ -80,16 +80,22 @@ CANDIDATES: Mapping[str, Mapping[str, Any]] = {
 }
 COMPARED = ("local, balanced loss", "crad", "uniform, balanced loss", BASELINE)
 CHANGES = tuple(name for name in CANDIDATES if name not in COMPARED)
+DROPPED = (
+    *("average 0.5", "average 0.8", "calibrated", "log pooling", "calibrated, log pooling"),
+    *("lambda falling", "lambda by class 0.5", "lambda by class 1", "both of two"),
+)
 
 
 def main(words: Sequence[str]) -> None:
     """Measure what is missing, then print tables of all that is there."""
     folder, dataset = Path(words[0]), words[1] if len(words) > 1 else "cifar10"
     seeds = [int(one) for one in words[2].split(",")] if len(words) > 2 else SEEDS
-    names = words[3].split(";") if len(words) > 3 else list(CANDIDATES)
+    names = words[3].split(";") if len(words) > 3 else [name for name in CANDIDATES if name not in DROPPED]
     for name in names:
         if name not in CANDIDATES:
             raise unknown_name("candidate", name, CANDIDATES)
+        if name in DROPPED:
+            raise ConfigError(f"candidate {name!r} lost and was dropped: run it at commit {LAST_WITH_DROPPED}")
     folder.mkdir(parents=True, exist_ok=True)
     for seed in seeds:
         for name in names:
@@ -123,18 +129,14 @@ def measure(experiment: Experiment) -> dict[str, Any]:
 
 
 def accuracies_of(context: RunContext, slot: PeerSlot) -> dict[str, float]:
-    """Return a client's accuracies in percent: on the others' validation halves, on its own, and of its average."""
+    """Return a client's accuracies in percent: on the others' validation halves, and on its own."""
     peer = Peer(context, slot.member)
     if slot.state is not None:
         peer.load_state(load_tensors(slot.state), slot.measured, with_optimizer=False)
-    found = {
+    return {
         "accuracy": others_accuracy(peer, logits_of_model(peer)),
         "own": statistics.fmean(score.accuracy for score in slot.measured.validation),
     }
-    if AVERAGE in peer.variants:
-        peer.model.load_state_dict(peer.variants[AVERAGE])
-        found["average"] = others_accuracy(peer, logits_of_model(peer))
-    return found
 
 
 def key_of(line: Mapping[str, Any]) -> tuple[str, int, str]:
@@ -221,4 +223,8 @@ def row_of(
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except ConfigError as error:
+        print(f"rule: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -18,10 +18,8 @@ from crad.aggregation.evidence import Evidence, check_evidence
 from crad.aggregation.filters import Selection, keep_all
 from crad.aggregation.rules import Rule, resolve_rule
 from crad.aggregation.statistics import TeacherStats
-from crad.config import Pooling, TeacherPrior, Unsupported
+from crad.config import TeacherPrior, Unsupported
 from crad.errors import unknown_name
-
-SMALLEST_SAID = 1e-6  # of a class, where logarithms are averaged
 
 
 @dataclass(frozen=True)
@@ -73,14 +71,12 @@ def aggregate(
     others: Tensor | None = None,
     teacher_prior: TeacherPrior = "keep",
     temperature: float = 1.0,
-    pooling: Pooling = "mean",
 ) -> Tensor:
     """Combine the teachers' soft predictions q [K,B,C] into one target [B,C] with rows on the simplex.
 
     `support`, `false_alarms` and `others` [K,C] are what a student counted itself; see docs/methods/crad-plus.md.
     `teacher_prior="remove"` divides each teacher's class shares, by its counts, out of what it says at `temperature`
-    before it is filtered and weighed; see docs/methods/teacher-prior.md. `pooling="log"` averages logarithms; see
-    docs/methods/student-settings.md.
+    before it is filtered and weighed; see docs/methods/teacher-prior.md.
 
     Example:
         >>> import crad, torch
@@ -92,7 +88,7 @@ def aggregate(
         stats = TeacherStats(counts, accuracies, cross_entropy, support, false_alarms, others)
         evidence = check_evidence(q, stats, min_support=min_support, epsilon=epsilon)
         evidence = correct(evidence, teacher_prior=teacher_prior, temperature=temperature)
-        target_BC = combine(evidence, rule, unsupported=unsupported, pooling=pooling).target_BC.to(q.dtype)
+        target_BC = combine(evidence, rule, unsupported=unsupported).target_BC.to(q.dtype)
     return target_BC.clone()  # an ordinary tensor, which a loss may look at
 
 
@@ -111,7 +107,6 @@ def explain(
     others: Tensor | None = None,
     teacher_prior: TeacherPrior = "keep",
     temperature: float = 1.0,
-    pooling: Pooling = "mean",
 ) -> Trace:
     """Combine as `aggregate` does, and return who was kept, dropped and trusted at every step.
 
@@ -124,12 +119,12 @@ def explain(
     stats = TeacherStats(counts, accuracies, cross_entropy, support, false_alarms, others)
     evidence = check_evidence(q, stats, min_support=min_support, epsilon=epsilon)
     evidence = correct(evidence, teacher_prior=teacher_prior, temperature=temperature)
-    return trace(evidence, rule, unsupported=unsupported, pooling=pooling)
+    return trace(evidence, rule, unsupported=unsupported)
 
 
-def trace(evidence: Evidence, rule: str | Rule, *, unsupported: Unsupported, pooling: Pooling = "mean") -> Trace:
+def trace(evidence: Evidence, rule: str | Rule, *, unsupported: Unsupported) -> Trace:
     """Combine, and return every step of it; the evidence is corrected already, where it shall be."""
-    made = combine(evidence, rule, unsupported=unsupported, pooling=pooling)
+    made = combine(evidence, rule, unsupported=unsupported)
     keep_KBC = made.selection.keep_KBC.cpu().numpy()
     supported_K1C = made.selection.supported_KC.unsqueeze(1).cpu().numpy()
     state = np.where(keep_KBC, "kept", np.where(supported_K1C, "outlier", "unsupported"))
@@ -141,26 +136,22 @@ def trace(evidence: Evidence, rule: str | Rule, *, unsupported: Unsupported, poo
     return Trace(state, made.share_KBC, consensus_BC, band_BC, made.target_BC, corrected=evidence.q_KBC)
 
 
-def combine(
-    evidence: Evidence, rule: str | Rule, *, unsupported: Unsupported, pooling: Pooling = "mean"
-) -> Combination:
+def combine(evidence: Evidence, rule: str | Rule, *, unsupported: Unsupported) -> Combination:
     """Keep, weigh, average per class and return to the simplex."""
     if unsupported not in get_args(Unsupported):
         raise unknown_name("value of 'unsupported'", unsupported, get_args(Unsupported))
-    if pooling not in get_args(Pooling):
-        raise unknown_name("value of 'pooling'", pooling, get_args(Pooling))
     chosen = resolve_rule(rule)
     q_KBC = evidence.q_KBC
     selection = chosen.keep(evidence)
     weight_KBC, total_BC = _kept_weights(chosen, evidence, selection)
 
     # Eq. 8, left: the weighted average per class
-    value_BC = _pooled(q_KBC, weight_KBC, total_BC, pooling=pooling, epsilon=evidence.epsilon)
+    value_BC = (weight_KBC * q_KBC).sum(dim=0) / (total_BC + evidence.epsilon)
 
     is_orphan_BC = total_BC == 0
     if unsupported == "consensus" and not _is_certain(~is_orphan_BC):
         # Nobody may speak for the class: the plain mean of all peers, or its mass would be lost.
-        value_BC = torch.where(is_orphan_BC, _pooled_alike(q_KBC, pooling), value_BC)
+        value_BC = torch.where(is_orphan_BC, q_KBC.mean(dim=0), value_BC)
         weight_KBC += is_orphan_BC.to(weight_KBC.dtype)
 
     # Eq. 8, right: back to the simplex. A row without any mass has no literal answer; it gets the plain mean.
@@ -170,23 +161,6 @@ def combine(
         return Combination(value_BC / mass_B1, weight_KBC, selection)
     target_BC = torch.where(has_mass_B1, value_BC / torch.where(has_mass_B1, mass_B1, 1), q_KBC.mean(dim=0))
     return Combination(target_BC, weight_KBC, selection)
-
-
-def _pooled(q_KBC: Tensor, weight_KBC: Tensor, total_BC: Tensor, *, pooling: Pooling, epsilon: float) -> Tensor:
-    """Return the weighted mean over the teachers, or the weighted geometric mean; zero where nobody has a weight."""
-    if pooling == "mean":
-        return (weight_KBC * q_KBC).sum(dim=0) / (total_BC + epsilon)
-    logarithm_BC = (weight_KBC * _log(q_KBC)).sum(dim=0) / torch.where(total_BC > 0, total_BC, 1)
-    return torch.where(total_BC > 0, logarithm_BC.exp(), 0)
-
-
-def _pooled_alike(q_KBC: Tensor, pooling: Pooling) -> Tensor:
-    return q_KBC.mean(dim=0) if pooling == "mean" else _log(q_KBC).mean(dim=0).exp()
-
-
-def _log(q_KBC: Tensor) -> Tensor:
-    """Return the logarithms; nobody can say less than a millionth, or one teacher alone could rule a class out."""
-    return q_KBC.clamp(min=SMALLEST_SAID).log()
 
 
 def _kept_weights(rule: Rule, evidence: Evidence, selection: Selection) -> tuple[Tensor, Tensor]:

@@ -82,19 +82,6 @@ def supported_near_weighted_consensus(evidence: Evidence) -> Selection:
     return _kept_within(evidence, consensus_BC, deviation_KBC, supported_median(deviation_KBC, supported_KC))
 
 
-def supported_near_consensus_of_three(evidence: Evidence) -> Selection:
-    """Keep as around a weighted consensus, but both where only two support a class.
-
-    Of two the lighter is always the further from their weighted mean, whatever they say: that is no disagreement. The
-    weights of the rule tell the two apart, and so much evidence counts once.
-    """
-    supported_KC = evidence.supported_KC
-    consensus_BC, deviation_KBC = _deviations(evidence, _votes(evidence))
-    limit_BC = supported_median(deviation_KBC, supported_KC)
-    limit_BC = torch.where(supported_KC.sum(dim=0) == 2, torch.inf, limit_BC)
-    return _kept_within(evidence, consensus_BC, deviation_KBC, limit_BC)
-
-
 def supported_within_weighted_median(evidence: Evidence) -> Selection:
     """Keep as published, with a band that holds half of the precision, not half of the teachers."""
     consensus_BC, deviation_KBC = _deviations(evidence, evidence.supported_KC)
@@ -113,7 +100,6 @@ FILTERS: dict[FilterKind, Callable[[Evidence], Selection]] = {
     "support": support_filter,
     "self-scaled": supported_and_self_scaled,
     "weighted-consensus": supported_near_weighted_consensus,
-    "consensus-of-three": supported_near_consensus_of_three,
     "weighted-median": supported_within_weighted_median,
     "weighted": supported_and_weighted,
 }

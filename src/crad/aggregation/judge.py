@@ -18,7 +18,7 @@ from crad.aggregation.evidence import check_evidence
 from crad.aggregation.rules import Rule
 from crad.aggregation.statistics import TeacherStats
 from crad.aggregation.verification import Tally, credibility, verify
-from crad.config import EvidenceSource, FilterKind, Pooling, TeacherPrior, Unsupported
+from crad.config import EvidenceSource, FilterKind, TeacherPrior, Unsupported
 
 
 class TrustMeter:
@@ -61,7 +61,6 @@ class TeacherJudge:
     confusions: Confusions
     trust: TrustMeter
     teacher_prior: TeacherPrior = "keep"
-    pooling: Pooling = "mean"
 
     @classmethod
     def begin(
@@ -72,12 +71,11 @@ class TeacherJudge:
         filter_kind: FilterKind | None,
         source: EvidenceSource,
         teacher_prior: TeacherPrior = "keep",
-        pooling: Pooling = "mean",
     ) -> TeacherJudge:
         """Begin a round with nothing counted; the filter may be another than the rule's own."""
         size = published.counts_KC.shape
         counted = Tally(*size), Confusions(*size), TrustMeter(*size)
-        return cls(rule.with_filter(filter_kind), source, published, *counted, teacher_prior, pooling)
+        return cls(rule.with_filter(filter_kind), source, published, *counted, teacher_prior)
 
     def count(self, q_KBC: Tensor, labels_B: Tensor, sound_K: Tensor) -> None:
         """Count what the sound teachers make of the student's samples: as evidence, where it counts at all.
@@ -112,7 +110,7 @@ class TeacherJudge:
         evidence = correct(
             evidence, teacher_prior=self.teacher_prior, temperature=temperature, published_KC=published_KC
         )
-        made = combine(evidence, self.rule, unsupported=unsupported, pooling=self.pooling)
+        made = combine(evidence, self.rule, unsupported=unsupported)
         self.trust.add(made.share_KBC, sound_K)
         return made
 

@@ -68,20 +68,10 @@ def _in_private_training(experiment: ExperimentFields) -> str | None:
             f"{said}: evidence = {recipe.evidence!r} counts teachers' hits on the student's training samples, which is "
             "not noised: set evidence = 'reported'"
         )
-    if recipe.calibration != "none":
-        return (
-            f"{said}: calibration = {recipe.calibration!r} publishes a temperature fitted on validation samples, "
-            "which is not noised: leave calibration out"
-        )
     if recipe.missing_weight:
         return (
             f"{said}: missing_weight = {recipe.missing_weight:g} weighs samples by exact counts of the training "
             "samples, and by the others of a batch: leave missing_weight out"
-        )
-    if recipe.distill_by_class:
-        return (
-            f"{said}: distill_by_class = {recipe.distill_by_class:g} looks at exact counts of the training "
-            "samples: leave distill_by_class out"
         )
     if recipe.distill_augment == "strong":
         return f"{said}: distill_augment = 'strong' is not built for it: set distill_augment = 'same'"

@@ -47,7 +47,11 @@ def make_experiment(settings: Mapping[str, Any] | None = None, *, path: Path | N
 
 def stored_experiment(path: Path) -> Experiment:
     """Read the experiment of a run directory, of whichever version."""
-    return Experiment(**stored_settings(read_toml(path, what="the experiment file")))
+    stored = read_toml(path, what="the experiment file")
+    try:
+        return Experiment(**stored_settings(stored))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def _over_preset(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from crad.config.setting import (
     Accountant,
     AtLeastOne,
     AttackKind,
-    Calibration,
     ClipNorm,
     Device,
     DistillAugment,
@@ -29,7 +28,6 @@ from crad.config.setting import (
     OptimizerKind,
     Pairs,
     PartitionKind,
-    Pooling,
     Positive,
     Setting,
     Standardize,
@@ -505,18 +503,13 @@ class ExperimentFields(BaseModel):
     filter: Annotated[
         FilterKind | None,
         Setting(
-            "Who agrees: median, support, self-scaled, weighted-consensus, consensus-of-three, weighted-median, "
-            "weighted (the rule's own)",
+            "Who agrees: median, support, self-scaled, weighted-consensus, weighted-median, weighted (the rule's own)",
             "Distillation",
             "recipe",
             "agreed",
             before=None,
             is_of_teachers=True,
-            words={
-                "weighted-consensus": "weighted consensus",
-                "consensus-of-three": "consensus of three",
-                "weighted-median": "weighted median",
-            },
+            words={"weighted-consensus": "weighted consensus", "weighted-median": "weighted median"},
         ),
     ] = None
     distill_augment: Annotated[
@@ -546,48 +539,6 @@ class ExperimentFields(BaseModel):
             words={"remove": "priors removed", "keep": "priors kept"},
         ),
     ] = None
-    snapshot_average: Annotated[
-        float | None,
-        Field(ge=0, lt=1),
-        Setting(
-            "Publish an average of the model over its rounds, in which what was there before keeps this share each "
-            "round; 0: the model as it is (the method's)",
-            "Distillation",
-            "recipe",
-            "agreed",
-            before=0.0,
-            is_unsaid_before=True,
-            is_of_teachers=True,
-            metavar="SHARE",
-        ),
-    ] = None
-    calibration: Annotated[
-        Calibration | None,
-        Setting(
-            "How sure teachers are taken to be: none, as they are; temperature, by one that each publishes, fitted on "
-            "its own validation half (the method's)",
-            "Distillation",
-            "recipe",
-            "agreed",
-            before="none",
-            is_unsaid_before=True,
-            is_of_teachers=True,
-            words={"temperature": "calibrated", "none": "not calibrated"},
-        ),
-    ] = None
-    pooling: Annotated[
-        Pooling | None,
-        Setting(
-            "How those who are kept are averaged: mean, their probabilities, or log, the logarithms (the method's)",
-            "Distillation",
-            "recipe",
-            "agreed",
-            before="mean",
-            is_unsaid_before=True,
-            is_of_teachers=True,
-            words={"log": "log pooling", "mean": "mean pooling"},
-        ),
-    ] = None
     missing_weight: Annotated[
         NotNegative | None,
         Setting(
@@ -604,29 +555,14 @@ class ExperimentFields(BaseModel):
     distill_schedule: Annotated[
         DistillSchedule | None,
         Setting(
-            "Distillation weight over the planned rounds: constant, rising to it, or falling from it (the method's)",
+            "Distillation weight over the planned rounds: constant, or rising to it (the method's)",
             "Distillation",
             "recipe",
             "agreed",
             before="constant",
             is_unsaid_before=True,
             is_of_teachers=True,
-            words={"rising": "rising lambda", "falling": "falling lambda", "constant": "constant lambda"},
-        ),
-    ] = None
-    distill_by_class: Annotated[
-        float | None,
-        Field(ge=0, le=1),
-        Setting(
-            "How far the distillation weight goes up to 1 for a sample whose target is on classes that the client "
-            "lacks; 0: not at all (the method's)",
-            "Distillation",
-            "recipe",
-            "agreed",
-            before=0.0,
-            is_unsaid_before=True,
-            is_of_teachers=True,
-            metavar="SHARE",
+            words={"rising": "rising lambda", "constant": "constant lambda"},
         ),
     ] = None
     attack: Annotated[

@@ -2,6 +2,7 @@
 
 A setting that was renamed says its older name itself (`Setting.stored_as`, `Setting.also_called`), and one that came
 later the value that older runs had without knowing it (`Setting.before`). An alias stands for several settings of now.
+What was tried and dropped (docs/choosing-the-rule.md) is still read where it was off, and refused where it was on.
 """
 
 from __future__ import annotations
@@ -12,9 +13,13 @@ from typing import Any
 from crad.config.experiment_fields import ExperimentFields
 from crad.config.setting import ALWAYS_THERE, NONE
 from crad.config.setting_lists import all_settings, setting_of
-from crad.errors import ConfigError
+from crad.errors import ConfigError, shown
 
 ALIASES = {"liars": "Short for --attack noise --attackers COUNT"}
+# By the value at which they did nothing; and values that settings of now had.
+DROPPED = {"snapshot_average": 0.0, "calibration": "none", "pooling": "mean", "distill_by_class": 0.0}
+DROPPED_VALUES = {"filter": "consensus-of-three", "distill_schedule": "falling"}
+LAST_WITH_DROPPED = "e30c49f"  # a commit that has them
 
 
 def without_aliases(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,13 +49,24 @@ def older_names() -> Mapping[str, str]:
 def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings under the names of now, whichever they were given by; refuse one that is set twice."""
     older, renamed = older_names(), dict[str, Any]()
-    for key, value in settings.items():
+    for key, value in _without_dropped(settings).items():
         name = older.get(key, key)
         said = renamed.get(name)
         if said not in (None, NONE) and value not in (None, NONE, said):
             raise ConfigError(f"{key} = {value!r}: it is {name} by its older name, which is {said!r}: leave one out")
         renamed[name] = value if said in (None, NONE) else said
     return renamed
+
+
+def _without_dropped(settings: Mapping[str, Any]) -> dict[str, Any]:
+    for key, value in settings.items():
+        is_on = key in DROPPED and value not in (None, NONE, DROPPED[key])
+        if is_on or (key in DROPPED_VALUES and value == DROPPED_VALUES[key]):
+            raise ConfigError(
+                f"{key} = {shown(value)} was tried and dropped (docs/choosing-the-rule.md): take crad at commit "
+                f"{LAST_WITH_DROPPED} to run it, or to read a run that had it"
+            )
+    return {key: value for key, value in settings.items() if key not in DROPPED}
 
 
 def with_stored_names(settings: Mapping[str, Any]) -> dict[str, Any]:

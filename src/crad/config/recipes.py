@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from crad.config.setting import (
-    Calibration,
     DistillAugment,
     DistillSchedule,
     EvidenceSource,
     FilterKind,
     LocalLoss,
-    Pooling,
     TeacherPrior,
 )
 
@@ -25,12 +23,8 @@ class Recipe:
     filter: FilterKind | None = None  # None: the rule's own
     distill_augment: DistillAugment = "same"
     teacher_prior: TeacherPrior = "keep"
-    snapshot_average: float = 0.0
-    calibration: Calibration = "none"
-    pooling: Pooling = "mean"
     missing_weight: float = 0.0
     distill_schedule: DistillSchedule = "constant"
-    distill_by_class: float = 0.0
 
 
 PUBLISHED = Recipe()

@@ -24,14 +24,10 @@ OptimizerKind = Literal["sgd", "adamw"]
 LrSchedule = Literal["constant", "cosine"]
 LocalLoss = Literal["plain", "balanced"]
 EvidenceSource = Literal["reported", "own", "pooled"]
-FilterKind = Literal[
-    "median", "support", "self-scaled", "weighted-consensus", "consensus-of-three", "weighted-median", "weighted"
-]
+FilterKind = Literal["median", "support", "self-scaled", "weighted-consensus", "weighted-median", "weighted"]
 DistillAugment = Literal["same", "mixup", "strong", "cutmix", "crops", "patches"]
 TeacherPrior = Literal["keep", "remove"]
-Calibration = Literal["none", "temperature"]
-DistillSchedule = Literal["constant", "rising", "falling"]
-Pooling = Literal["mean", "log"]
+DistillSchedule = Literal["constant", "rising"]
 Accountant = Literal["prv", "rdp"]
 Norm = Literal["batch", "group"]
 AttackKind = Literal[

@@ -22,7 +22,6 @@ from crad.errors import ConfigError, with_article
 from crad.federation.message import Statistics
 from crad.models import InputShape
 from crad.randomness import stream, torch_stream
-from crad.training.calibration import LOWEST_TEMPERATURE
 from crad.training.evaluation import evaluation_mode
 
 if TYPE_CHECKING:
@@ -160,7 +159,6 @@ class SimulatedAdversary(Adversary):
             counts=self._data.num_classes * (CLAIMED_SAMPLES,),
             accuracies=self._data.num_classes * (1.0,),
             cross_entropies=None if measured.cross_entropies is None else self._data.num_classes * (0.0,),
-            temperature=None if measured.temperature is None else LOWEST_TEMPERATURE,
         )
 
     def triggered_images(self) -> SampleSet | None:

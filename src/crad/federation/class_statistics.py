@@ -37,7 +37,6 @@ def class_statistics(
         counts=tuple(counts.tolist()),
         accuracies=own.class_accuracies,
         cross_entropies=tuple(own.class_cross_entropies()) if with_cross_entropy else None,
-        temperature=evaluation.as_published.temperature,
     )
     return context.adversary.published_statistics(peer, measured)
 

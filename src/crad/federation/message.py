@@ -13,14 +13,13 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from crad.errors import SnapshotError, first_foreign_fault, printable
-from crad.training.calibration import HIGHEST_TEMPERATURE, LOWEST_TEMPERATURE
 
 SNAPSHOT = "snapshot"  # the kind of message that has a model's weights, as most methods publish them
 # The first value that is none is enough to be refused: a word about each of a million would fill the memory.
@@ -35,14 +34,6 @@ class Statistics(BaseModel):
     counts: Values
     accuracies: Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(fail_fast=True)]
     cross_entropies: Values | None = None
-    # By how much the sender's logits are divided before they are softened; only where members have agreed on it.
-    temperature: Annotated[float, Field(ge=LOWEST_TEMPERATURE, le=HIGHEST_TEMPERATURE)] | None = None
-
-
-def statistics_to_json(statistics: Statistics) -> dict[str, Any]:
-    """Return statistics for a record; what came later is left out where it was not said."""
-    unsaid = {"temperature"} if statistics.temperature is None else None
-    return statistics.model_dump(mode="json", exclude=unsaid)
 
 
 class Manifest(BaseModel):

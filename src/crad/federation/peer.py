@@ -23,7 +23,7 @@ from crad.errors import ConfigError, RunError
 from crad.federation.class_statistics import class_statistics, count_noise, private_counts, release_hits
 from crad.federation.context import RunContext
 from crad.federation.message import SNAPSHOT, Message, Statistics, pack
-from crad.federation.peer_evaluation import AVERAGE, ClassScore, Evaluation
+from crad.federation.peer_evaluation import ClassScore, Evaluation
 from crad.inference.engine import TeacherEngine
 from crad.models import (
     Architecture,
@@ -34,17 +34,13 @@ from crad.models import (
     has_own_statistics,
     load_first_weights,
 )
-from crad.randomness import torch_seed, torch_stream
-from crad.training.batch_statistics import renew_statistics
-from crad.training.calibration import fit_temperature
+from crad.randomness import torch_seed
 from crad.training.canaries import COINS, FIRST, SCORES, STEP_SCORES, Canaries, draw_canaries
 from crad.training.clipping import Clipper
 from crad.training.evaluation import ScoredSet, score_sets
 from crad.training.losses import log_count_shares, log_shares
 from crad.training.optimizer import make_optimizer, optimizer_tensors
-from crad.training.weight_average import average_weights
 
-AVERAGED_ROUNDS = "averaged-rounds"  # in a peer's memory: over how many of its rounds its average goes
 PRIOR_IN = "prior-in"  # in a peer's memory: its model was trained with the plain loss, whatever the run's is
 GLOBAL, LOCAL = "global", "local"  # the common test images, and the test halves of all clients in a row
 LEAST_COUNT = 0.5  # of a class in a prior made of noised counts: none is impossible
@@ -157,29 +153,7 @@ class Peer:
 
     def published_weights(self, round_index: int) -> dict[str, Tensor]:
         """Return what the others are given as its model: its weights and buffers."""
-        if AVERAGE not in self.variants:
-            return self.context.adversary.published_weights(self, round_index)
-        averaged = copy.copy(self)  # so that an attacker too lies with what it would publish
-        averaged.model = self._variant(AVERAGE)
-        return self.context.adversary.published_weights(averaged, round_index)
-
-    def update_average(self) -> None:
-        """Let the average that is published follow the model, which goes on as it is; without the setting do nothing.
-
-        Batch norms are measured again: means and variances of two networks, averaged, are not those of their average.
-        """
-        if not (share := self.context.recipe.snapshot_average):
-            return
-        rounds = int(self.memory.get(AVERAGED_ROUNDS, torch.tensor(0))) + 1
-        self.memory[AVERAGED_ROUNDS] = torch.tensor(rounds)
-        model = copy.deepcopy(self.model)
-        if (before := self.variants.get(AVERAGE)) is not None:
-            average_weights(model, before, share=share, rounds=rounds)
-        if self.context.privacy is None:  # private networks have no batch norm, and what is averaged is noised already
-            draws = torch_stream(self.experiment.seed, "peer", self.acts_as, "round", self.round_index, AVERAGE)
-            order = torch.randperm(len(self.train), generator=draws).to(self.train.labels.device)
-            renew_statistics(model, self.train.samples[order], inputs_of=self.data.preprocessor.inputs)
-        self.variants[AVERAGE] = {key: tensor.detach().clone() for key, tensor in model.state_dict().items()}
+        return self.context.adversary.published_weights(self, round_index)
 
     def statistics(self, *, with_cross_entropy: bool = False) -> Statistics:
         """Return what the peer says of itself per class, from its validation half; counts noised if private."""
@@ -254,11 +228,11 @@ class Peer:
     def test_as_member(self, round_index: int) -> dict[str, Tensor]:
         """Test it, and return what a committee would hear of it: its published model's logits on all test images."""
         heard: Heard = {GLOBAL: [], LOCAL: []}
-        is_another = self.index in self.context.adversary.attackers or AVERAGE in self.variants
-        self.test(heard=None if is_another else heard)
+        is_attacker = self.index in self.context.adversary.attackers
+        self.test(heard=None if is_attacker else heard)
         if not any(heard.values()):
             model = self.model
-            if is_another:  # than the one that was tested
+            if is_attacker:  # and gives the others another model than the one that was tested
                 model = copy.deepcopy(self.model)
                 model.load_state_dict(self.published_weights(round_index))
             images = {GLOBAL: self.data.global_test, LOCAL: self.data.held_out}
@@ -341,22 +315,12 @@ class Peer:
         held_out = [self.data.samples(shard.validation) for shard in self._shards]
         shards = [adversary.as_believed(self.index, images) for images in held_out]
         prior_C = self.missing_prior_C
-        said: list[Tensor] | None = None if self.context.recipe.calibration == "none" else []
         faces = [None] if prior_C is None else [prior_C, None]
-        scores = self._scores(model, [ScoredSet(images, faces, said) for images in shards])
+        scores = self._scores(model, [ScoredSet(images, faces) for images in shards])
         return Evaluation(
             validation=tuple(own for own, *_ in scores),
             plain=None if prior_C is None else tuple(plain for _, plain in scores),
-            temperature=self._temperature(said, shards),
         )
-
-    def _temperature(self, said: Sequence[Tensor] | None, shards: Sequence[SampleSet]) -> float | None:
-        """Return the temperature that fits what a model said of the validation halves; None: nobody has asked."""
-        if said is None:
-            return None
-        logits_BC = torch.cat([torch.empty(0, self.num_classes), *said])
-        labels_B = torch.cat([torch.empty(0, dtype=torch.int64), *(images.labels.cpu() for images in shards)])
-        return fit_temperature(logits_BC, labels_B, log_prior_C=self.missing_prior_C)
 
     def _tested(self, evaluation: Evaluation, model: nn.Module, heard: Heard | None = None) -> Evaluation:
         images = self.context.adversary.triggered_images()

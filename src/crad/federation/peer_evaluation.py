@@ -9,8 +9,6 @@ from typing import Any
 
 from crad.aggregation.member_tally import MemberTally
 
-AVERAGE = "average"  # among a peer's variants: its weights over the rounds, which it publishes in place of its own
-
 
 @dataclass(frozen=True)
 class ClassScore:
@@ -60,18 +58,11 @@ class Evaluation:
     triggered: ClassScore | None = None  # how far a simulated backdoor's trigger works, where that is measured
     private: PrivateReleases | None = None  # in private training, from its first round on
     tallies: tuple[MemberTally, ...] | None = None  # what every client counts of what it publishes, by client
-    temperature: float | None = None  # that makes it as sure as it should be, where that is agreed on
-
-    @property
-    def as_published(self) -> Evaluation:
-        """Return how the model that the others get does: this one, unless an average of it is published."""
-        return self.variants.get(AVERAGE, self)
 
     @property
     def seen_by_others(self) -> tuple[ClassScore, ...]:
         """Return the validation scores of what is published, as others run it: without its owner's prior."""
-        published = self.as_published
-        return published.validation if published.plain is None else published.plain
+        return self.validation if self.plain is None else self.plain
 
 
 def evaluation_to_json(evaluation: Evaluation) -> dict[str, Any]:
@@ -85,7 +76,6 @@ def evaluation_to_json(evaluation: Evaluation) -> dict[str, Any]:
         **({} if evaluation.triggered is None else {"triggered": _score_to_json(evaluation.triggered)}),
         **({} if evaluation.private is None else {"private": asdict(evaluation.private)}),
         **({} if evaluation.tallies is None else {"tallies": [asdict(one) for one in evaluation.tallies]}),
-        **({} if evaluation.temperature is None else {"temperature": evaluation.temperature}),
         "variants": {name: evaluation_to_json(one) for name, one in evaluation.variants.items()},
     }
 
@@ -102,7 +92,6 @@ def evaluation_from_json(entry: Mapping[str, Any]) -> Evaluation:
         triggered=None if triggered is None else _score_from_json(triggered),
         private=None if private is None else _releases_from_json(private),
         tallies=None if tallies is None else tuple(MemberTally.from_json(one) for one in tallies),
-        temperature=entry.get("temperature"),
         variants={name: evaluation_from_json(one) for name, one in entry.get("variants", {}).items()},
     )
 

@@ -183,7 +183,6 @@ class TaskRunner:
         learned = replace(learned, clipped=peer.clipper.counts())
         _check_converging(peer, learned.losses, task.round_index)
         if task.is_measured:
-            peer.update_average()
             peer.revalidate()
             sums = [total for one in peer.evaluation.validation for total in one.cross_entropy_sums]
             # Under privacy one record must not decide whether a member goes on: its weights alone do.

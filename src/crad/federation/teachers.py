@@ -66,7 +66,6 @@ class TeacherCache:
                 f"{agreed}"
             )
         statistics = _check_statistics(manifest.statistics, sender=sender, num_classes=self._context.data.num_classes)
-        self._check_calibration(statistics, sender=sender)
         expected = self._model(agreed, sender=sender).state_dict()
         tensors = read_body(message, sender=sender, expected=expected)
         self._check_preparation(agreed, tensors, sender=sender)
@@ -118,13 +117,6 @@ class TeacherCache:
         other = other_than_agreed(model, tensors, self._context.agreed_ranges)
         if other is not None:
             raise SnapshotError(f"peer {sender} sent {other!r} that is not by the agreed ranges (standardize = schema)")
-
-    def _check_calibration(self, statistics: Statistics, *, sender: int) -> None:
-        """Refuse a temperature that nobody has agreed on, and its absence where all publish one."""
-        calibration = self._context.recipe.calibration
-        if (statistics.temperature is not None) != (calibration != "none"):
-            found = "no temperature" if statistics.temperature is None else "a temperature"
-            raise SnapshotError(f"peer {sender} sent {found}, but calibration is {calibration!r} here")
 
     def _model(self, architecture: str, *, sender: int) -> nn.Module:
         if architecture not in self._models:

@@ -40,17 +40,10 @@ class HasBytes(Protocol):
         ...
 
 
-def soft_predictions(
-    teachers: Sequence[Teacher], inputs: Tensor, *, temperature: float, own: Sequence[float | None] = ()
-) -> Tensor:
-    """Return the softened class probabilities of every teacher on the same inputs, [K,B,C]. Eq. 2.
-
-    `own`: what each teacher's logits are divided by beside that to make it as sure as it should be; None: by nothing.
-    """
-    whole = [temperature if one is None else temperature * one for one in own or [None] * len(teachers)]
+def soft_predictions(teachers: Sequence[Teacher], inputs: Tensor, *, temperature: float) -> Tensor:
+    """Return the softened class probabilities of every teacher on the same inputs, [K,B,C]. Eq. 2."""
     with torch.no_grad():
-        said = [torch.softmax(run()(inputs) / divisor, dim=1) for run, divisor in zip(teachers, whole, strict=True)]
-        return torch.stack(said)
+        return torch.stack([torch.softmax(teacher()(inputs) / temperature, dim=1) for teacher in teachers])
 
 
 class TeacherEngine:

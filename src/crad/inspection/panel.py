@@ -21,7 +21,6 @@ from crad.federation.context import RunContext, build_run_context
 from crad.federation.message import Statistics
 from crad.federation.method import Method
 from crad.federation.peer import Peer, training_samples, untrained_model
-from crad.federation.peer_evaluation import AVERAGE
 from crad.federation.roster import PeerSlot, Roster
 from crad.federation.tasks import load_tensors
 from crad.federation.teachers import Snapshot
@@ -100,7 +99,6 @@ class Panel:
                 [partial(self._run_of, slot) for slot in self.teachers],
                 self.context.data.preprocessor.inputs(self.context.data.global_test.samples[where]),
                 temperature=self.experiment.temperature,
-                own=[one.temperature for one in self.statistics],
             )
 
     def of_student(self, student: int) -> list[int]:
@@ -123,8 +121,7 @@ class Panel:
             temperature=self.experiment.temperature,
             published_KC=self._published(self.of_student(student)).counts_KC,
         )
-        pooling = self.experiment.recipe.pooling
-        return trace(evidence, self._rule, unsupported=self.experiment.unsupported, pooling=pooling)
+        return trace(evidence, self._rule, unsupported=self.experiment.unsupported)
 
     def corrected(self, q_NBC: Tensor) -> Tensor | None:
         """Return what is heard of every client's word once its own class shares are out; None where they stay in."""
@@ -155,7 +152,7 @@ class Panel:
         peer = Peer(self.context, slot.member, model=model)
         if slot.state is not None:
             peer.load_state(load_tensors(slot.state), slot.measured)
-        if self.is_attacker(slot.index) or AVERAGE in peer.variants:
+        if self.is_attacker(slot.index):
             peer.model.load_state_dict(peer.published_weights(self.round_index + 1))
         return self._engine.prepare(peer.model.eval().requires_grad_(False), key=slot.member.architecture.id)
 

@@ -93,21 +93,8 @@ def check_recipe(experiment: Experiment, method: Method) -> None:
             "of what teachers say already, and taking them out twice harms; set teacher_prior = 'keep' or "
             "local_loss = 'plain'"
         )
-    if recipe.snapshot_average:
-        _check_can_average(experiment, method)
     if rule is not None:
         rule.with_filter(recipe.filter)
-
-
-def _check_can_average(experiment: Experiment, method: Method) -> None:
-    said = f"snapshot_average = {experiment.recipe.snapshot_average:g}"
-    if method.teachers != "clients":
-        raise ConfigError(
-            f"{said} is for methods whose students teach each other, such as crad; what {method.name!r} publishes does "
-            "not go on learning from others"
-        )
-    if fitted := [model for model in experiment.models if Architecture.parse(model).name in FITTED]:
-        raise ConfigError(f"{said}: model {fitted[0]!r} is fitted in one call and has no weights to average")
 
 
 def _check_looks_at_one_sample(rule: Rule, method: Method) -> None:

@@ -30,12 +30,7 @@ from crad.models import Architecture
 from crad.training.digest import logits_on
 from crad.training.epoch import Block, LossMeter
 from crad.training.losses import StudentLoss
-from crad.training.sample_weights import (
-    distill_weights,
-    lacking_classes,
-    missing_class_weights,
-    schedule_factor,
-)
+from crad.training.sample_weights import lacking_classes, missing_class_weights, rising_share
 
 PROBED_IMAGES = 16  # enough to see that a model gives numbers
 
@@ -120,7 +115,6 @@ def learn_from(
         filter_kind=recipe.filter,
         source=recipe.evidence,
         teacher_prior=recipe.teacher_prior,
-        pooling=recipe.pooling,
     )
     for block in blocks:
         if not len(block.labels):  # a Poisson batch of private training: nobody to ask about, and noise alone
@@ -170,18 +164,14 @@ def student_loss(peer: Peer, block: Block, target_BC: Tensor, weight_B: Tensor |
     experiment, recipe = peer.experiment, peer.context.recipe
     if weight_B is None and recipe.missing_weight:
         weight_B = weigh_lacking(peer, target_BC, recipe.missing_weight)
-    lowest = experiment.distill_weight
-    if (schedule := recipe.distill_schedule) != "constant":
-        lowest *= schedule_factor(schedule, round_index=peer.round_index, rounds=experiment.rounds)
-    share: float | Tensor = lowest
-    if strength := recipe.distill_by_class:
-        temperature = experiment.temperature
-        share = distill_weights(target_BC, lacking_of(peer), lowest=lowest, strength=strength, temperature=temperature)
+    distill_weight = experiment.distill_weight
+    if recipe.distill_schedule == "rising":
+        distill_weight *= rising_share(round_index=peer.round_index, rounds=experiment.rounds)
     return StudentLoss(
         block.batch_labels,
         target_BC,
         temperature=experiment.temperature,
-        distill_weight=share,
+        distill_weight=distill_weight,
         log_prior_C=peer.log_prior_C,
         weight_B=weight_B,
     )
@@ -189,13 +179,9 @@ def student_loss(peer: Peer, block: Block, target_BC: Tensor, weight_B: Tensor |
 
 def weigh_lacking(peer: Peer, target_BC: Tensor, strength: float) -> Tensor:
     """Return how much each sample counts in the distillation, [B]: more where its target is on what the peer lacks."""
+    counts_C = torch.bincount(peer.train.labels.cpu(), minlength=peer.num_classes)
     temperature = peer.experiment.temperature
-    return missing_class_weights(target_BC, lacking_of(peer), strength=strength, temperature=temperature)
-
-
-def lacking_of(peer: Peer) -> Tensor:
-    """Return how far each class is missing among a peer's training samples, [C]."""
-    return lacking_classes(torch.bincount(peer.train.labels.cpu(), minlength=peer.num_classes))
+    return missing_class_weights(target_BC, lacking_classes(counts_C), strength=strength, temperature=temperature)
 
 
 def make_target(
@@ -210,8 +196,7 @@ def make_target(
     """Combine the predictions of all teachers for a block, [B,C]; None where no teacher gives numbers."""
     experiment = peer.experiment
     teachers = [partial(cache.get, snapshot) for snapshot in snapshots]
-    own = [snapshot.statistics.temperature for snapshot in snapshots]
-    q_KBC = soft_predictions(teachers, block.inputs, temperature=experiment.temperature, own=own)
+    q_KBC = soft_predictions(teachers, block.inputs, temperature=experiment.temperature)
     combine = partial(
         judge.combine,
         min_support=experiment.min_support,

@@ -178,17 +178,11 @@ def _kept_teacher(
     memory: Mapping[str, Tensor], context: RunContext, owner: int, tensors: dict[str, Tensor], *, is_kept: bool
 ) -> Snapshot:
     counts, accuracies, *more = memory[f"{TEACHER}/{owner}/figures"].tolist()
-    own = memory.get(f"{TEACHER}/{owner}/temperature")
     return Snapshot(
         owner,
         int(memory[f"{TEACHER}/{owner}/round"]),
         context.architecture_of(owner).id,
-        Statistics(
-            counts=counts,
-            accuracies=accuracies,
-            cross_entropies=more[0] if more else None,
-            temperature=None if own is None else float(own),
-        ),
+        Statistics(counts=counts, accuracies=accuracies, cross_entropies=more[0] if more else None),
         tensors,
         is_kept=is_kept,
     )
@@ -200,8 +194,6 @@ def _keep_teacher(peer: Peer, snapshot: Snapshot) -> None:
     place = f"{TEACHER}/{snapshot.peer}"
     peer.memory |= {f"{place}/weights/{name}": tensor for name, tensor in snapshot.tensors.items()}
     peer.memory[f"{place}/figures"] = torch.tensor([one for one in columns if one is not None], dtype=torch.float64)
-    if figures.temperature is not None:
-        peer.memory[f"{place}/temperature"] = torch.tensor(figures.temperature, dtype=torch.float64)
     peer.memory[f"{place}/round"] = torch.tensor(snapshot.round_index)
 
 

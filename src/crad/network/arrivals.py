@@ -7,9 +7,9 @@ All that a snapshot passes before a student hears of it:
 4. the manifest: round, kind, size (`check_announced` here), and whether the member signed another one for the round, or
    more than its network can need (`member_exchange.py`)
 5. the body: length and sha256 while it streams in (`inbox.py`, `check_received` here)
-6. the snapshot (`federation/teachers.py`, `federation/message.py`): the agreed architecture, statistics, a temperature
-   if and only if calibration is agreed on, whether its network may be built here, names, shapes, types and finite
-   values of its tensors, and where ranges are agreed that its network prepares rows by these
+6. the snapshot (`federation/teachers.py`, `federation/message.py`): the agreed architecture, statistics, whether
+   its network may be built here, names, shapes, types and finite values of its tensors, and where ranges are agreed
+   that its network prepares rows by these
 7. its predictions: finite, or it is left out (`methods/distillation.py`, `aggregation/evidence.py`)
 """
 

@@ -15,7 +15,7 @@ from crad.aggregation.committee_rule import CommitteeRule, make_committee_rule, 
 from crad.config import EvidenceSource, TeacherPrior, Unsupported
 from crad.errors import RunError, first_fault, printable
 from crad.federation.class_statistics import stack_statistics
-from crad.federation.message import Statistics, statistics_to_json
+from crad.federation.message import Statistics
 from crad.prediction.model_card import SPOILT, ModelCard
 
 FORMAT = "crad-committee 1"
@@ -71,7 +71,7 @@ class CommitteeCard:
             {
                 "client": member.client,
                 "architecture": member.card.architecture,
-                "statistics": statistics_to_json(member.statistics),
+                "statistics": member.statistics.model_dump(mode="json"),
                 **({} if member.verified is None else {"verified": member.verified}),
             }
             for member in self.members

@@ -28,9 +28,9 @@ from crad.errors import ConfigError, CradError, RunError, client_number, escaped
 from crad.federation.attacks import published_weights
 from crad.federation.class_statistics import class_statistics
 from crad.federation.context import RunContext, build_run_context
-from crad.federation.message import Statistics, statistics_to_json
+from crad.federation.message import Statistics
 from crad.federation.peer import PeerSpec, fit_statistics, log_prior, training_indices, training_samples
-from crad.federation.peer_evaluation import AVERAGE, Evaluation
+from crad.federation.peer_evaluation import Evaluation
 from crad.federation.tasks import load_tensors
 from crad.methods import resolve_method
 from crad.models import InputShape, load_first_weights, preparing_layer, set_own_statistics
@@ -45,7 +45,6 @@ from crad.runs.records import Record, partition_record
 
 MODELS_FILE = "models.json"
 MODEL = "model."  # before the names of a resting state's weights
-AVERAGED = f"variant.{AVERAGE}."  # before those of the average that is published in place of the model
 
 
 class TemporaryStates:
@@ -114,7 +113,7 @@ def with_statistics(record: Record, context: RunContext, evaluations: Mapping[in
         evaluation = evaluations[peer["index"]]
         said = _said_of_itself(context, peer["index"], evaluation)
         counted = {} if evaluation.tallies is None else {"tallies": [asdict(one) for one in evaluation.tallies]}
-        peers.append({**peer, "statistics": statistics_to_json(said), **counted})
+        peers.append({**peer, "statistics": said.model_dump(mode="json"), **counted})
     return {**record, "peers": peers}
 
 
@@ -177,12 +176,8 @@ class RunModels(Sequence[TrainedModel]):
         return TrainedModel(card, TorchPredictor(module.requires_grad_(False), card))
 
     def published(self, client: int) -> TrainedModel:
-        """Read what a client gives the others as its model: its own, or its average; some attackers give another."""
+        """Read what a client gives the others as its model: its own, but for some attackers of a simulation."""
         peer, model = self.peer_of(client), self[client]
-        state = self.states[peer["index"]]
-        if state is not None and (average := stored_weights(state, under=AVERAGED)):
-            check_fits(model.module, average, name=peer["architecture"], where=state)
-            model.module.load_state_dict(average)
         sender = _Publisher(
             index=peer["index"],
             model=model.module,
@@ -309,14 +304,14 @@ def validation_half(models: RunModels, client: int, *, directory: RunDirectory |
     return data.dataset.train_samples[where], data.dataset.train_labels[where]
 
 
-def stored_weights(state: Path, *, under: str = MODEL) -> dict[str, Tensor]:
-    """Return the weights and buffers of the model in a resting state, or of what stands there under another prefix."""
+def stored_weights(state: Path) -> dict[str, Tensor]:
+    """Return the weights and buffers of the model in a resting state."""
     try:
         tensors = load_tensors(state)
     except (OSError, CradError, ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
         reason = "it is cut off" if isinstance(error, struct.error) else escaped(str(error))
         raise RunError(f"the model in {state} cannot be read ({reason})") from error
-    return {name[len(under) :]: tensor for name, tensor in tensors.items() if name.startswith(under)}
+    return {name[len(MODEL) :]: tensor for name, tensor in tensors.items() if name.startswith(MODEL)}
 
 
 def check_fits(module: nn.Module, weights: Mapping[str, Tensor], *, name: str, where: Path) -> None:

@@ -5,15 +5,12 @@ Shapes: B samples, D channels, then the sides of an image, the steps of a series
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from crad.training.evaluation import evaluation_batch, evaluation_mode
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
@@ -62,27 +59,6 @@ def watched_statistics(model: nn.Module) -> Iterator[list[Tensor]]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-@torch.no_grad()
-def renew_statistics(model: nn.Module, samples: Tensor, *, inputs_of: Callable[[Tensor], Tensor]) -> None:
-    """Measure the running statistics of every batch norm again, as means over batches of about the same size.
-
-    The samples must be in no order: a batch of one class has another variance. Fewer than two measure nothing.
-    """
-    norms = [one for one in model.modules() if isinstance(one, BATCH_NORMS) and one.running_mean is not None]
-    if not norms or len(samples) < 2:
-        return
-    momenta = [norm.momentum for norm in norms]
-    with evaluation_mode(model):
-        for norm in norms:
-            norm.reset_running_stats()
-            norm.momentum = None  # the plain mean over the batches
-            norm.train()
-        for part in samples.tensor_split(math.ceil(len(samples) / evaluation_batch(samples.device))):
-            model(inputs_of(part))
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum
 
 
 def _norms(model: nn.Module) -> list[nn.Module]:

@@ -76,56 +76,15 @@ def distillation_loss(
     target_BC: Tensor,
     *,
     temperature: float,
-    distill_weight: float | Tensor,
+    distill_weight: float,
     log_prior_C: Tensor | None = None,
     weight_B: Tensor | None = None,
 ) -> Loss:
-    """Return (1 - lambda) CE + lambda T^2 KL(target || student), batch mean. Eq. 9.
-
-    Samples may weigh unequally in the distillation, and each may have a lambda of its own.
-    """
-    if isinstance(distill_weight, Tensor):
-        return _loss_by_sample(
-            logits_BC, labels_B, target_BC, temperature, distill_weight, log_prior_C=log_prior_C, weight_B=weight_B
-        )
+    """Return (1 - lambda) CE + lambda T^2 KL(target || student), batch mean. Eq. 9; samples may weigh unequally."""
     cross_entropy = private_cross_entropy(logits_BC, labels_B, log_prior_C)
     distillation = softened_divergence(logits_BC, target_BC, temperature=temperature, weight_B=weight_B)
     total = (1 - distill_weight) * cross_entropy + distill_weight * distillation
     return Loss(total, cross_entropy, distillation)
-
-
-def _loss_by_sample(
-    logits_BC: Tensor,
-    labels_B: Tensor | BatchLabels,
-    target_BC: Tensor,
-    temperature: float,
-    lambda_B: Tensor,
-    *,
-    log_prior_C: Tensor | None,
-    weight_B: Tensor | None,
-) -> Loss:
-    """Return the mean over the samples of (1 - lambda_b) CE_b + lambda_b T^2 KL_b.
-
-    Where some have no label, the first part is the mean over the others.
-    """
-    labels = BatchLabels(labels_B) if isinstance(labels_B, Tensor) else labels_B
-    private_B = _cross_entropies(logits_BC, labels, log_prior_C)
-    known = len(labels) if labels.is_known_B is None else labels.is_known_B.sum().clamp(min=1)
-    distilled_B = divergences(logits_BC, target_BC, temperature=temperature)
-    distilled_B = distilled_B if weight_B is None else weight_B * distilled_B
-    total = ((1 - lambda_B) * private_B).sum() / known + (lambda_B * distilled_B).mean()
-    return Loss(total, private_B.sum() / known, distilled_B.mean())
-
-
-def _cross_entropies(logits_BC: Tensor, labels: BatchLabels, log_prior_C: Tensor | None) -> Tensor:
-    """Return the cross-entropy of each sample under its owner's prior, [B]; zero for one without a label."""
-    logits_BC = logits_BC if log_prior_C is None else logits_BC + log_prior_C
-    private_B = F.cross_entropy(logits_BC, labels.first_B, reduction="none")
-    if labels.second_B is not None and labels.share_B is not None:
-        second_B = F.cross_entropy(logits_BC, labels.second_B, reduction="none")
-        private_B = labels.share_B * private_B + (1 - labels.share_B) * second_B
-    # Not a product: an unlabelled sample's label is a filler, and may be of a class that its owner's prior rules out.
-    return private_B if labels.is_known_B is None else torch.where(labels.is_known_B, private_B, 0.0)
 
 
 @dataclass(frozen=True)
@@ -135,19 +94,18 @@ class StudentLoss:
     labels: BatchLabels
     target_BC: Tensor
     temperature: float
-    distill_weight: float | Tensor  # or one for each sample, [B]
+    distill_weight: float
     log_prior_C: Tensor | None = None
     weight_B: Tensor | None = None  # of each sample in the distillation; None: all alike
 
     def __call__(self, logits_BC: Tensor, where: slice) -> Loss:
         """Return the loss of a batch."""
-        share = self.distill_weight
         return distillation_loss(
             logits_BC,
             self.labels[where],
             self.target_BC[where],
             temperature=self.temperature,
-            distill_weight=share[where] if isinstance(share, Tensor) else share,
+            distill_weight=self.distill_weight,
             log_prior_C=self.log_prior_C,
             weight_B=None if self.weight_B is None else self.weight_B[where],
         )
@@ -158,8 +116,7 @@ class StudentLoss:
         target_BC = sharpened(self.target_BC, temperature=self.temperature).to(own_BC)
         if self.weight_B is not None:
             target_BC = target_BC * self.weight_B[:, None]
-        share = self.distill_weight[:, None] if isinstance(self.distill_weight, Tensor) else self.distill_weight
-        return (1 - share) * own_BC + share * target_BC
+        return (1 - self.distill_weight) * own_BC + self.distill_weight * target_BC
 
 
 @dataclass(frozen=True)
@@ -251,9 +208,3 @@ def softened_divergence(
         apart_B = F.kl_div(student_BC, target_BC.detach(), reduction="none").sum(dim=1)
         return temperature**2 * (weight_B * apart_B).mean()
     return temperature**2 * F.kl_div(student_BC, target_BC.detach(), reduction="batchmean")
-
-
-def divergences(logits_BC: Tensor, target_BC: Tensor, *, temperature: float) -> Tensor:
-    """Return T^2 KL(target || student) of each sample, [B]."""
-    student_BC = F.log_softmax(logits_BC / temperature, dim=1)
-    return temperature**2 * F.kl_div(student_BC, target_BC.detach(), reduction="none").sum(dim=1)

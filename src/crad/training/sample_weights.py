@@ -7,8 +7,6 @@ any weights. Shapes: B samples, C classes.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
@@ -21,33 +19,19 @@ def lacking_classes(counts_C: Tensor) -> Tensor:
     return (1 - counts_C * len(counts_C) / counts_C.sum().clamp(min=1)).clamp(min=0)
 
 
-def lacking_mass(target_BC: Tensor, lacking_C: Tensor, *, temperature: float) -> Tensor:
-    """Return the target's mass on lacking classes, [B], float64.
+def missing_class_weights(target_BC: Tensor, lacking_C: Tensor, *, strength: float, temperature: float) -> Tensor:
+    """Return 1 + strength times the target's mass on lacking classes, brought to mean one, [B].
 
-    At temperature 1: softened, every target has some of everything.
+    The mass is the target's at temperature 1: softened, every target has some of everything.
     """
     sharp_BC = sharpened(target_BC, temperature=temperature)
-    return sharp_BC @ lacking_C.to(sharp_BC)
-
-
-def missing_class_weights(target_BC: Tensor, lacking_C: Tensor, *, strength: float, temperature: float) -> Tensor:
-    """Return 1 + strength times the target's mass on lacking classes, brought to mean one, [B]."""
-    weight_B = 1 + strength * lacking_mass(target_BC, lacking_C, temperature=temperature)
+    weight_B = 1 + strength * (sharp_BC @ lacking_C.to(sharp_BC))
     return (weight_B / weight_B.mean()).to(target_BC)
 
 
-def distill_weights(
-    target_BC: Tensor, lacking_C: Tensor, *, lowest: float, strength: float, temperature: float
-) -> Tensor:
-    """Return each sample's lambda, [B]: the lowest, and up to 1 where its target is on lacking classes."""
-    mass_B = lacking_mass(target_BC, lacking_C, temperature=temperature)
-    return (lowest + strength * (1 - lowest) * mass_B).to(target_BC)
-
-
-def schedule_factor(schedule: Literal["rising", "falling"], *, round_index: int, rounds: int) -> float:
+def rising_share(*, round_index: int, rounds: int) -> float:
     """Return the share of lambda that a round distils with; rounds count from 1, and none is without any."""
-    step = min(max(round_index, 1), rounds)
-    return (step if schedule == "rising" else rounds - step + 1) / rounds
+    return min(max(round_index, 1), rounds) / rounds
 
 
 def sure_weights(target_BC: Tensor, is_changed_B: Tensor | None, *, threshold: float, temperature: float) -> Tensor:
