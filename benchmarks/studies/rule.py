@@ -21,7 +21,7 @@ from benchmarks.studies.measured import add_line, read_lines
 from benchmarks.studies.student import logits_of_model, others_accuracy
 from crad.analysis.intervals import paired
 from crad.config import Experiment
-from crad.config.older_names import LAST_WITH_DROPPED
+from crad.config.older_names import HAS_DROPPED
 from crad.engines.serial import SerialEngine
 from crad.errors import ConfigError, unknown_name
 from crad.federation.context import RunContext, build_run_context
@@ -95,7 +95,7 @@ def main(words: Sequence[str]) -> None:
         if name not in CANDIDATES:
             raise unknown_name("candidate", name, CANDIDATES)
         if name in DROPPED:
-            raise ConfigError(f"candidate {name!r} lost and was dropped: run it at commit {LAST_WITH_DROPPED}")
+            raise ConfigError(f"candidate {name!r} lost and was dropped: run it at commit {HAS_DROPPED}")
     folder.mkdir(parents=True, exist_ok=True)
     for seed in seeds:
         for name in names:

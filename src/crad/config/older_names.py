@@ -19,7 +19,7 @@ ALIASES = {"liars": "Short for --attack noise --attackers COUNT"}
 # By the value at which they did nothing; and values that settings of now had.
 DROPPED = {"snapshot_average": 0.0, "calibration": "none", "pooling": "mean", "distill_by_class": 0.0}
 DROPPED_VALUES = {"filter": "consensus-of-three", "distill_schedule": "falling"}
-LAST_WITH_DROPPED = "e30c49f"  # a commit that has them
+HAS_DROPPED = "e30c49f"  # a commit
 
 
 def without_aliases(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def _without_dropped(settings: Mapping[str, Any]) -> dict[str, Any]:
         if is_on or (key in DROPPED_VALUES and value == DROPPED_VALUES[key]):
             raise ConfigError(
                 f"{key} = {shown(value)} was tried and dropped (docs/choosing-the-rule.md): take crad at commit "
-                f"{LAST_WITH_DROPPED} to run it, or to read a run that had it"
+                f"{HAS_DROPPED} to run it, or to read a run that had it"
             )
     return {key: value for key, value in settings.items() if key not in DROPPED}
 
