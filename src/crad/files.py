@@ -108,6 +108,23 @@ def replacing(path: Path, *, by: str = "") -> Iterator[Path]:
         raise
 
 
+def place_file(path: Path, *, same_as: Path | None, content: bytes | memoryview) -> None:
+    """Give a file that nobody changes a second name; write the content where there is none, or that cannot be."""
+    with replacing(path) as beside:
+        if same_as is None or not _link(same_as, beside):
+            beside.write_bytes(content)
+        flush_file(beside)
+    flush_folder(path.parent)
+
+
+def _link(source: Path, target: Path) -> bool:
+    try:
+        os.link(source, target)
+    except OSError:
+        return False  # another disk, or one without links
+    return True
+
+
 def write_once(path: Path, content: bytes, *, permissions: int = 0o666) -> None:
     """Write a file that must not be there yet: of several processes one does it, the others get FileExistsError."""
     beside = _beside(path, str(os.getpid()))

@@ -15,8 +15,7 @@ from pydantic import ValidationError
 from crad.federation.exchange import ByteCounter, Exchange
 from crad.federation.message import Manifest, Message, message_in_file
 from crad.federation.peer_evaluation import PrivateReleases
-from crad.files import write_atomically
-from crad.network.https.outbox import place_body
+from crad.files import place_file, write_atomically
 from crad.site.privacy_account import PrivacyAccount
 
 MANIFEST, BODY = ".json", ".safetensors"
@@ -91,7 +90,7 @@ class LastPublished:
         """Keep a message in the place of an earlier one: first the body, then the manifest that names it."""
         self._folder.mkdir(parents=True, exist_ok=True)
         body = self._body(kind, Manifest.model_validate_json(message.manifest))
-        place_body(message, body)
+        place_file(body, same_as=message.file, content=message.body)
         write_atomically(self._folder / f"{kind}{MANIFEST}", message.manifest)
         for other in self._folder.glob(f"{kind}-*{BODY}"):
             if other != body:

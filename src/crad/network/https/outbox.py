@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import shutil
 import threading
 from contextlib import suppress
@@ -14,7 +13,7 @@ from typing import Literal
 
 from crad.federation.exchange import KEPT_ROUNDS
 from crad.federation.message import Manifest, Message
-from crad.files import flush_file, flush_folder, replacing, write_atomically, writing_into
+from crad.files import place_file, write_atomically, writing_into
 
 Absent = Literal["later", "gone"]
 READ_BY = ".read-by-"
@@ -69,7 +68,7 @@ class Outbox:
         entry = Published(envelope, body, manifest, message.payload_bytes)
         with writing_into(folder):
             folder.mkdir(exist_ok=True)
-            place_body(message, body)
+            place_file(body, same_as=message.file, content=message.body)
             write_atomically(folder / f"{kind}.envelope", envelope)
         with self._lock:
             before = self._published.get((round_index, kind))
@@ -137,20 +136,3 @@ def _body_path(folder: Path, kind: str, manifest: Manifest) -> Path:
 
 def _reader_mark(body: Path, name: str) -> Path:
     return body.with_name(f"{body.name}{READ_BY}{name}")
-
-
-def place_body(message: Message, path: Path) -> None:
-    """Give the message's file, which nobody changes, a second name; a copy where that cannot be."""
-    with replacing(path) as beside:
-        if message.file is None or not _link(message.file, beside):
-            beside.write_bytes(message.body)
-        flush_file(beside)
-    flush_folder(path.parent)
-
-
-def _link(source: Path, target: Path) -> bool:
-    try:
-        os.link(source, target)
-    except OSError:
-        return False  # another disk, or one without links
-    return True

@@ -12,9 +12,8 @@ from pydantic import ValidationError
 
 from crad.errors import SnapshotError
 from crad.federation.message import Manifest, Message, message_in_file
-from crad.files import write_atomically, writing_into
+from crad.files import place_file, write_atomically, writing_into
 from crad.network.envelope import manifest_in
-from crad.network.https.outbox import place_body
 
 ENVELOPE, BODY = ".envelope", ".safetensors"
 
@@ -42,7 +41,7 @@ class KeptSnapshots:
         body = self._body(name, manifest)
         with writing_into(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            place_body(message, body)
+            place_file(body, same_as=message.file, content=message.body)
             write_atomically(self._envelope(name), envelope)
         for other in self._bodies(name):
             if other != body:
