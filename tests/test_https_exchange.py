@@ -625,7 +625,7 @@ def test_a_full_disk_while_publishing_leaves_the_round_before_untouched(town, mo
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("crad.network.https.outbox.os.fsync", full)
+        patch.setattr("crad.files.os.fsync", full)
         with pytest.raises(RunError, match="No space left on device"):
             town[1].publish(round_index=2)
     assert town[0].collect(1, round_index=2, deadline_s=0.3)[1] == [1]
