@@ -23,6 +23,7 @@ from crad.errors import install_hint
 from tests.conftest import ROOT
 from tools import docs_site, evidence_tables
 from tools.across_table import across_table
+from tools.column_table import column_table
 from tools.notebooks import TUTORIALS, asks_for_onnx, executed, refuse_faults, tutorials
 from tools.reference import commands_page, settings_page
 
@@ -287,11 +288,11 @@ def test_a_table_of_evidence_by_hand(tmp_path, monkeypatch):
     folder = tmp_path / "evidence" / "toy" / "tables"
     folder.mkdir(parents=True)
     (folder / "toy.csv").write_text(
-        "name,column,metric,mean,seeds,baseline,difference,interval_low,interval_high,verdict\n"
-        "alone,here,acc,50.04,1 2,alone,,,,\n"
-        "all,here,acc,60.0,1 2,alone,9.96,8.0,12.0,better\n"
-        "some,here,acc,51.0,1 2,alone,0.96,-1.0,3.0,\n"
-        "all,there,acc,1.0,1 2,alone,,,,\n"
+        "name,column,metric,mean,seeds,paired_seeds,baseline,difference,interval_low,interval_high,verdict\n"
+        "alone,here,acc,50.04,1 2,,alone,,,,\n"
+        "all,here,acc,60.0,1 2,1 2,alone,9.96,8.0,12.0,better\n"
+        "some,here,acc,51.0,1 2,1 2,alone,0.96,-1.0,3.0,\n"
+        "all,there,acc,1.0,1 2,1 2,alone,,,,\n"
     )
     monkeypatch.setattr(evidence_tables, "ROOT", tmp_path)
     page = "before\n<!-- evidence: toy here acc=global -->\nearlier\n<!-- end of evidence -->\nafter\n"
@@ -306,21 +307,40 @@ def test_a_table_of_evidence_by_hand(tmp_path, monkeypatch):
         evidence_tables.rewritten(page.replace("here", "nowhere"))
 
 
-def test_a_table_of_evidence_says_whose_seeds_are_fewer_and_leaves_out_what_has_not_run(tmp_path, monkeypatch):
+def test_rows_of_fewer_seeds_stand_below_the_baseline_of_these_seeds_and_what_has_not_run_is_left_out(
+    tmp_path, monkeypatch
+):
+    """The baseline has 40 and 60 with two seeds, so 50; with the first of them, which "all" has, 40."""
     folder = tmp_path / "evidence" / "toy" / "tables"
     folder.mkdir(parents=True)
     (folder / "toy.csv").write_text(
-        "name,column,metric,mean,seeds,baseline,difference,interval_low,interval_high,verdict\n"
-        "alone,here,acc,50.04,1 2,alone,,,,\n"
-        "all,here,acc,60.0,1,alone,9.96,,,\n"
-        "later,here,acc,,,alone,,,,\n"
+        "name,column,metric,mean,seeds,paired_seeds,baseline,difference,interval_low,interval_high,verdict\n"
+        "alone,here,acc,50.0,1 2,,alone,,,,\n"
+        "some,here,acc,51.0,1 2,1 2,alone,1.0,-1.0,3.0,\n"
+        "all,here,acc,49.0,1,1,alone,9.0,,,\n"
+        "later,here,acc,,,,alone,,,,\n"
     )
     monkeypatch.setattr(evidence_tables, "ROOT", tmp_path)
     lines = evidence_tables.made_table(["toy", "here", "acc=global"]).splitlines()
-    assert lines[0] == "| | global | minus alone | seeds |"
-    assert lines[2:4] == ["| alone | 50.0 |  | 1 2 |", "| all | 60.0 | +10.0 | 1 |"]
-    assert lines[5].endswith("bold where it leaves out zero; of one seed the difference alone.")
-    assert not any("later" in line for line in lines)
+    assert lines[2:4] == ["| alone | 50.0 |  |", "| some | 51.0 | +1.0 ± 2.0 |"]
+    assert (
+        lines[5] == "Percent, mean over seeds 1, 2; ± half of the paired 95 % interval, bold where it leaves out zero."
+    )
+    assert lines[9:11] == ["| alone, the same | 40.0 |  |", "| all | 49.0 | +9.0 |"]
+    assert lines[12] == "Percent, seed 1 alone, without an interval."
+
+
+def test_a_row_is_not_compared_with_a_baseline_that_lacks_some_of_its_seeds(tmp_path):
+    folder = tmp_path / "toy" / "tables"
+    folder.mkdir(parents=True)
+    (folder / "toy.csv").write_text(
+        "name,row,column,metric,mean,seeds,paired_seeds,baseline,difference,interval_low,interval_high,verdict\n"
+        "alone,alone,here,acc,50.0,1,,alone,,,,\n"
+        "all,all,here,acc,60.0,1 2,1,alone,10.0,,,\n"
+        "other,other,here,acc,60.0,1,1,alone,10.0,,,\n"
+    )
+    lines = column_table(tmp_path, "toy", "here", "acc=global", "rows=alone,all").splitlines()
+    assert [line for line in lines if line.startswith("| a")] == ["| all | 60.0 |  |", "| alone | 50.0 |  |"]
 
 
 def test_a_study_across_its_columns_by_hand(tmp_path):

@@ -10,7 +10,6 @@ is ours:
 
 from __future__ import annotations
 
-import csv
 import re
 import sys
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from crad.files import write_atomically
 from crad.paper.plan import plan_reproduction, read_finished, table_texts
 from tools import findings
 from tools.across_table import across_table
+from tools.column_table import column_table, preset_of
 from tools.epsilon_table import epsilon_table
 
 ROOT = Path(__file__).parent.parent
@@ -34,11 +34,11 @@ def rewritten(text: str) -> str:
 
 
 def made_table(asked: Sequence[str]) -> str:
-    """Return one column of a study as Markdown: every metric, and its difference to the baseline by seed.
+    """Return a table as Markdown, by what it is called.
 
-    `advice` is the table of what `crad advise` says, `epsilons COLUMN METRIC` that of accuracy against epsilon, `across
-    STUDY METRIC,... ROW ...` some rows of a study in all of its columns, `small` and `rule DATA` the candidates of a
-    choice, `committee_size` smaller committees.
+    `STUDY COLUMN METRIC=LABEL ...` is one column of a study (tools/column_table.py), `across STUDY METRIC,... ROW ...`
+    some rows of it in all columns, `advice` what `crad advise` says, `epsilons COLUMN METRIC` accuracy against epsilon,
+    `small` and `rule DATA` the candidates of a choice, `committee_size` smaller committees.
     """
     if asked == ["advice"]:
         return findings.advice_table()
@@ -52,53 +52,7 @@ def made_table(asked: Sequence[str]) -> str:
         return epsilon_table(ROOT / "evidence" / "private", *asked[1:])
     if asked[0] == "across":
         return across_table(ROOT / "evidence", *asked[1:])
-    study, column, *wanted = asked
-    metrics = dict(one.split("=", 1) for one in wanted)
-    path = ROOT / "evidence" / study / "tables" / f"{study}.csv"
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["column"] == column]
-    if not rows:
-        raise SystemExit(f"{path}: has no column {column!r}")
-    baseline = rows[0]["baseline"]
-    heads = [head for label in metrics.values() for head in (label, f"minus {baseline}")]
-    measured = [row for row in rows if row["mean"] and row["metric"] in metrics]
-    seeds = sorted({row["seeds"] for row in measured}, key=lambda said: len(said.split()))
-    differ = len(seeds) > 1
-    lines = [
-        "| | " + " | ".join([*heads, *(["seeds"] if differ else [])]) + " |",
-        "|---" + "|---:" * (len(heads) + differ) + "|",
-    ]
-    for name in dict.fromkeys(row["name"] for row in measured):
-        of_row = {row["metric"]: row for row in rows if row["name"] == name}
-        cells = [cell for one in metrics for cell in _cells(of_row[one])]
-        there = [min((of_row[one]["seeds"] for one in metrics), key=len)] if differ else []
-        lines.append(f"| {name} | " + " | ".join([*cells, *there]) + " |")
-    said = "the seeds at the end of a line" if differ else f"seeds {seeds[0].replace(' ', ', ')}"
-    alone = "; of one seed the difference alone" if any(len(one.split()) == 1 for one in seeds) else ""
-    return (
-        "\n".join(
-            [
-                *lines,
-                "",
-                f"Percent, mean over {said}; ± half of the paired 95 % interval, bold where it leaves out zero{alone}.",
-            ]
-        )
-        + "\n"
-    )
-
-
-def _cells(row: dict[str, str]) -> tuple[str, str]:
-    """Return a mean and its difference to the baseline; "-" of what no run says comparably."""
-    if not row["mean"]:
-        return "-", ""
-    mean = f"{float(row['mean']):.1f}"
-    if not row["difference"]:
-        return mean, ""
-    difference = f"{float(row['difference']):+.1f}"
-    if not row["interval_low"]:
-        return mean, difference
-    half = (float(row["interval_high"]) - float(row["interval_low"])) / 2
-    return mean, f"**{difference} ± {half:.1f}**" if row["verdict"] else f"{difference} ± {half:.1f}"
+    return column_table(ROOT / "evidence", *asked)
 
 
 def drawn_tables() -> list[Path]:
@@ -108,10 +62,8 @@ def drawn_tables() -> list[Path]:
 
 def redrawn(table: Path) -> dict[Path, str]:
     """Return the files of a table as the runs of its folder have them now; the preset is the table's own."""
-    with table.open(encoding="utf-8", newline="") as file:
-        preset = next(csv.DictReader(file))["preset"]
     sources = (table.parents[1] / "runs",)
-    plan = plan_reproduction(table.stem, table.parents[1], flags={"preset": preset}, sources=sources)
+    plan = plan_reproduction(table.stem, table.parents[1], flags={"preset": preset_of(table)}, sources=sources)
     records, damaged = read_finished(plan)
     if damaged:
         raise SystemExit(f"{table.parents[1]}: {'; '.join(damaged.values())}")
