@@ -14,6 +14,7 @@ from pathlib import Path
 from crad.paper.experiments import PaperExperiment, load_paper
 
 Cell = dict[str, str]
+UNITS = {"%": "percent"}
 BEST = "best:"  # `best:METRIC` in place of a row: which of all rows has the highest mean
 
 
@@ -32,9 +33,10 @@ def across_table(folder: Path, study: str, metrics: str, *rows: str) -> str:
         if said[0]:
             lines.append(f"| {column.label} | " + " | ".join(one or "-" for one in said) + " |")
     baseline = labels[next(iter(cells.values()))["baseline"]]
-    unit = " / ".join(one.label for one in paper.metrics if one.name in names)
+    shown = [one for one in paper.metrics if one.name in names]
+    unit = f"{' / '.join(one.label for one in shown)}, {UNITS.get(shown[0].unit, shown[0].unit)}"
     whole = ", ".join(map(str, paper.seeds))
-    note = f"{unit}, percent, mean over seeds {whole}; behind a cell with fewer of them, how many. "
+    note = f"{unit}, mean over seeds {whole}; behind a cell with fewer of them, how many. "
     compared = f"**Bold**: better than {baseline}, *italic*: worse, where the paired 95 % interval leaves out zero."
     return "\n".join([*lines, "", note[0].upper() + note[1:] + compared, ""])
 
