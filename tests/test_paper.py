@@ -673,7 +673,7 @@ def test_every_run_of_the_main_comparison_stands_where_it_tells_most(tmp_path):
         *("committee", "crad-plus", "crad", "uniform", "local", "uniform"),
     ]
     assert {run.experiment.seed for run in runs[54:]} == {1}
-    assert len(runs) == 54 + 2 * 6 + 2 * 4 + 11
+    assert len(runs) == 54 + 2 * 7 + 2 * 4 + 11
     worlds = {(run.experiment.clients, run.experiment.active, run.experiment.rounds) for run in runs}
     assert worlds == {(10, None, 60), (20, 10, 60), (50, 10, 60)}
     assert len({run.key for run in runs}) == len(runs)
